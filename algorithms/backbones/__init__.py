@@ -1,0 +1,59 @@
+"""Models, one file each, all mapping the hops of some nodes to logits and an embedding."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from algorithms.backbones.gamlp import GAMLP
+from algorithms.backbones.mlp import MLP
+from algorithms.backbones.output import Output
+from algorithms.backbones.sgc import SGC
+from storage.errors import ShoalError
+
+__all__ = ["BACKBONES", "Output", "build"]
+
+BACKBONES: dict[str, type[nn.Module]] = {"gamlp": GAMLP, "mlp": MLP, "sgc": SGC}
+
+
+def build(
+    name: str, features: int, classes: int, hops: int, dropout: float, options: Mapping[str, object]
+) -> nn.Module:
+    """Makes a backbone; its parameters are drawn from torch's default generator.
+
+    Args:
+        name: Key of `BACKBONES` (`model.name` in a config).
+        features: Width F of a hop.
+        classes: Number of classes C.
+        hops: Hops K that exist beyond the features (`propagation.hops`).
+        dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
+        options: The backbone's keyword-only parameters (the other keys of `model`).
+
+    Raises:
+        ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
+    """
+    if name not in BACKBONES:
+        raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
+    if hops < 0:
+        raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
+    backbone = BACKBONES[name]
+    known = {
+        key: parameter.annotation
+        for key, parameter in inspect.signature(backbone).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    for key, value in options.items():
+        if key not in known:
+            raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
+        if not _fits(value, known[key]):
+            kind = inspect.formatannotation(known[key])
+            raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}")
+    return backbone(features, classes, hops, dropout, **options)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether an option has its annotated type; a whole number is a float, a truth value is no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) or (kind is float and isinstance(value, int))

@@ -1,0 +1,83 @@
+"""The row-wise network on top of every decoupled backbone."""
+
+import math
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from algorithms.backbones.output import Output
+from storage.errors import ShoalError
+
+
+class Head(nn.Module):
+    """Linear layers with an activation and dropout after each hidden one (FedGTA's reference configuration).
+
+    Weights are Xavier-uniform, biases zero. One layer is a logistic regression, whose embedding is its input.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        layers: int,
+        dropout: float,
+        *,
+        activation: str = "relu",
+        gain: float = math.sqrt(2),
+    ) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width of the input.
+            hidden: Width of each hidden layer.
+            classes: Number of classes.
+            layers: Number of linear layers.
+            dropout: Probability that a hidden activation is dropped in training.
+            activation: `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
+            gain: Factor of the Xavier-uniform bound.
+
+        Raises:
+            ShoalError: `model.layers`, `model.hidden` or `train.dropout` is out of range.
+        """
+        super().__init__()
+        if layers < 1:
+            raise ShoalError(f"model.layers: must be at least 1, found {layers}")
+        if hidden < 1:
+            raise ShoalError(f"model.hidden: must be at least 1, found {hidden}")
+        if not 0 <= dropout < 1:
+            raise ShoalError(f"train.dropout: must be at least 0 and below 1, found {dropout}")
+        assert activation in ("relu", "prelu"), activation
+        self.dropout = dropout
+        self.gain = gain
+        widths = [features, *[hidden] * (layers - 1), classes]
+        # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
+        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair) for pair in pairwise(widths))
+        self.prelu = nn.PReLU() if activation == "prelu" and layers > 1 else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        for linear in self.linears:
+            nn.init.xavier_uniform_(linear.get_parameter("weight"), gain=self.gain)
+            nn.init.zeros_(linear.get_parameter("bias"))
+        if self.prelu is not None:
+            self.prelu.reset_parameters()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the parameters, which inputs are converted to."""
+        return next(self.parameters()).dtype
+
+    def forward(self, x_NF: Tensor) -> Output:
+        """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
+        *hidden, last = self.linears
+        x = embedding = x_NF.to(self.dtype)
+        for linear in hidden:
+            x = linear(x)
+            embedding = F.relu(x) if self.prelu is None else self.prelu(x)
+            x = F.dropout(embedding, self.dropout, self.training)
+        return Output(last(x), embedding)

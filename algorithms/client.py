@@ -1,0 +1,114 @@
+"""One client during its visit to a host: its data, its model, its state."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones.output import Output
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import Tree
+from storage.view import View
+
+ROWS_AT_A_TIME = 65_536
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """What the server knows of a client, too.
+
+    Attributes:
+        client: Number of the client.
+        nodes: Rows of its shard.
+        train: Training rows.
+        classes: Number of classes C of the federation.
+        model: Which of the run's models it trains.
+    """
+
+    client: int
+    nodes: int
+    train: int
+    classes: int
+    model: int = 0
+
+
+class Fit(Protocol):
+    """The engine's trainer: local training of the visiting client, given its download; returns the mean loss."""
+
+    def __call__(self, client: "Client", down: Tree) -> float: ...
+
+
+@dataclass
+class Client:
+    """A client while it is on a host.
+
+    Attributes:
+        info: Sizes.
+        data: View of its shard.
+        model: The host's model, holding this client's parameters.
+        state: What the client keeps between rounds, a private copy; `w` and the optimizer's moments are kept by the
+            engine, anything else is the method's.
+        inbox: Results of `Mix` addressed to it since its last visit; kept until a newer one takes its place.
+        random: Seed of a purpose, from (run seed, round, client, purpose).
+    """
+
+    info: ClientInfo
+    data: View
+    model: FlatModel
+    state: Tree
+    inbox: Tree
+    random: Callable[[str], int]
+    _logits: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def w(self) -> Tensor:
+        """The current parameters, `[P]`; shares memory with the model."""
+        return self.model.w.detach()
+
+    def load(self, w: Tensor) -> None:
+        """Replaces the parameters, `[P]`."""
+        self.model.load(w)
+        self._logits = None
+
+    def trained(self) -> None:
+        """Says that the parameters changed in place."""
+        self._logits = None
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A random stream of its own for every purpose of a visit."""
+        return torch.Generator().manual_seed(self.random(purpose))
+
+    def gathered(self, part: str) -> list[Tensor]:
+        """Rows `train`, `val` or `test` of the hops the model reads, float32, contiguous, kept on the host."""
+        rows: Tensor = getattr(self.data, part)
+        return [
+            self.data.memo((part, k), lambda k=k: self.data.hop(k).index_select(0, rows).float())  # type: ignore[misc]
+            for k in self.model.inputs
+        ]
+
+    def logits(self) -> Tensor:
+        """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
+        if self._logits is None:
+            hops = [self.data.hop(k) for k in self.model.inputs]
+            self._logits = torch.cat(
+                [
+                    self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops]).logits_NC
+                    for start in range(0, self.data.nodes, ROWS_AT_A_TIME)
+                ]
+            )
+        return self._logits
+
+    def output(self, hops: Sequence[Tensor]) -> Output:
+        """Output of the model for some rows in evaluation mode, without gradients."""
+        self.model.module.eval()
+        with torch.no_grad():
+            return self.model(hops)
+
+    def logits_of(self, part: str) -> Tensor:
+        """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""
+        rows: Tensor = getattr(self.data, part)
+        if self._logits is not None:
+            return self._logits[rows]
+        return self.output(self.gathered(part)).logits_NC

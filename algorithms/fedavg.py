@@ -1,0 +1,37 @@
+"""FedAvg: one model, averaged over the cohort."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from algorithms.base import Algorithm, Ask, Client, Context, Steps, Tree, Upload
+from algorithms.protocol import How
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """FedAvg (McMahan et al., AISTATS 2017): w <- sum_i n_i w_i / sum_i n_i over the cohort.
+
+    Down: w `[P]`. Up: w_i `[P]` and n_i. A cohort without weight (no client with a training node) leaves w as it is.
+
+    Attributes:
+        weight: n_i counts all `nodes` of a client (as OpenFGL and the FedGTA paper's code do), its `train` nodes, or
+            every client once (`uniform`).
+    """
+
+    weight: Literal["nodes", "train", "uniform"] = "nodes"
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.initial}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+        if got.weights["w"] > 0:
+            server["w"] = got["w"]
+
+    def serve(self, server: Tree) -> Tree:
+        return {"w": server["w"]}
+
+    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+        size = {"nodes": client.info.nodes, "train": client.info.train, "uniform": 1}[self.weight]
+        return Upload({"w": client.w}, {"w": float(size) if client.info.train else 0.0})

@@ -1,0 +1,53 @@
+"""A model whose parameters lie one behind the other in one vector."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.backbones.output import Output
+
+
+class FlatModel:
+    """A backbone over one flat parameter vector: loaded, sent and averaged as a whole, built once and reset in place.
+
+    Attributes:
+        module: The backbone; its parameters are views of `w`.
+        w: All parameters, float32 `[P]`, a leaf that may be differentiated; its gradient and the parameters' gradients
+            share memory, so that a penalty on `w` and the loss of the model add up.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Moves the parameters of a module into one vector, in the order of `module.parameters()`."""
+        self.module = module
+        parameters = list(module.parameters())
+        flat = torch.cat([p.detach().reshape(-1) for p in parameters]).contiguous()
+        gradient = torch.zeros_like(flat)
+        offset = 0
+        for p in parameters:
+            part = slice(offset, offset + p.numel())
+            p.data = flat[part].view_as(p)
+            p.grad = gradient[part].view_as(p)
+            offset += p.numel()
+        self.w = nn.Parameter(flat)
+        self.w.grad = gradient
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Hop numbers that the backbone reads."""
+        return tuple(self.module.inputs)  # type: ignore[arg-type]
+
+    def load(self, w: Tensor) -> None:
+        """Overwrites all parameters, `[P]`."""
+        with torch.no_grad():
+            self.w.copy_(w)
+
+    def initial(self, seed: int) -> Tensor:
+        """Draws fresh parameters, `[P]`; the model keeps them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.module.reset_parameters()  # type: ignore[operator]
+        return self.w.detach().clone()
+
+    def __call__(self, hops: Sequence[Tensor]) -> Output:
+        return self.module(hops)  # type: ignore[no-any-return]

@@ -1,0 +1,36 @@
+"""Label propagation over a client's own graph (FedGTA, eq. 3)."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from storage.view import View
+
+
+def propagate_labels(data: View, soft_NC: Tensor, steps: int, seed_weight: float) -> Iterator[Tensor]:
+    """Yields Y^1 … Y^k of Y^s = a Y^0 + (1 - a) A~ Y^{s-1} (FedGTA, eq. 3), A~ = D^{-1/2} (A + I) D^{-1/2}.
+
+    Y^0 is one-hot at training rows and the prediction elsewhere; no other label is read.
+
+    Args:
+        data: The client's graph.
+        soft_NC: Predicted class probabilities of all rows, float32 `[N, C]`.
+        steps: k.
+        seed_weight: a, the weight of Y^0.
+    """
+    seed = soft_NC.clone()
+    seed[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
+    scale = data.memo("rsqrt degree", lambda: data.degree.rsqrt()[:, None])
+    y = seed
+    for _ in range(steps):
+        scaled = scale * y
+        spread = scaled + torch.sparse.mm(data.adjacency, scaled) if data.entries else scaled
+        y = seed_weight * seed + (1 - seed_weight) * scale * spread
+        yield y
+
+
+def row_stochastic(y_NC: Tensor) -> Tensor:
+    """Rows scaled to sum to one, `[N, C]`; a row of A~ does not, so hubs would otherwise weigh more than one."""
+    return y_NC / y_NC.sum(1, keepdim=True).clamp_min(1e-12)

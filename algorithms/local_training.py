@@ -1,0 +1,105 @@
+"""Local training of one client: epochs over its training rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones.output import Output
+from algorithms.client import Client
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import Tree
+
+Loss = Callable[[Output, Tensor, Tensor, Tree], Tensor]
+MOMENTS = "opt."
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The section `train` of a config.
+
+    Attributes:
+        epochs: Passes over the training rows in a round.
+        optimizer: `adam` or `sgd`.
+        lr: Learning rate.
+        weight_decay: L2 in the gradient, on all parameters.
+        momentum: Of SGD.
+        batch_size: Training rows a step; None: all rows in one step.
+        opt_state: `keep` the optimizer's moments between rounds (as the papers' code does), or `reset` them.
+    """
+
+    epochs: int = 3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    momentum: float = 0.0
+    batch_size: int | None = None
+    opt_state: Literal["keep", "reset"] = "keep"
+
+
+class Trainer:
+    """Trains the clients that visit a host, one after another, on the host's one model."""
+
+    def __init__(self, model: FlatModel, options: TrainOptions, loss: Loss) -> None:
+        """Makes the optimizer once.
+
+        Args:
+            model: The host's model.
+            options: Epochs, optimizer, batches.
+            loss: Of the method: `(output, labels, parameters, download) -> scalar`.
+        """
+        self.model = model
+        self.options = options
+        self.loss = loss
+        self.optimizer: torch.optim.Optimizer
+        if options.optimizer == "adam":
+            self.optimizer = torch.optim.Adam([model.w], lr=options.lr, weight_decay=options.weight_decay, fused=True)
+        else:
+            self.optimizer = torch.optim.SGD(
+                [model.w], lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum
+            )
+
+    def fit(self, client: Client, down: Tree) -> float:
+        """Trains the client in place and returns the mean loss of its last epoch; NaN if it has no training row.
+
+        The optimizer's moments are read from and written to `client.state` under `opt.*`.
+        """
+        if not client.info.train:
+            return float("nan")
+        self._restore_moments(client)
+        hops = client.gathered("train")
+        y = client.data.memo("train labels", lambda: client.data.label[client.data.train])
+        torch.manual_seed(client.random("train"))
+        self.model.module.train()
+        w, gradient = self.model.w, self.model.w.grad
+        assert gradient is not None
+        size = self.options.batch_size or len(y)
+        total = torch.zeros(())
+        for epoch in range(self.options.epochs):
+            order = torch.randperm(len(y)) if size < len(y) else None
+            total = torch.zeros(())
+            for start in range(0, len(y), size):
+                rows = slice(start, start + size) if order is None else order[start : start + size]
+                batch = hops if order is None else [hop[rows] for hop in hops]
+                target = y[rows]
+                gradient.zero_()
+                loss = self.loss(self.model(batch), target, w, down)
+                loss.backward()
+                self.optimizer.step()
+                total += loss.detach() * (len(target) / len(y))
+        client.trained()
+        self._save_moments(client)
+        return float(total)
+
+    def _restore_moments(self, client: Client) -> None:
+        kept = {name.removeprefix(MOMENTS): t for name, t in client.state.items() if name.startswith(MOMENTS)}
+        self.optimizer.state.clear()
+        if kept:
+            self.optimizer.state[self.model.w] = kept
+
+    def _save_moments(self, client: Client) -> None:
+        if self.options.opt_state == "keep":
+            moments = self.optimizer.state[self.model.w]
+            client.state.update({MOMENTS + name: t for name, t in moments.items() if isinstance(t, Tensor)})

@@ -1,0 +1,92 @@
+"""The words in which a federated method speaks to the engine.
+
+The server's part of a round is one generator. It yields an `Ask` (run a phase on clients and come back with their
+`Replies`) or a `Mix` (multiply what clients uploaded and the engine holds by a matrix), as often as it likes: once for
+FedAvg, a hundred times for split learning. Server state and client state are values (`Tree`); the engine ships,
+counts, checkpoints and replays them and knows no method by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+class How(Enum):
+    """How an entry of the uploads is reduced on its way to the server."""
+
+    SUM = "sum"  # weighted mean over clients; cells send partial sums
+    KEEP = "keep"  # the server sees the tensor of every client
+    MIX = "mix"  # the engine holds the tensor of every client and multiplies where it likes
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Run one phase on some clients; the generator receives their `Replies`.
+
+    Attributes:
+        phase: Name of the phase, given to `Algorithm.upload`.
+        up: Entries that come back, and how each is reduced.
+        shared: Download that is the same for all.
+        private: Further download of single clients, by number; wins over `shared`.
+        fit: Train before `upload`.
+        to: Clients to ask; the cohort by default.
+    """
+
+    phase: str
+    up: Mapping[str, How]
+    shared: Tree = field(default_factory=dict)
+    private: Mapping[int, Tree] = field(default_factory=dict)
+    fit: bool = True
+    to: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`inbox[dst[i]][entry] = rows[i] @ held[entry]`, or, without `dst`, the product goes to the generator.
+
+    Attributes:
+        entry: An entry uploaded as `How.MIX` in this round.
+        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of `Replies.ids`.
+        dst: Clients that find their row in the next download; None: the server.
+    """
+
+    entry: str
+    rows: Tensor
+    dst: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sends in one phase.
+
+    Attributes:
+        entries: Tensors by name; names and reductions were fixed by the `Ask`.
+        weight: Weight of the client in the weighted means of its `How.SUM` entries; a tensor that broadcasts against
+            the entry weighs its rows apart (prototypes: `[C, 1]` counts).
+    """
+
+    entries: Tree
+    weight: Mapping[str, float | Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What the server sees of the uploads of a phase.
+
+    Attributes:
+        ids: Clients that answered, ascending.
+        entries: `How.SUM`: the weighted mean, zero where nobody has weight. `How.KEEP`: tensors stacked along a new
+            first axis in the order of `ids`. Entries of `How.MIX` are held by the engine.
+        weights: Total weight of every `How.SUM` entry, float64: a scalar, or the shape of the clients' weights.
+    """
+
+    ids: list[int]
+    entries: Tree
+    weights: Tree
+
+    def __getitem__(self, entry: str) -> Tensor:
+        return self.entries[entry]

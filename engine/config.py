@@ -1,0 +1,301 @@
+"""The one place that knows every key of a config: types, bounds, defaults, and which keys change numbers."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from yaml import YAMLError
+
+from storage.errors import ShoalError
+from storage.split import PROTOCOLS
+
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def _size(value: Any) -> Any:
+    match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    if match is None or match[2] not in UNITS:
+        return value
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _absolute(value: Any) -> Any:
+    return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+FilePath = Annotated[str, BeforeValidator(_absolute)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A section of a config: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(Section):
+    """Which graph, where it lies, and how its nodes are split.
+
+    Attributes:
+        dataset: Name of the dataset.
+        root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
+        store: Folder of the prepared store; null: a folder of its own under the data root.
+        path: The graph of dataset `files`.
+        split: Protocol of the split.
+        split_seed: Seed of a random split.
+        split_file: The array of split `file`.
+        fractions: Shares of training, validation, test of a random split.
+        dtype: How features are stored.
+        row_normalize: Scale the features of every node to sum to one.
+        options: What a dataset of our own making is made from (`sbm`, `digits`).
+    """
+
+    dataset: str
+    root: FilePath | None = None
+    store: FilePath | None = None
+    path: FilePath | None = None
+    split: Literal[PROTOCOLS] = "stratified"  # type: ignore[valid-type]
+    split_seed: int = Field(0, ge=0)
+    split_file: FilePath | None = None
+    fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)
+    dtype: Literal["float32", "float16"] = "float32"
+    row_normalize: bool = False
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _shares(self) -> "DataConfig":
+        if any(share < 0 for share in self.fractions) or not 0 < sum(self.fractions) <= 1 + 1e-9:
+            raise ValueError("fractions must not be negative and must sum to at most 1")
+        return self
+
+
+class PartitionConfig(Section):
+    """How nodes become clients.
+
+    Attributes:
+        method: `metis`, `louvain`, `random` or `file`.
+        clients: Number of clients.
+        seed: Seed of the partitioner.
+        resolution: Of Louvain; larger finds smaller communities.
+        imbalance: Of METIS; 1.03 allows clients 3 % above the mean.
+        balance: What Louvain's packing balances: all `nodes`, or `labelled` ones.
+        file: The array of method `file`, the client of every node.
+    """
+
+    method: Literal["metis", "louvain", "random", "file"] = "metis"
+    clients: Positive = 10
+    seed: int = Field(0, ge=0)
+    resolution: float = Field(1.0, gt=0)
+    imbalance: float = Field(1.03, ge=1.0)
+    balance: Literal["nodes", "labelled"] = "nodes"
+    file: FilePath | None = None
+
+
+class PropagationConfig(Section):
+    """X^(k) = (D^(r-1) (A+I) D^(-r))^k X, computed once: K = `hops`, r, how they are stored, and of which rows."""
+
+    hops: int = Field(3, ge=0)
+    r: float = Field(0.5, ge=0, le=1)
+    dtype: Literal["float32", "float16"] = "float32"
+    rows: Literal["all"] = "all"
+
+
+class NamedConfig(BaseModel):
+    """A name and the options of what it names, checked where the name is looked up."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class ModelConfig(NamedConfig):
+    """The backbone, its options, and whether clients start equal (`shared`) or each its own (`own`)."""
+
+    name: str = "gamlp"
+    init: Literal["shared", "own"] = "shared"
+
+
+class TrainConfig(Section):
+    """Local training; see `algorithms.local_training.TrainOptions`."""
+
+    epochs: Positive = 3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(0.01, gt=0)
+    weight_decay: float = Field(5e-4, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    batch_size: Positive | None = None
+    opt_state: Literal["keep", "reset"] = "keep"
+    dropout: float = Field(0.5, ge=0, lt=1)
+
+
+class ParticipationConfig(Section):
+    """Share of the clients drawn every round, uniformly and without replacement; at least one."""
+
+    ratio: float = Field(1.0, gt=0, le=1)
+
+
+class EvaluationConfig(Section):
+    """Every how many rounds all clients are evaluated; the last round always is."""
+
+    every: Positive = 1
+
+
+class EngineConfig(Section):
+    """How a run is carried out.
+
+    Attributes:
+        backend: `ray`, or `local` for the same code in this process.
+        hosts: Host actors.
+        threads: Threads of the mathematics in every process; changes the last bits.
+        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16); changes the last bits.
+        memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
+        cell_timeout: Seconds after which a silent host is replaced.
+        retries: How often a cell may be lost before the run stops.
+    """
+
+    backend: Literal["ray", "local"] = "ray"
+    hosts: Positive = 2
+    threads: Positive = 1
+    cell_size: Positive | Literal["auto"] = "auto"
+    memory_limit: Size | None = None
+    cell_timeout: float = Field(600.0, gt=0)
+    retries: int = Field(4, ge=0)
+
+
+class ResourcesConfig(Section):
+    """What every host asks Ray for."""
+
+    cpus_per_host: float = Field(1.0, ge=0)
+    gpus_per_host: float = Field(0.0, ge=0)
+
+
+class RayConfig(Section):
+    """Address of an existing cluster (`auto`, `host:port`); null starts Ray on this machine."""
+
+    address: str | None = None
+
+
+class RunConfig(Section):
+    """Where a run is written, every how many rounds a checkpoint is made, and how many are kept."""
+
+    root: FilePath = Field("runs", validate_default=True)
+    checkpoint_every: Positive = 10
+    keep: Positive = 2
+    tensorboard: bool = True
+
+
+class Config(Section):
+    """A whole config; the sections are the keys of the file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    seed: int = Field(0, ge=0)
+    rounds: Positive = 100
+    data: DataConfig
+    partition: PartitionConfig = PartitionConfig()
+    propagation: PropagationConfig = PropagationConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    algorithm: Annotated[NamedConfig, BeforeValidator(_named)]
+    participation: ParticipationConfig = ParticipationConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    engine: EngineConfig = EngineConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    ray: RayConfig = RayConfig()
+    run: RunConfig = RunConfig()
+
+    def plain(self) -> dict[str, Any]:
+        """The resolved config as plain values, ready for YAML or JSON."""
+        return self.model_dump(mode="json")
+
+
+PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
+NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.threads")
+
+
+def changes_numbers(key: str) -> bool:
+    """Whether a dotted key may change any number of a run; others may differ on resume."""
+    return key in NUMBERS_OF_ENGINE or not any(key == place or key.startswith(place + ".") for place in PLACES)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The dotted keys of a resolved config that change numbers."""
+    return {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
+
+
+def fingerprint_of(values: Mapping[str, Any]) -> str:
+    """8 hexadecimal digits over plain values; part of the name of a store or run folder."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config file, or the config of a run folder, and applies `key.sub=value` overrides.
+
+    Raises:
+        ShoalError: One line that names the file or the key.
+    """
+    file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
+    for override in overrides:
+        if not re.match(r"^[\w.]+=", override):
+            raise ShoalError(f"{override}: an override has the form key.sub=value")
+    try:
+        raw = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        plain = OmegaConf.to_container(raw, resolve=True)
+    except FileNotFoundError:
+        raise ShoalError(f"{file}: no such config") from None
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ShoalError(f"{file}: not a config: {' '.join(str(error).split())}") from error
+    if not isinstance(plain, dict):
+        raise ShoalError(f"{file}: not a config: the file must be a mapping of keys")
+    return parse_config(plain, str(file))  # type: ignore[arg-type]
+
+
+def parse_config(plain: dict[str, Any], where: str) -> Config:
+    """Checks a config given as plain values.
+
+    Raises:
+        ShoalError: One line with the first wrong key.
+    """
+    try:
+        return Config.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if part not in ("int", "literal['auto']", "constrained-int"))
+        if first["type"] == "extra_forbidden":
+            raise ShoalError(f"{where}: {key}: unknown key; {_known(first['loc'])}") from None
+        if first["type"] == "missing":
+            raise ShoalError(f"{where}: {key}: missing") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ShoalError(f"{where}: {key}: {message}, found {first.get('input')!r}") from None
+
+
+def _known(location: Sequence[str | int]) -> str:
+    section: Any = Config
+    for part in location[:-1]:
+        section = section.model_fields[str(part)].annotation
+    return f"known here: {', '.join(section.model_fields)}"

@@ -1,0 +1,126 @@
+"""A host: runs cells on the data it can see. It holds views and models, and no federated state."""
+
+import time
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from algorithms.base import Algorithm
+from algorithms.client import Client, ClientInfo
+from algorithms.flat_model import FlatModel
+from algorithms.local_training import Trainer
+from algorithms.protocol import Tree, Upload
+from engine.cell import Outcome, Work
+from engine.evaluation import score
+from engine.job import Job
+from engine.reduction import reduce_cell, upload_bytes
+from storage.store import Store
+from storage.view import Memo, View
+
+
+@dataclass
+class _Open:
+    """What a host keeps of one job: all of it can be made again."""
+
+    job: Job
+    store: Store
+    algorithm: Algorithm
+    model: FlatModel
+    trainer: Trainer
+    infos: list[ClientInfo]
+    initial: torch.Tensor
+    views: dict[int, View] = field(default_factory=dict)
+
+
+class Host:
+    """Serves cells of any job that was opened on it."""
+
+    def __init__(self) -> None:
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        self._open: _Open | None = None
+        self._memo = Memo(0)
+
+    def open(self, job: Job) -> None:
+        """Gets ready for a job; the views of the previous one are let go.
+
+        Raises:
+            ShoalError: The store or the method does not fit the job.
+        """
+        if self._open is not None and self._open.job.id == job.id:
+            return
+        torch.set_num_threads(job.threads)
+        store = Store(job.store_path)
+        algorithm = job.algorithm()
+        model = job.build_model(store)
+        initial = job.initial(model, 0)
+        self._memo.limit = job.memo_bytes
+        trainer = Trainer(model, job.train, algorithm.loss)
+        self._open = _Open(job, store, algorithm, model, trainer, job.infos(store), initial)
+
+    def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
+        """Serves one cell; None if the job is not open here (a host that was started again).
+
+        Raises:
+            ShoalError: A shard is damaged, or the method's upload does not fit.
+        """
+        if self._open is None or self._open.job.id != job_id:
+            return None
+        outcome = Outcome()
+        seconds = dict.fromkeys(("train", "upload", "evaluate"), 0.0)
+        uploads: list[Upload] = []
+        for client_id in work.ids:
+            client = self._visit(self._open, client_id, work)
+            down = {**shared, **work.private.get(client_id, {})}
+            self._open.algorithm.begin(client, down)
+            if work.phase:
+                uploads.append(self._serve(self._open, client, down, work, outcome, seconds))
+            if client_id in work.score:
+                began = time.perf_counter()
+                outcome.scores[client_id] = score(self._open.algorithm, client)
+                seconds["evaluate"] += time.perf_counter() - began
+        reduce_cell(uploads, work.ids, work.up, outcome)
+        outcome.seconds = seconds
+        return outcome
+
+    def _visit(self, opened: _Open, client_id: int, work: Work) -> Client:
+        job = opened.job
+        if client_id not in opened.views:
+            opened.views[client_id] = job.view(opened.store, client_id, self._memo)
+        # Training changes moments in place; the values the round started from stay as they are.
+        state = {name: t.clone() for name, t in work.states.get(client_id, {}).items()}
+        inbox = dict(work.inboxes.get(client_id, {}))
+        client = Client(
+            opened.infos[client_id],
+            opened.views[client_id],
+            opened.model,
+            state,
+            inbox,
+            job.random(work.round, client_id),
+        )
+        if "w" in state:
+            client.load(state["w"])
+        else:
+            client.load(opened.initial if job.init == "shared" else job.initial(opened.model, client_id))
+        return client
+
+    def _serve(
+        self, opened: _Open, client: Client, down: Tree, work: Work, outcome: Outcome, seconds: dict[str, float]
+    ) -> Upload:
+        began = time.perf_counter()
+        loss = opened.trainer.fit(client, down) if work.fit else float("nan")
+        trained = time.perf_counter()
+        upload = opened.algorithm.upload(client, down, work.phase)
+        # A snapshot: the next client of the cell trains in the same memory.
+        own = client.w.untyped_storage().data_ptr()
+        entries = {
+            name: t.clone() if t.untyped_storage().data_ptr() == own else t.detach() for name, t in upload.entries.items()
+        }
+        if opened.algorithm.keeps_model:
+            client.state["w"] = client.w.clone()
+        outcome.losses.append(loss)
+        outcome.states[client.info.client] = client.state
+        outcome.bytes_up.append(upload_bytes(upload))
+        seconds["train"] += trained - began
+        seconds["upload"] += time.perf_counter() - trained
+        return Upload(entries, upload.weight)

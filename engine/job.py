@@ -1,0 +1,125 @@
+"""What a host has to know of a run: sent once, small, plain values."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from algorithms.backbones import build
+from algorithms.base import Algorithm
+from algorithms.client import ClientInfo
+from algorithms.flat_model import FlatModel
+from algorithms.loading import MethodSpec, describe, load
+from algorithms.local_training import TrainOptions
+from engine.config import Config
+from engine.prepare import kernel, memory_limit, split_options
+from engine.randomness import key
+from storage.store import Store
+from storage.view import Memo, View
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its hosts see it.
+
+    Attributes:
+        id: Tells the runs of a sweep apart.
+        store: Folder of the store.
+        split: Name of the split.
+        kernel: Name of the hops; None if only the features are used.
+        hops: K.
+        method: The algorithm.
+        model: Name of the backbone.
+        model_options: Its options.
+        init: `shared` or `own`.
+        dropout: Of the backbone.
+        train: Local training.
+        seed: Of the run.
+        threads: Threads of the mathematics.
+        memo_bytes: Limit of a host's cache.
+    """
+
+    id: str
+    store: str
+    split: str
+    kernel: str | None
+    hops: int
+    method: MethodSpec
+    model: str
+    model_options: dict[str, Any]
+    init: str
+    dropout: float
+    train: TrainOptions
+    seed: int
+    threads: int
+    memo_bytes: int
+
+    @property
+    def store_path(self) -> Path:
+        """Folder of the store."""
+        return Path(self.store)
+
+    def algorithm(self) -> Algorithm:
+        """The method with its hyper-parameters.
+
+        Raises:
+            ShoalError: A hyper-parameter is unknown or out of its range.
+        """
+        return load(self.method)
+
+    def build_model(self, store: Store) -> FlatModel:
+        """A model for the clients of a store.
+
+        Raises:
+            ShoalError: The backbone or an option is unknown or out of range.
+        """
+        manifest = store.manifest
+        module = build(self.model, manifest.features, manifest.classes, self.hops, self.dropout, self.model_options)
+        return FlatModel(module)
+
+    def initial(self, model: FlatModel, client: int) -> Tensor:
+        """Initial parameters of a client, `[P]`: the same for all, or its own."""
+        return model.initial(key(self.seed, "init") if self.init == "shared" else key(self.seed, "init", client))
+
+    def random(self, round_number: int, client: int) -> Callable[[str], int]:
+        """Seeds of one visit, by purpose."""
+        return partial(key, self.seed, round_number, client)
+
+    def view(self, store: Store, client: int, memo: Memo) -> View:
+        """A client's data."""
+        hops = store.hops(self.kernel, client) if self.kernel else []
+        name = (self.store, self.split, self.kernel, client)
+        return View(name, store.shard(client), store.split(self.split, client), hops, store.manifest.classes, memo)
+
+    def infos(self, store: Store) -> list[ClientInfo]:
+        """Sizes of all clients."""
+        counts = store.manifest.splits[self.split].counts
+        return [
+            ClientInfo(c.client, c.nodes, counts[c.client][0], store.manifest.classes) for c in store.manifest.clients
+        ]
+
+
+def make_job(config: Config, store: Store, job_id: str) -> Job:
+    """The job of a config on its prepared store."""
+    hops = kernel(config)
+    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    return Job(
+        id=job_id,
+        store=str(Path(store.path).resolve()),
+        split=split_options(config).name,
+        kernel=hops.name if hops.hops else None,
+        hops=hops.hops,
+        method=describe(config.algorithm.name, config.algorithm.options),
+        model=config.model.name,
+        model_options=config.model.options,
+        init=config.model.init,
+        dropout=config.train.dropout,
+        train=TrainOptions(**config.train.model_dump(exclude={"dropout"})),
+        seed=config.seed,
+        threads=config.engine.threads,
+        # Half the limit for what hosts cache, the rest for states, models and Ray.
+        memo_bytes=memory_limit(config) // (2 * hosts),
+    )

@@ -1,0 +1,348 @@
+"""From a dataset to a store: partition, shards, splits, hops. Every finished file survives an interruption."""
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import psutil
+from pydantic import TypeAdapter, ValidationError
+
+from engine.config import Config, fingerprint_of
+from engine.progress import progress, say
+from partition import PartitionOptions, partition
+from partition.quality import quality
+from storage.arrow_file import FileRecord, checksum
+from storage.datasets import DataSource, data_root, fingerprint, load
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.hops import hops_bytes, write_hops
+from storage.induced import induced
+from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
+from storage.propagation import Kernel
+from storage.shard import open_shard, write_shard
+from storage.split import Split, SplitOptions, from_codes, open_split, random_split, read_split_file, write_split
+from storage.store import WHOLE, Store, hops_path, shard_path, split_path
+from storage.writer import StoreWriter, require_disk, writing
+
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize")
+
+
+def source(config: Config) -> DataSource:
+    """The dataset a config names.
+
+    Raises:
+        ShoalError: An option that the dataset does not have, or of a wrong type.
+    """
+    hints = get_type_hints(DataSource)
+    known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
+    options = {}
+    for key, value in config.data.options.items():
+        if key not in known:
+            raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}")
+        try:
+            options[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            raise ShoalError(f"data.options.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+    data = config.data
+    return DataSource(data.dataset, root=data.root, path=data.path, row_normalize=data.row_normalize, **options)
+
+
+def split_options(config: Config) -> SplitOptions:
+    """The split a config names."""
+    data = config.data
+    return SplitOptions(data.split, data.split_seed, data.fractions, data.split_file)
+
+
+def kernel(config: Config) -> Kernel:
+    """The hops a config names."""
+    return Kernel(config.propagation.hops, config.propagation.r, config.propagation.dtype)
+
+
+def partition_options(config: Config) -> PartitionOptions:
+    """The partition a config names."""
+    return PartitionOptions(**config.partition.model_dump())
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What tells one store from another: the content of the dataset and the partition."""
+    how = config.partition.model_dump(exclude={"file"})
+    if config.partition.file is not None:
+        path = Path(config.partition.file)
+        how["file"] = checksum(path)[:16] if path.is_file() else None
+    return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": how}
+
+
+def store_path(config: Config) -> Path:
+    """The folder of a config's store: `data.store`, else one of its own under the data root."""
+    if config.data.store is not None:
+        return Path(config.data.store)
+    how = config.partition
+    name = f"{config.data.dataset.lower()}-{how.method}{how.clients}-{fingerprint_of(identity(config))}"
+    return data_root(config.data.root) / "stores" / name
+
+
+def prepare(config: Config, whole: bool = False) -> Store:
+    """Makes what is missing of a config's store, and opens it.
+
+    Args:
+        config: The run.
+        whole: Make the one-client store of the whole graph, too, and return that.
+
+    Raises:
+        ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.
+    """
+    path = store_path(config)
+    wanted = split_options(config), kernel(config)
+    made = identity(config)
+    store = _complete(path, made, *wanted)
+    if store is None:
+        graph = _Lazy(lambda: load(source(config)))
+        with writing(path):
+            store = _Preparation(path, made, graph, partition_options(config), config).run(*wanted)
+    if not whole:
+        return store
+    whole_made = {"dataset": made["dataset"], "partition": {"method": WHOLE}}
+    found = _complete(path / WHOLE, whole_made, *wanted)
+    if found is not None:
+        return found
+    _require_memory(store, config)
+    graph = _Lazy(lambda: load(source(config)))
+    with writing(path / WHOLE):
+        return _Preparation(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
+
+
+class _Lazy:
+    """A graph that is read only if a step needs it."""
+
+    def __init__(self, read: Callable[[], Graph]) -> None:
+        self._read = read
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self._read()
+
+
+def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Kernel) -> Store | None:
+    if not (path / NAME).exists():
+        return None
+    store = Store(path)
+    if store.manifest.identity != made:
+        old, new = store.manifest.identity, made
+        raise ShoalError(
+            f"{path}: this store was made from {_brief(old)}, the config asks for {_brief(new)}; "
+            "delete it or set data.store"
+        )
+    ready = split.name in store.manifest.splits and (kernel.hops == 0 or kernel.name in store.manifest.hops)
+    return store if ready else None
+
+
+def _brief(made: dict[str, Any]) -> str:
+    dataset = ", ".join(f"{key} {value}" for key, value in made.get("dataset", {}).items())
+    how = ", ".join(f"{key} {value}" for key, value in made.get("partition", {}).items())
+    return f"({dataset}; {how})"
+
+
+def _require_memory(store: Store, config: Config) -> None:
+    """Refuses to hold a whole graph that is larger than the limit."""
+    manifest = store.manifest
+    itemsize = np.dtype(config.data.dtype).itemsize
+    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(manifest.nodes, manifest.features, kernel(config))
+    needed += 4 * sum(client.entries for client in manifest.clients)
+    limit = memory_limit(config)
+    if needed > limit:
+        raise ShoalError(
+            f"algorithm.name {config.algorithm.name}: the whole graph takes {needed / 2**30:.2f} GiB, engine.memory_limit "
+            f"is {limit / 2**30:.2f} GiB; raise the limit or take a method that trains clients"
+        )
+
+
+def memory_limit(config: Config) -> int:
+    """Bytes a run may use: `engine.memory_limit`, else the memory of the machine."""
+    return config.engine.memory_limit or psutil.virtual_memory().total
+
+
+class _Preparation:
+    """One prepare of one store folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        made: dict[str, Any],
+        lazy: _Lazy,
+        options: PartitionOptions | None,
+        config: Config,
+        clients: Store | None = None,
+    ) -> None:
+        """`options` None and a store of `clients`: the whole graph as one client, split as its clients are."""
+        self.path, self.lazy, self.options, self.clients = path, lazy, options, clients
+        self.dtype = config.data.dtype
+        self.writer = StoreWriter(path, made)
+        self.made = made
+
+    def run(self, split: SplitOptions, kernel: Kernel) -> Store:
+        manifest = Store(self.path).manifest if (self.path / NAME).exists() else self._shards()
+        if split.name not in manifest.splits:
+            manifest = replace(manifest, splits={**manifest.splits, split.name: self._splits(manifest, split)})
+        if kernel.hops and kernel.name not in manifest.hops:
+            manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
+        manifest.write(self.path)
+        return Store(self.path)
+
+    def _assignment(self, graph: Graph) -> np.ndarray:
+        if self.options is None:
+            return np.zeros(graph.nodes, dtype=np.int32)
+        options = self.options
+
+        def write(path: Path) -> FileRecord:
+            say(f"partition: {options.method} into {options.clients} clients")
+            unfinished = path.with_name("assignment.unfinished.npy")
+            np.save(unfinished, partition(graph, options))
+            unfinished.replace(path)
+            return FileRecord(path.stat().st_size, checksum(path))
+
+        self.writer.once(Path("assignment.npy"), write)
+        return np.load(self.path / "assignment.npy", allow_pickle=False)  # type: ignore[no-any-return]
+
+    def _shards(self) -> Manifest:
+        graph = self.lazy.graph
+        _report(graph)
+        assignment = self._assignment(graph)
+        count = 1 if self.options is None else self.options.clients
+        itemsize = np.dtype(self.dtype).itemsize
+        require_disk(self.path, graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries, "the shards")
+        measured = quality(graph, assignment, count).as_dict()
+        row_of = np.full(graph.nodes, -1, dtype=np.int32)
+        by_client = np.argsort(assignment, kind="stable")
+        ends = np.concatenate([[0], np.cumsum(np.bincount(assignment, minlength=count))])
+        records = []
+        with progress("shards", count, "clients") as step:
+            for client in range(count):
+                nodes = by_client[ends[client] : ends[client + 1]]
+
+                def write(path: Path, client: int = client, nodes: np.ndarray = nodes) -> FileRecord:
+                    part = induced(graph.indptr, graph.indices, nodes, row_of)
+                    return write_shard(path, client, part, graph.y, graph.x, self.dtype)
+
+                file = self.writer.once(shard_path(client), write)
+                records.append(self._record(client, file, graph.classes))
+                step.advance()
+        return Manifest(
+            identity=self.made,
+            name=graph.name,
+            synthetic=graph.synthetic,
+            nodes=graph.nodes,
+            features=graph.features,
+            classes=graph.classes,
+            dtype=self.dtype,
+            cleaning=asdict(graph.cleaning),
+            quality=measured,
+            clients=records,
+            provenance={
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+        )
+
+    def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
+        shard = open_shard(self.path / shard_path(client), client, file)
+        labelled = shard.label[shard.label >= 0]
+        counts = np.bincount(labelled, minlength=classes).tolist()
+        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file)
+
+    def _splits(self, manifest: Manifest, options: SplitOptions) -> SplitRecord:
+        code = self._codes(manifest, options)
+        files, counts, untrained, unreachable = [], [], [], 0
+        for record in manifest.clients:
+            client = record.client
+            shard = open_shard(self.path / shard_path(client), client, record.file)
+
+            def write(path: Path, shard: Any = shard) -> FileRecord:
+                if code is None:
+                    split = random_split(shard.label, shard.node, shard.client, options)
+                else:
+                    split = from_codes(code[shard.node])
+                return write_split(path, split)
+
+            file = self.writer.once(split_path(options.name, client), write)
+            split = open_split(self.path / split_path(options.name, client), shard.nodes, file)
+            _require_labels(shard.label, split, client, options)
+            files.append(file)
+            counts.append([len(split.train), len(split.val), len(split.test)])
+            if not len(split.train):
+                untrained.append(client)
+            unreachable += int((~np.isin(shard.label[split.test], shard.label[split.train])).sum())
+        if not any(train for train, _, _ in counts):
+            raise ShoalError(f"data.split {options.protocol}: no client has a training node; change the split or use fewer clients")
+        result = SplitRecord(counts, untrained, unreachable, files)
+        _report_split(result, options)
+        return result
+
+    def _codes(self, manifest: Manifest, options: SplitOptions) -> np.ndarray | None:
+        """Part of every node, int8 `[nodes]`, or None where each client draws its own."""
+        if self.clients is not None:
+            code = np.zeros(manifest.nodes, dtype=np.int8)
+            for client in range(self.clients.clients):
+                node, split = self.clients.shard(client).node, self.clients.split(options.name, client)
+                for part, rows in enumerate((split.train, split.val, split.test), 1):
+                    code[node[rows]] = part
+            return code
+        if options.protocol == "file":
+            code = read_split_file(options.file)
+            if len(code) != manifest.nodes:
+                raise ShoalError(
+                    f"{options.file}: data.split_file has {len(code)} entries, {manifest.name} has {manifest.nodes} nodes"
+                )
+            return code
+        if options.protocol == "public":
+            code_of_dataset = self.lazy.graph.split
+            if code_of_dataset is None:
+                raise ShoalError(f"data.split public: {manifest.name} has no split of its own; take stratified or per_client")
+            return code_of_dataset
+        return None
+
+    def _hops(self, manifest: Manifest, kernel: Kernel) -> list[FileRecord]:
+        require_disk(self.path, hops_bytes(manifest.nodes, manifest.features, kernel), "the hops")
+
+        def files() -> Iterator[FileRecord]:
+            with progress(f"hops {kernel.name}", len(manifest.clients), "clients") as step:
+                for record in manifest.clients:
+                    shard = open_shard(self.path / shard_path(record.client), record.client, record.file)
+                    yield self.writer.once(
+                        hops_path(kernel.name, record.client), lambda path, shard=shard: write_hops(path, shard, kernel)
+                    )
+                    step.advance()
+
+        return list(files())
+
+
+def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions) -> None:
+    for rows in (split.train, split.val, split.test):
+        if len(rows) and label[rows].min() < 0:
+            raise ShoalError(f"data.split {options.protocol}: client {client} has an unlabelled node in its split; mark it 0 (none)")
+
+
+def _report(graph: Graph) -> None:
+    c = graph.cleaning
+    kind = " (synthetic)" if graph.synthetic else ""
+    say(
+        f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, {graph.features} features, "
+        f"{graph.classes} classes; of {c.entries_read:,} entries read, {c.self_loops:,} self loops and {c.duplicates:,} "
+        f"duplicates removed, {c.reversed_added:,} missing reverses added"
+    )
+
+
+def _report_split(split: SplitRecord, options: SplitOptions) -> None:
+    train, val, test = np.sum(split.counts, axis=0)
+    line = f"split {options.name}: {train:,} train, {val:,} validation, {test:,} test nodes"
+    if split.unreachable:
+        line += f"; {split.unreachable:,} test nodes of classes their client has no training node of"
+    if split.without_training:
+        some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
+        line += f"; {len(split.without_training)} clients without a training node ({some})"
+    say(line)

@@ -1,0 +1,63 @@
+"""How far a long step is: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(stderr=True)
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class Step:
+    """A long step of known length."""
+
+    def __init__(self, what: str, total: int, unit: str, bar: Progress | None, done: int = 0) -> None:
+        """Starts at `done` of `total`."""
+        self._what, self._total, self._unit, self._bar = what, total, unit, bar
+        self._first = self._done = done
+        self._began = self._shown = time.monotonic()
+        self._task = bar.add_task(what, total=total, completed=done, rate="", note="") if bar else None
+
+    def advance(self, note: str = "") -> None:
+        """One more is done; `note` says what else is worth seeing."""
+        self._done += 1
+        now = time.monotonic()
+        rate = (self._done - self._first) / max(now - self._began, 1e-9)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f} {self._unit}/s", note=note)
+        elif now - self._shown >= SECONDS_BETWEEN_LINES or self._done == self._total:
+            self._shown = now
+            left = (self._total - self._done) / rate
+            print(
+                f"{self._what}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {left:.0f} s left"
+                + (f", {note}" if note else ""),
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+@contextmanager
+def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
+    """Shows a step while it runs, with its rate and the time left."""
+    if not console.is_terminal:
+        yield Step(what, total, unit, None, done)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        yield Step(what, total, unit, bar, done)
+
+
+def say(line: str) -> None:
+    """One line to the user, beside the results."""
+    console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,50 @@
+"""Graph to client of every node, one file a method, and the quality of the result."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from partition.cover import assert_cover
+from partition.from_file import by_file
+from partition.louvain import by_louvain
+from partition.metis import by_metis
+from partition.options import PartitionOptions
+from partition.random import by_random
+from storage.errors import ShoalError
+from storage.graph import Graph
+
+__all__ = ["METHODS", "PartitionOptions", "partition"]
+
+Method = Callable[[Graph, PartitionOptions, np.ndarray | None], np.ndarray]
+
+METHODS: dict[str, Method] = {"metis": by_metis, "louvain": by_louvain, "random": by_random, "file": by_file}
+
+
+def partition(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+    """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
+
+    Args:
+        graph: The whole graph.
+        options: Method, number of clients and what the method needs.
+        labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
+            training nodes, where every client must get one. Default: every node with a label.
+
+    Raises:
+        ShoalError: The method is unknown, clients are fewer than one or more than nodes, or what a file holds
+            is not such a cover.
+    """
+    if not 1 <= options.clients <= graph.nodes:
+        raise ShoalError(
+            f"partition.clients is {options.clients}, but dataset '{graph.name}' has {graph.nodes} nodes: "
+            f"choose from 1 to {graph.nodes}"
+        )
+    if options.method not in METHODS:
+        known = ", ".join(METHODS)
+        raise ShoalError(f"partition.method '{options.method}' is unknown: choose one of {known}")
+    if labelled_mask is not None:
+        assert labelled_mask.shape == (graph.nodes,)
+        assert labelled_mask.dtype == np.bool_
+
+    assignment = METHODS[options.method](graph, options, labelled_mask)
+    assert_cover(assignment, graph.nodes, options.clients)
+    return assignment

@@ -1,0 +1,30 @@
+"""A disjoint cover: every node has one client, every client has a node."""
+
+import numpy as np
+
+
+def assert_cover(assignment: np.ndarray, nodes: int, clients: int) -> None:
+    """Asserts that `assignment` is int32 `[nodes]` in `0..clients-1` and leaves no client empty."""
+    assert assignment.shape == (nodes,), f"assignment of shape {assignment.shape} for {nodes} nodes"
+    assert assignment.dtype == np.int32, f"assignment of dtype {assignment.dtype}"
+    assert assignment.min() >= 0
+    assert assignment.max() < clients
+    assert np.bincount(assignment, minlength=clients).min() > 0, "a client is empty"
+
+
+def fill_empty(assignment: np.ndarray, clients: int) -> np.ndarray:
+    """Gives every empty client one node: the highest node id of what is then the largest client, int32 `[N]`.
+
+    Empty clients are filled in ascending order and the lowest of equally large clients gives, so the input
+    alone determines the result. There must be at least as many nodes as clients.
+    """
+    sizes = np.bincount(assignment, minlength=clients)
+    if sizes.min() > 0:
+        return assignment
+    filled = assignment.copy()
+    for empty in np.flatnonzero(sizes == 0):
+        largest = sizes.argmax()
+        filled[np.flatnonzero(filled == largest)[-1]] = empty
+        sizes[largest] -= 1
+        sizes[empty] = 1
+    return filled

@@ -1,0 +1,60 @@
+"""An assignment that somebody else made: an `.npy` file, or the dataset's own."""
+
+import numpy as np
+
+from partition.options import PartitionOptions
+from storage.errors import ShoalError
+from storage.graph import Graph
+
+
+def by_file(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+    """The client of every node as read from `options.file`, or the graph's own if that is None, int32 `[N]`.
+
+    Raises:
+        ShoalError: The file is missing or no `.npy` of integers `[N]`, a client id is not in `0..clients-1`,
+            a client has no node, or the dataset has no assignment of its own.
+    """
+    if options.file is not None:
+        where = options.file
+        given = read(where)
+    elif graph.assignment is not None:
+        where = f"assignment of dataset '{graph.name}'"
+        given = graph.assignment
+    else:
+        raise ShoalError(
+            f"partition.file is not set and dataset '{graph.name}' has no assignment of its own: "
+            "name an .npy file of the client of every node"
+        )
+    if given.shape != (graph.nodes,) or not np.issubdtype(given.dtype, np.integer):
+        raise ShoalError(
+            f"{where}: must be integers of shape [{graph.nodes}], found {given.dtype} {list(given.shape)}"
+        )
+    outside = (given < 0) | (given >= options.clients)
+    if outside.any():
+        raise ShoalError(
+            f"{where}: clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
+            f"found {listed(np.unique(given[outside]))}"
+        )
+    empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
+    if len(empty):
+        raise ShoalError(
+            f"{where}: no node for {listed(empty)} of the {options.clients} clients: lower partition.clients"
+        )
+    return given.astype(np.int32)
+
+
+def read(file: str) -> np.ndarray:
+    """The array in an `.npy` file; one that holds objects is refused, since reading those runs code."""
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ShoalError(f"{file}: cannot be read as an .npy array ({str(error).splitlines()[0]})") from error
+    if not isinstance(array, np.ndarray):
+        raise ShoalError(f"{file}: holds several arrays: save the assignment alone, with numpy.save")
+    return array
+
+
+def listed(ids: np.ndarray) -> str:
+    """The first ten ids, and how many more there are."""
+    shown = ", ".join(str(i) for i in ids[:10].tolist())
+    return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"

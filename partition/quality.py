@@ -1,0 +1,111 @@
+"""What a partition costs the clients: edges cut, sizes, and how far their labels differ."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from storage.graph import Graph
+
+BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures of one partition; tuples have one entry a client.
+
+    Attributes:
+        cut_fraction: Share of directed entries whose ends lie in different clients; 0 if there are none.
+        balance: Nodes of the largest client over the mean.
+        nodes_min: Nodes of the smallest client.
+        nodes_median: Median over clients.
+        nodes_max: Nodes of the largest client.
+        label_skew: Mean over clients with labelled nodes of the total variation distance (half the L1
+            distance, 0 to 1) between the client's distribution of labels and that of the whole graph, over
+            labelled nodes.
+        clients_without_edges: Number of clients that keep no edge.
+        nodes: Nodes.
+        entries: Directed entries kept: twice the undirected edges inside the client.
+        labelled: Nodes with a label.
+        classes: Classes of which the client has a labelled node.
+        isolated: Nodes without a neighbour inside the client, those isolated from the start included.
+    """
+
+    cut_fraction: float
+    balance: float
+    nodes_min: int
+    nodes_median: float
+    nodes_max: int
+    label_skew: float
+    clients_without_edges: int
+    nodes: tuple[int, ...]
+    entries: tuple[int, ...]
+    labelled: tuple[int, ...]
+    classes: tuple[int, ...]
+    isolated: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists, ready for JSON."""
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+
+def quality(graph: Graph, assignment: np.ndarray, clients: int) -> Quality:
+    """Quality of `assignment`, the client of every node, integers `[N]` in `0..clients-1`.
+
+    Entries are read in blocks: memory grows with nodes, and `graph.indices` may be a memory map.
+    """
+    kept_N = kept_entries(graph.indptr, graph.indices, assignment)
+    nodes = np.bincount(assignment, minlength=clients)
+    entries = np.zeros(clients, dtype=np.int64)
+    np.add.at(entries, assignment, kept_N)
+    isolated = np.bincount(assignment[kept_N == 0], minlength=clients)
+
+    has_label = graph.y >= 0
+    label = assignment[has_label].astype(np.int64) * graph.classes + graph.y[has_label]
+    labels_NC = np.bincount(label, minlength=clients * graph.classes).reshape(clients, graph.classes)
+    labelled = labels_NC.sum(1)
+
+    return Quality(
+        cut_fraction=1 - int(entries.sum()) / graph.entries if graph.entries else 0.0,
+        balance=float(nodes.max() / nodes.mean()),
+        nodes_min=int(nodes.min()),
+        nodes_median=float(np.median(nodes)),
+        nodes_max=int(nodes.max()),
+        label_skew=label_skew(labels_NC),
+        clients_without_edges=int((entries == 0).sum()),
+        nodes=tuple(nodes.tolist()),
+        entries=tuple(entries.tolist()),
+        labelled=tuple(labelled.tolist()),
+        classes=tuple((labels_NC > 0).sum(1).tolist()),
+        isolated=tuple(isolated.tolist()),
+    )
+
+
+def kept_entries(
+    indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, block: int = BLOCK
+) -> np.ndarray:
+    """Neighbours of every node inside its own client, int64 `[N]`; reads `block` entries at a time."""
+    kept_N = np.zeros(len(indptr) - 1, dtype=np.int64)
+    entries = int(indptr[-1])
+    for start in range(0, entries, block):
+        stop = min(start + block, entries)
+        # The block may begin and end within a node.
+        first = int(np.searchsorted(indptr, start, side="right")) - 1
+        last = int(np.searchsorted(indptr, stop, side="left"))
+        degrees = np.diff(np.clip(indptr[first : last + 1], start, stop))
+        row = np.repeat(np.arange(last - first), degrees)
+        same = assignment[first:last][row] == assignment[indices[start:stop]]
+        kept_N[first:last] += np.bincount(row[same], minlength=last - first)
+    return kept_N
+
+
+def label_skew(labels_NC: np.ndarray) -> float:
+    """Mean total variation distance of the rows of a count table `[clients, C]` from its column sums.
+
+    Rows without counts are left out; 0 if all are.
+    """
+    some = labels_NC[labels_NC.sum(1) > 0]
+    if not len(some):
+        return 0.0
+    overall = some.sum(0) / some.sum()
+    return float((np.abs(some / some.sum(1, keepdims=True) - overall).sum(1) / 2).mean())

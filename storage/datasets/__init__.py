@@ -1,0 +1,72 @@
+"""Whole graphs by name: published ones, the user's own, and a synthetic one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from storage.datasets import files, sbm
+from storage.datasets.digits import load_digits
+from storage.datasets.features import check_finite, row_normalized
+from storage.datasets.flickr import load_flickr
+from storage.datasets.npz_graphs import load_npz_graph
+from storage.datasets.planetoid import load_planetoid
+from storage.datasets.reddit import load_reddit
+from storage.datasets.source import DataSource, data_root
+from storage.errors import ShoalError
+from storage.graph import Graph
+
+__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load"]
+
+LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
+    "digits": load_digits,
+    "cora": load_planetoid,
+    "citeseer": load_planetoid,
+    "pubmed": load_planetoid,
+    "computers": load_npz_graph,
+    "photo": load_npz_graph,
+    "cs": load_npz_graph,
+    "physics": load_npz_graph,
+    "flickr": load_flickr,
+    "reddit": load_reddit,
+    "files": files.load_files,
+    "sbm": sbm.load_sbm,
+}
+
+
+def load(options: DataSource) -> Graph:
+    """The graph that a config asks for, with finite features, and normalised ones if it says so.
+
+    Raises:
+        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged; its one
+            line says which.
+    """
+    name = _known(options)
+    graph = LOADERS[name](name, options)
+    where = str(files.parts(files.location(options))["x"]) if name == "files" else f"dataset '{name}'"
+    check_finite(graph.x, where)
+    return replace(graph, x=row_normalized(graph.x, where)) if options.row_normalize else graph
+
+
+def fingerprint(options: DataSource) -> dict[str, Any]:
+    """What defines the content of this dataset and nothing else, in types JSON has: equal for an equal graph.
+
+    Raises:
+        ShoalError: The name is unknown, or a file of the user's own graph is missing.
+    """
+    name = _known(options)
+    content: dict[str, Any] = {"dataset": name, "row_normalize": options.row_normalize}
+    if name == "digits":
+        content["neighbors"] = options.neighbors
+    if name == "sbm":
+        content |= {key: getattr(options, key) for key in sbm.FIELDS}
+        content["blocks"] = options.blocks or options.classes
+    if name == "files":
+        content |= files.fingerprint(options)
+    return content
+
+
+def _known(options: DataSource) -> str:
+    name = options.dataset.lower()
+    if name not in LOADERS:
+        raise ShoalError(f"data.dataset: unknown dataset '{options.dataset}'; known are {', '.join(LOADERS)}")
+    return name

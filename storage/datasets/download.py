@@ -1,0 +1,97 @@
+"""Published files: taken from the data root, else downloaded into it, whole or not at all, in bounded waits."""
+
+import os
+import queue
+import shutil
+import threading
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from storage.errors import ShoalError
+
+PATIENCE_SECONDS = 20.0
+
+
+def published(dataset: str, folder: Path, names: Sequence[str], url: Callable[[str], str]) -> list[Path]:
+    """Paths of a dataset's files, each downloaded first if it is not there.
+
+    Args:
+        dataset: What an error calls it.
+        folder: Where the files lie; the layout is PyG's, `<data root>/<family>/<name>/raw`.
+        names: Of the files.
+        url: Address of a file by name; that of a .zip is unpacked, all its files into `folder`.
+
+    Raises:
+        ShoalError: A file is not there, and its download failed or was silent for `PATIENCE_SECONDS`.
+    """
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            continue
+        try:
+            _download(url(name), path)
+        except (OSError, HTTPException, zipfile.BadZipFile) as error:
+            reason = " ".join(str(error).split())
+            raise ShoalError(
+                f"{path}: not found, and {url(name)} cannot be downloaded ({reason}); put the raw files of "
+                f"dataset '{dataset}' there, or set data.root or SHOAL_DATA to a folder that has them"
+            ) from error
+    return [folder / name for name in names]
+
+
+def _download(url: str, path: Path) -> None:
+    with _open(url) as answer:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                shutil.copyfileobj(answer, file, 1 << 20)
+            # http.client ends a body that was cut off without a word
+            announced = answer.headers.get("Content-Length")
+            if announced is not None and part.stat().st_size != int(announced):
+                raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
+            if url.endswith(".zip"):
+                _unpack(part, path.parent)
+            else:
+                part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    if not path.is_file():
+        raise OSError(f"it has no {path.name}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as files:
+        for member in files.infolist():
+            if not member.is_dir():
+                part = folder / f"{Path(member.filename).name}.{os.getpid()}.part"
+                try:
+                    with files.open(member) as source, part.open("wb") as file:
+                        shutil.copyfileobj(source, file, 1 << 20)
+                    part.replace(folder / Path(member.filename).name)
+                finally:
+                    part.unlink(missing_ok=True)
+
+
+def _open(url: str) -> Any:
+    """`urlopen` with a bound on all of it: a socket's timeout leaves out the look-up of the host's name."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=PATIENCE_SECONDS))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=PATIENCE_SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {PATIENCE_SECONDS:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -1,0 +1,44 @@
+"""Amazon co-purchase and Coauthor graphs: one .npz each that holds adjacency and features as CSR pieces."""
+
+import numpy as np
+import scipy.sparse as sp
+
+from storage.datasets.download import published
+from storage.datasets.source import DataSource, data_root, reading
+from storage.graph import Graph, clean_edges
+
+URL = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+FILES = {
+    "computers": "amazon/Computers/raw/amazon_electronics_computers.npz",
+    "photo": "amazon/Photo/raw/amazon_electronics_photo.npz",
+    "cs": "coauthor/CS/raw/ms_academic_cs.npz",
+    "physics": "coauthor/Physics/raw/ms_academic_phy.npz",
+}
+
+
+def load_npz_graph(name: str, options: DataSource) -> Graph:
+    """A graph of goods bought together, or of authors who write together; no split of its own.
+
+    x is 0/1 float32 SciPy CSR `[N, F]` and never dense (Physics would take 1.2 GB): like PyG's `read_npz` it
+    keeps which words occur, not how often. Source: Shchur et al., "Pitfalls of Graph Neural Network
+    Evaluation", 2018.
+
+    Raises:
+        ShoalError: The file is missing and cannot be downloaded, or is damaged.
+    """
+    path = data_root(options.root) / FILES[name]
+    published(name, path.parent, [path.name], lambda file: f"{URL}/{file}")
+    # Physics also holds a pickled array of class names; it is never opened
+    with reading(path, "delete it, and it is downloaded again"), np.load(path, allow_pickle=False) as file:
+        pieces = file["attr_data"], file["attr_indices"], file["attr_indptr"]
+        x = sp.csr_array(pieces, shape=tuple(file["attr_shape"]))
+        x.check_format(full_check=True)
+        degrees = np.diff(file["adj_indptr"])
+        edges = np.stack([np.repeat(np.arange(len(degrees), dtype=np.int32), degrees), file["adj_indices"]])
+        y = file["labels"].astype(np.int64)
+    x = x.astype(np.float32)
+    x.sum_duplicates()
+    x.eliminate_zeros()
+    x.data[x.data > 0] = 1
+    indptr, indices, cleaning = clean_edges(edges, len(y), str(path))
+    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, cleaning=cleaning)

@@ -1,0 +1,66 @@
+"""What a config says about its dataset, and where published files lie."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import ShoalError
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The keys of a config's `data` section that say what graph to load.
+
+    Attributes:
+        dataset: Name of the dataset, upper or lower case.
+        root: Folder of published files; None means the variable SHOAL_DATA, else `~/.cache/shoal`.
+        path: The user's own graph, an .npz file or a folder; dataset `files` only.
+        row_normalize: Scale every row of the features to sum 1.
+        neighbors: Nearest neighbours of an image; dataset `digits` only, as all below belong to `sbm` only.
+        nodes: Number of nodes N.
+        classes: Number of classes C.
+        features: Number of features F.
+        blocks: Number of communities, each of one class; None means as many as classes.
+        degree: Average degree.
+        homophily: Share of edges that join nodes of one class, 0 to 1.
+        signal: Norm of a class centre, in standard deviations of the noise of one feature.
+        seed: Of everything random.
+    """
+
+    dataset: str
+    root: str | None = None
+    path: str | None = None
+    row_normalize: bool = False
+    neighbors: int = 8
+    nodes: int = 10000
+    classes: int = 10
+    features: int = 32
+    blocks: int | None = None
+    degree: float = 10.0
+    homophily: float = 0.8
+    signal: float = 1.0
+    seed: int = 0
+
+
+def data_root(root: str | None) -> Path:
+    """Absolute folder of published files: `root`, else the variable SHOAL_DATA, else `~/.cache/shoal`."""
+    return Path(root or os.environ.get("SHOAL_DATA") or "~/.cache/shoal").expanduser().resolve()
+
+
+@contextmanager
+def reading(where: object, advice: str) -> Iterator[None]:
+    """Turns whatever goes wrong while bytes are decoded into one line that names the file.
+
+    Every exception is caught, because damaged bytes raise almost anything (a pickle even AttributeError): the
+    block under it decodes and does nothing else.
+
+    Raises:
+        ShoalError: The block raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ShoalError(f"{where}: cannot be read ({type(error).__name__}: {reason}); {advice}") from error

@@ -1,0 +1,103 @@
+"""A whole graph in memory, before any client exists, in the one form every later step relies on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from storage.errors import ShoalError
+
+UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What `clean_edges` removed and added, in directed entries."""
+
+    entries_read: int
+    self_loops: int
+    duplicates: int
+    reversed_added: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A node-labelled graph: undirected, without self loops or duplicates, stored as CSR.
+
+    Attributes:
+        name: What the dataset is called in a config.
+        indptr: Row pointer, int64 `[N + 1]`.
+        indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
+        x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array
+            that stays sparse until its rows are written to a shard.
+        y: Label of every node, int64 `[N]`; -1 means unlabelled.
+        classes: Number of classes C; labels lie in `0..C-1`.
+        split: The dataset's own split, int8 `[N]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
+        assignment: The dataset's own client of every node, int32 `[N]`; None if it has none.
+        cleaning: What was done to the edges as published.
+        synthetic: True if nobody published this graph; said wherever its numbers appear.
+    """
+
+    name: str
+    indptr: np.ndarray
+    indices: np.ndarray
+    x: Any
+    y: np.ndarray
+    classes: int
+    split: np.ndarray | None = None
+    assignment: np.ndarray | None = None
+    cleaning: Cleaning = field(default_factory=lambda: Cleaning(0, 0, 0, 0))
+    synthetic: bool = False
+
+    @property
+    def nodes(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def entries(self) -> int:
+        """Number of directed entries: twice the number of undirected edges."""
+        return int(self.indptr[-1])
+
+    @property
+    def features(self) -> int:
+        return int(self.x.shape[1])
+
+
+def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
+    """Makes edges undirected and simple: `(indptr int64 [N + 1], indices int32 [E], counts)`.
+
+    Args:
+        edge_index: Sources and targets, any integer type `[2, E]`; an edge may be given one way or both ways.
+        nodes: Number of nodes N.
+        where: File or dataset that an error names.
+
+    Raises:
+        ShoalError: An end of an edge is not a node.
+    """
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
+        raise ShoalError(
+            f"{where}: edge_index must be integers of shape [2, E], found {edge_index.dtype} {list(edge_index.shape)}"
+        )
+    source, target = edge_index
+    if edge_index.size and (int(edge_index.min()) < 0 or int(edge_index.max()) >= nodes):
+        raise ShoalError(
+            f"{where}: edge_index names node {int(edge_index.max())} (smallest {int(edge_index.min())}), "
+            f"but there are {nodes} nodes, numbered 0 to {nodes - 1}"
+        )
+    proper = source != target
+    loops = int(len(source) - proper.sum())
+    source, target = source[proper], target[proper]
+    given = sp.coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(nodes, nodes)).tocsr()
+    given.sum_duplicates()
+    distinct = int(given.nnz)
+    given.data[:] = 1
+    both = (given + given.T).tocsr()
+    both.sort_indices()
+    counts = Cleaning(
+        entries_read=int(edge_index.shape[1]),
+        self_loops=loops,
+        duplicates=len(source) - distinct,
+        reversed_added=int(both.nnz) - distinct,
+    )
+    return both.indptr.astype(np.int64), both.indices.astype(np.int32), counts

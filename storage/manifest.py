@@ -1,0 +1,121 @@
+"""manifest.json: what a store holds. It is written last, so a folder without it is an unfinished prepare."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.arrow_file import FileRecord
+from storage.errors import ShoalError
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """What a client's shard holds, known without opening it.
+
+    Attributes:
+        client: Number of the client.
+        nodes: Rows of the shard.
+        entries: Directed entries of its adjacency.
+        labelled: Rows with a label.
+        classes: Number of labelled rows of every class, `[C]`.
+        file: Size and checksum of the shard.
+    """
+
+    client: int
+    nodes: int
+    entries: int
+    labelled: int
+    classes: list[int]
+    file: FileRecord
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """Training, validation and test rows of every client, and what the split leaves out of reach.
+
+    Attributes:
+        counts: `[clients][3]` rows that train, validate, test.
+        without_training: Clients without a training row.
+        unreachable: Test rows whose class has no training row at their client, over all clients.
+        files: Size and checksum of the split of every client.
+    """
+
+    counts: list[list[int]]
+    without_training: list[int]
+    unreachable: int
+    files: list[FileRecord]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a run needs to know of a store before it opens a shard.
+
+    Attributes:
+        identity: What this store was made from (dataset and partition), compared with a config.
+        name: Name of the dataset.
+        synthetic: True if nobody published the graph.
+        nodes: Nodes of all clients.
+        features: Width F of the features.
+        classes: Number of classes C.
+        dtype: How features are stored.
+        cleaning: What was done to the edges as published.
+        quality: Cut, balance, skew of the partition.
+        clients: One record a client, by number.
+        splits: Finished splits by name.
+        hops: Finished hop features: a record a client, by kernel name.
+        provenance: Versions and date.
+    """
+
+    identity: dict[str, Any]
+    name: str
+    synthetic: bool
+    nodes: int
+    features: int
+    classes: int
+    dtype: str
+    cleaning: dict[str, int]
+    quality: dict[str, Any]
+    clients: list[ClientRecord]
+    splits: dict[str, SplitRecord] = field(default_factory=dict)
+    hops: dict[str, list[FileRecord]] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    def write(self, store: Path) -> None:
+        """Writes the manifest atomically."""
+        unfinished = store / (NAME + ".unfinished")
+        with unfinished.open("w") as f:
+            json.dump({"format": FORMAT, **asdict(self)}, f, indent=1)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(unfinished, store / NAME)
+
+
+def read_manifest(store: Path) -> Manifest:
+    """Reads the manifest of a store.
+
+    Raises:
+        ShoalError: There is none, or it is damaged or of another version.
+    """
+    path = store / NAME
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ShoalError(f"{store}: no {NAME}, so no finished store; run `shoal prepare` on the config") from None
+    except (ValueError, OSError) as error:
+        raise ShoalError(f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept") from error
+    if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
+        raise ShoalError(f"{path}: not a manifest of format {FORMAT}; delete the store and run `shoal prepare` again")
+    try:
+        raw["clients"] = [ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]]
+        raw["splits"] = {
+            name: SplitRecord(**{**s, "files": [FileRecord(**f) for f in s["files"]]}) for name, s in raw["splits"].items()
+        }
+        raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
+        return Manifest(**raw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ShoalError(f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept") from error

@@ -1,0 +1,128 @@
+"""Which rows of a shard train, validate and test."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from storage import arrow_file
+from storage.arrow_file import FileRecord, MappedFile
+from storage.errors import ShoalError
+from storage.graph import TEST, TRAIN, UNASSIGNED, VAL
+
+PARTS = ("train", "val", "test")
+PROTOCOLS = ("stratified", "per_client", "public", "file")
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """How nodes are divided (`data.split*` in a config).
+
+    Attributes:
+        protocol: `stratified` (per client and class), `per_client` (per client, whatever the class), `public` (the
+            dataset's own), `file` (from an array of the user's).
+        seed: Seed of the two random protocols.
+        fractions: Shares of training, validation and test nodes of the two random protocols.
+        file: `.npy` of the `file` protocol: int8 `[nodes]` with 0 none, 1 train, 2 validation, 3 test.
+    """
+
+    protocol: str = "stratified"
+    seed: int = 0
+    fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)
+    file: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Folder of this split inside a store; two options with one name give the same split."""
+        if self.protocol in ("stratified", "per_client"):
+            shares = "-".join(f"{100 * share:g}" for share in self.fractions)
+            return f"{self.protocol}-{shares}-seed{self.seed}"
+        if self.protocol == "file":
+            return "file-" + hashlib.sha256(read_split_file(self.file).tobytes()).hexdigest()[:8]
+        return self.protocol
+
+
+@dataclass(frozen=True)
+class Split:
+    """Ascending row numbers, int32, of the training, validation and test nodes of one shard."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+def read_split_file(file: str | None) -> np.ndarray:
+    """Reads the array of the `file` protocol.
+
+    Raises:
+        ShoalError: No file is named, or it is missing or of another form.
+    """
+    if file is None:
+        raise ShoalError("data.split_file: needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node")
+    try:
+        array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ShoalError(f"{file}: data.split_file cannot be read ({error}); give a .npy with 0, 1, 2, 3 for every node") from error
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or (array.size and (array.min() < 0 or array.max() > 3)):
+        raise ShoalError(f"{file}: data.split_file must be integers 0 to 3, one a node; found {array.dtype} {list(array.shape)}")
+    return array.astype(np.int8)
+
+
+def random_split(label: np.ndarray, node: np.ndarray, client: int, options: SplitOptions) -> Split:
+    """Draws the split of one client; the result does not depend on the order of its rows.
+
+    Shares are rounded down and the rest is tested, as in the papers' code (FedPG, FedGTA): a class with few nodes may
+    have no training node, and what follows from it is counted in the manifest. Unlabelled nodes belong to no part.
+
+    Args:
+        label: Label of every row, `[N]`; -1 is unlabelled.
+        node: Global id of every row, `[N]`.
+        client: Number of the client; with `options.seed` it keys the random stream.
+        options: Protocol `stratified` or `per_client`, and the shares.
+    """
+    rng = np.random.default_rng([options.seed, client])
+    by_id = np.argsort(node, kind="stable")
+    labelled = by_id[label[by_id] >= 0]
+    if options.protocol == "stratified":
+        groups = [labelled[label[labelled] == c] for c in np.unique(label[labelled])]
+    else:
+        groups = [labelled]
+    code = np.full(len(label), UNASSIGNED, dtype=np.int8)
+    complete = sum(options.fractions) > 1 - 1e-9
+    for group in groups:
+        shuffled = rng.permutation(group)
+        # The small constant keeps 0.6 * 5 from becoming 2.
+        train, val, test = (int(share * len(group) + 1e-9) for share in options.fractions)
+        end = len(group) if complete else train + val + test
+        code[shuffled[:train]] = TRAIN
+        code[shuffled[train : train + val]] = VAL
+        code[shuffled[train + val : end]] = TEST
+    return from_codes(code)
+
+
+def from_codes(code: np.ndarray) -> Split:
+    """Turns 0 none, 1 train, 2 validation, 3 test, `[N]`, into row numbers."""
+    return Split(*(np.flatnonzero(code == part).astype(np.int32) for part in (TRAIN, VAL, TEST)))
+
+
+def write_split(path: Path, split: Split) -> FileRecord:
+    """Writes a split: three rows, `part` and its row numbers."""
+    parts: Sequence[np.ndarray] = (split.train, split.val, split.test)
+    offsets = np.cumsum([0, *map(len, parts)]).astype(np.int32)
+    rows = pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts).astype(np.int32)))
+    return arrow_file.write(path, "split", {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows})
+
+
+def open_split(path: Path, nodes: int, record: FileRecord | None = None) -> Split:
+    """Maps a split and checks that its rows lie in the shard.
+
+    Raises:
+        ShoalError: The file is missing, damaged, or of another shard.
+    """
+    offsets, rows = MappedFile(path, "split", record).lists("rows")
+    if len(offsets) != 4 or offsets[-1] != len(rows) or (len(rows) and (rows.min() < 0 or rows.max() >= nodes)):
+        raise ShoalError(f"{path}: rows outside the shard; delete the file and run `shoal prepare` again")
+    return Split(*(rows[offsets[i] : offsets[i + 1]] for i in range(3)))

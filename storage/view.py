@@ -1,0 +1,140 @@
+"""One client's data as a federated method sees it: tensors over the memory map, and a bounded cache beside them."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.shard import Shard
+from storage.split import Split
+
+
+class Memo:
+    """What hosts build from shards and may build again at any time: least recently used first out, under a byte limit."""
+
+    def __init__(self, limit: int) -> None:
+        """Starts empty.
+
+        Args:
+            limit: Bytes of tensors to keep; the newest entry is kept whatever its size.
+        """
+        self.limit = limit
+        self.bytes = 0
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._ones = torch.ones(0)
+
+    def ones(self, count: int) -> Tensor:
+        """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
+        if len(self._ones) < count:
+            self._ones = torch.ones(count)
+        return self._ones[:count]
+
+    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Returns the entry, building it if it is not there."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+        value = build()
+        size = _tensor_bytes(value)
+        self._entries[key] = (value, size)
+        self.bytes += size
+        while self.bytes > self.limit and len(self._entries) > 1:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self.bytes -= dropped
+        return value
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        if value.layout == torch.sparse_csr:
+            return 0  # indices lie in the map of the shard, values in the shared ones
+        return value.nbytes
+    return sum(map(_tensor_bytes, value)) if isinstance(value, tuple | list) else 0
+
+
+class View:
+    """The data of one client.
+
+    Attributes:
+        client: Number of the client.
+        classes: Number of classes C of the whole federation.
+        nodes: Rows N of the shard.
+        train, val, test: Row numbers, int64.
+    """
+
+    def __init__(self, key: Hashable, shard: Shard, split: Split, hops: list[np.ndarray], classes: int, memo: Memo) -> None:
+        """Wraps what the store mapped.
+
+        Args:
+            key: What tells this view from all others that share the memo.
+            shard: The client's graph.
+            split: Its rows.
+            hops: Hop 1, 2, … of its features, each `[N, F]`.
+            classes: Number of classes C.
+            memo: The host's cache.
+        """
+        self.client = shard.client
+        self.classes = classes
+        self.nodes = shard.nodes
+        self.entries = shard.entries
+        self._key = key
+        self._shard = shard
+        self._memo = memo
+        self.train, self.val, self.test = (torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test))
+        self._hops = [torch.from_numpy(array) for array in (shard.x, *hops)]
+
+    @property
+    def features(self) -> int:
+        """Width F of the features."""
+        return int(self._hops[0].shape[1])
+
+    @property
+    def x(self) -> Tensor:
+        """Features as stored, float32 or float16 `[N, F]`."""
+        return self._hops[0]
+
+    def hop(self, k: int) -> Tensor:
+        """Hop k as stored, float32 or float16 `[N, F]`; hop 0 is x."""
+        return self._hops[k]
+
+    @cached_property
+    def label(self) -> Tensor:
+        """Label of every row, int64 `[N]`; -1 is unlabelled. A method may read it at training rows only."""
+        return torch.from_numpy(self._shard.label).long()
+
+    @property
+    def node(self) -> np.ndarray:
+        """Global id of every row, int64 `[N]`."""
+        return self._shard.node
+
+    @property
+    def adjacency(self) -> Tensor:
+        """A without self loops: float32 CSR `[N, N]` with int32 indices, zero-copy, all values one."""
+        return self.memo("adjacency", self._adjacency)
+
+    def _adjacency(self) -> Tensor:
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(self._shard.indptr),
+            torch.from_numpy(self._shard.indices),
+            self._memo.ones(self.entries),
+            size=(self.nodes, self.nodes),
+            check_invariants=False,
+        )
+
+    @property
+    def degree(self) -> Tensor:
+        """Degree with self loop, float32 `[N]`."""
+        return self.memo("degree", lambda: torch.from_numpy(np.diff(self._shard.indptr) + 1).float())
+
+    def memo(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Node-sized data rebuilt from the shard when needed: kept on this host while there is room, never checkpointed.
+
+        Args:
+            key: Name of the entry for this client.
+            build: Makes it: a tensor or a tuple of tensors.
+        """
+        return self._memo.get((self._key, key), build)

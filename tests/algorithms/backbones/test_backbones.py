@@ -1,0 +1,147 @@
+"""What holds for every backbone, and how one is made from a config."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones import BACKBONES, build
+from algorithms.backbones.gamlp import ATTENTIONS
+from storage.errors import ShoalError
+
+VARIANTS = [
+    ("sgc", {}),
+    ("sgc", {"layers": 2, "hidden": 8}),
+    ("mlp", {"hidden": 8}),
+    *[("gamlp", {"hidden": 8, "attention": attention}) for attention in ATTENTIONS],
+]
+every_variant = pytest.mark.parametrize(("name", "options"), VARIANTS)
+
+
+def make(name: str, options: dict, hops: int = 3, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return build(name, 5, 4, hops, 0.5, options)
+
+
+def rows(model: nn.Module, nodes: int = 30) -> list[Tensor]:
+    """The hops that a model reads."""
+    generator = torch.Generator().manual_seed(1)
+    hops = [torch.randn(nodes, 5, generator=generator) for _ in range(4)]
+    return [hops[k] for k in model.inputs]
+
+
+def test_every_backbone_is_tested() -> None:
+    assert {name for name, _ in VARIANTS} == set(BACKBONES)
+
+
+@every_variant
+def test_nodes_are_independent(name: str, options: dict) -> None:
+    model = make(name, options).eval()
+    x = rows(model)
+    full = model(x)
+    order = torch.randperm(30)
+    for permuted, reference in zip(model([hop[order] for hop in x]), full):
+        torch.testing.assert_close(permuted, reference[order])
+    blocks = [model([hop[start : start + 7] for hop in x]) for start in range(0, 30, 7)]
+    for parts, reference in zip(zip(*blocks), full):
+        torch.testing.assert_close(torch.cat(parts), reference)
+
+
+@every_variant
+def test_no_rows_give_no_rows(name: str, options: dict) -> None:
+    model = make(name, options)
+    assert model([hop[:0] for hop in rows(model)]).logits_NC.shape == (0, 4)
+
+
+@every_variant
+def test_gradients_reach_every_parameter(name: str, options: dict) -> None:
+    model = make(name, options)
+    F.cross_entropy(model(rows(model)).logits_NC, torch.arange(30) % 4).backward()
+    for parameter_name, p in model.named_parameters():
+        assert p.grad is not None, parameter_name
+        assert p.grad.any(), parameter_name
+
+
+@every_variant
+def test_dropout_acts_in_training_only(name: str, options: dict) -> None:
+    model = make(name, options)
+    x = rows(model)
+    model.eval()
+    assert torch.equal(model(x).logits_NC, model(x).logits_NC)
+    model.train()
+    has_hidden = len(model.head.linears) > 1
+    assert torch.equal(model(x).logits_NC, model(x).logits_NC) != has_hidden
+
+
+@every_variant
+def test_float16_rows_are_computed_in_float32(name: str, options: dict) -> None:
+    model = make(name, options).eval()
+    half = [hop.half() for hop in rows(model)]
+    out = model(half)
+    assert out.logits_NC.dtype == out.embedding_NH.dtype == torch.float32
+    torch.testing.assert_close(out.logits_NC, model([hop.float() for hop in half]).logits_NC, rtol=0, atol=0)
+
+
+@every_variant
+def test_reset_equals_a_fresh_model_of_the_same_seed(name: str, options: dict) -> None:
+    fresh, model = make(name, options, seed=7), make(name, options, seed=8)
+    storage = [p.data_ptr() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(3.0)
+    torch.manual_seed(7)
+    model.reset_parameters()
+    for (parameter_name, p), q in zip(model.named_parameters(), fresh.parameters()):
+        assert torch.equal(p, q), parameter_name
+    assert storage == [p.data_ptr() for p in model.parameters()]
+
+
+@every_variant
+def test_another_seed_is_another_model(name: str, options: dict) -> None:
+    a, b = make(name, options, seed=1), make(name, options, seed=2)
+    assert not torch.equal(a.head.linears[0].weight, b.head.linears[0].weight)
+
+
+@every_variant
+def test_without_propagation_only_the_features_are_read(name: str, options: dict) -> None:
+    model = make(name, options, hops=0)
+    assert model.inputs == (0,)
+    assert model(rows(model)).logits_NC.shape == (30, 4)
+
+
+@every_variant
+def test_many_models_run_as_one_batch(name: str, options: dict) -> None:
+    models = [make(name, options, seed=seed).eval() for seed in range(3)]
+    x = rows(models[0])
+    parameters, _ = torch.func.stack_module_state(models)
+    batched = torch.func.vmap(lambda p: torch.func.functional_call(models[0], p, (x,)).logits_NC)(parameters)
+    for own, model in zip(batched, models):
+        torch.testing.assert_close(own, model(x).logits_NC)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hops", "dropout", "message"),
+    [
+        ("gcnn", {}, 3, 0.5, r"model\.name: there is no 'gcnn'; choose one of gamlp, mlp, sgc"),
+        ("sgc", {"depth": 2}, 3, 0.5, r"model\.depth: sgc has no such option; it has hidden, layers"),
+        ("mlp", {"features": 2}, 3, 0.5, r"model\.features: mlp has no such option; it has hidden, layers"),
+        ("mlp", {"hidden": "64"}, 3, 0.5, r"model\.hidden: must be of type int, found '64'"),
+        ("mlp", {"hidden": 64.0}, 3, 0.5, r"model\.hidden: must be of type int, found 64\.0"),
+        ("mlp", {"layers": True}, 3, 0.5, r"model\.layers: must be of type int, found True"),
+        ("mlp", {"layers": None}, 3, 0.5, r"model\.layers: must be of type int, found None"),
+        ("gamlp", {"attention": 3}, 3, 0.5, r"model\.attention: must be of type str, found 3"),
+        ("gamlp", {"attention": "x"}, 3, 0.5, r"model\.attention: there is no 'x'; choose one of simple, .*"),
+        ("gamlp", {"layers": 0}, 3, 0.5, r"model\.layers: must be at least 1, found 0"),
+        ("sgc", {"hidden": 0, "layers": 2}, 3, 0.5, r"model\.hidden: must be at least 1, found 0"),
+        ("sgc", {}, -1, 0.5, r"propagation\.hops: must be at least 0, found -1"),
+        ("sgc", {}, 3, 1.0, r"train\.dropout: must be at least 0 and below 1, found 1\.0"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_key(
+    name: str, options: dict, hops: int, dropout: float, message: str
+) -> None:
+    with pytest.raises(ShoalError) as caught:
+        build(name, 5, 4, hops, dropout, options)
+    assert re.fullmatch(message, str(caught.value))

@@ -1,0 +1,53 @@
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.graph import Graph, clean_edges
+
+MakeGraph = Callable[..., Graph]
+
+
+def build(
+    nodes: int,
+    edges: Sequence[tuple[int, int]] | np.ndarray,
+    y: Sequence[int] | None = None,
+    classes: int = 1,
+    assignment: np.ndarray | None = None,
+) -> Graph:
+    edge_index = np.asarray(edges, dtype=np.int64).reshape(-1, 2).T
+    indptr, indices, cleaning = clean_edges(edge_index, nodes, "test")
+    return Graph(
+        name="small",
+        indptr=indptr,
+        indices=indices,
+        x=np.zeros((nodes, 1), dtype=np.float32),
+        y=np.zeros(nodes, dtype=np.int64) if y is None else np.asarray(y, dtype=np.int64),
+        classes=classes,
+        assignment=assignment,
+        cleaning=cleaning,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_graph() -> MakeGraph:
+    return build
+
+
+@pytest.fixture(scope="session")
+def cora() -> Graph:
+    if "SHOAL_DATA" not in os.environ:
+        pytest.skip("SHOAL_DATA is not set: the folder that holds planetoid/Cora/raw")
+    from torch_geometric.datasets import Planetoid
+
+    data = Planetoid(root=str(Path(os.environ["SHOAL_DATA"]) / "planetoid"), name="Cora")[0]
+    return build(data.num_nodes, data.edge_index.numpy().T, data.y.numpy(), classes=7)
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    if "SHOAL_REFERENCE" not in os.environ:
+        pytest.skip("SHOAL_REFERENCE is not set: the folder of published partitions with their info.json")
+    return Path(os.environ["SHOAL_REFERENCE"])
