@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import psutil
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
 from storage.errors import ShoalError
-from storage.split import PROTOCOLS
+from storage.propagation import Kernel
+from storage.split import PROTOCOLS, SplitOptions
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -217,6 +219,18 @@ class Config(Section):
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
     run: RunConfig = RunConfig()
+
+    def kernel(self) -> Kernel:
+        """The hops that the run reads."""
+        return Kernel(self.propagation.hops, self.propagation.r, self.propagation.dtype)
+
+    def split_options(self) -> SplitOptions:
+        """The split that the run reads."""
+        return SplitOptions(self.data.split, self.data.split_seed, self.data.fractions, self.data.split_file)
+
+    def memory_limit(self) -> int:
+        """Bytes the run may use: `engine.memory_limit`, else the memory of the machine."""
+        return self.engine.memory_limit or psutil.virtual_memory().total
 
     def plain(self) -> dict[str, Any]:
         """The resolved config as plain values, ready for YAML or JSON."""

@@ -1,6 +1,7 @@
 """A host: runs cells on the data it can see. It holds views and models, and no federated state."""
 
 import time
+import traceback
 import warnings
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from engine.cell import Outcome, Work
 from engine.evaluation import score
 from engine.job import Job
 from engine.reduction import reduce_cell, upload_bytes
+from storage.errors import ShoalError
 from storage.store import Store
 from storage.view import Memo, View
 
@@ -62,7 +64,7 @@ class Host:
         """Serves one cell; None if the job is not open here (a host that was started again).
 
         Raises:
-            ShoalError: A shard is damaged, or the method's upload does not fit.
+            ShoalError: A shard is damaged or the method's code failed; names round and client.
         """
         if self._open is None or self._open.job.id != job_id:
             return None
@@ -70,15 +72,21 @@ class Host:
         seconds = dict.fromkeys(("train", "upload", "evaluate"), 0.0)
         uploads: list[Upload] = []
         for client_id in work.ids:
-            client = self._visit(self._open, client_id, work)
-            down = {**shared, **work.private.get(client_id, {})}
-            self._open.algorithm.begin(client, down)
-            if work.phase:
-                uploads.append(self._serve(self._open, client, down, work, outcome, seconds))
-            if client_id in work.score:
-                began = time.perf_counter()
-                outcome.scores[client_id] = score(self._open.algorithm, client)
-                seconds["evaluate"] += time.perf_counter() - began
+            try:
+                client = self._visit(self._open, client_id, work)
+                down = {**shared, **work.private.get(client_id, {})}
+                self._open.algorithm.begin(client, down)
+                if work.phase:
+                    uploads.append(self._serve(self._open, client, down, work, outcome, seconds))
+                if client_id in work.score:
+                    began = time.perf_counter()
+                    outcome.scores[client_id] = score(self._open.algorithm, client)
+                    seconds["evaluate"] += time.perf_counter() - began
+            except ShoalError as error:
+                raise ShoalError(f"round {work.round}, client {client_id}: {error}", error.detail) from error
+            except Exception as error:
+                line = f"round {work.round}, client {client_id}: {type(error).__name__}: {' '.join(str(error).split())}"
+                raise ShoalError(line, traceback.format_exc()) from error
         reduce_cell(uploads, work.ids, work.up, outcome)
         outcome.seconds = seconds
         return outcome

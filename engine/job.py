@@ -15,7 +15,6 @@ from algorithms.flat_model import FlatModel
 from algorithms.loading import MethodSpec, describe, load
 from algorithms.local_training import TrainOptions
 from engine.config import Config
-from engine.prepare import kernel, memory_limit, split_options
 from engine.randomness import key
 from storage.store import Store
 from storage.view import Memo, View
@@ -104,12 +103,12 @@ class Job:
 
 def make_job(config: Config, store: Store, job_id: str) -> Job:
     """The job of a config on its prepared store."""
-    hops = kernel(config)
+    hops = config.kernel()
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve()),
-        split=split_options(config).name,
+        split=config.split_options().name,
         kernel=hops.name if hops.hops else None,
         hops=hops.hops,
         method=describe(config.algorithm.name, config.algorithm.options),
@@ -121,5 +120,5 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         seed=config.seed,
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.
-        memo_bytes=memory_limit(config) // (2 * hosts),
+        memo_bytes=config.memory_limit() // (2 * hosts),
     )

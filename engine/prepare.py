@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from engine.config import Config, fingerprint_of
@@ -52,17 +51,6 @@ def source(config: Config) -> DataSource:
     return DataSource(data.dataset, root=data.root, path=data.path, row_normalize=data.row_normalize, **options)
 
 
-def split_options(config: Config) -> SplitOptions:
-    """The split a config names."""
-    data = config.data
-    return SplitOptions(data.split, data.split_seed, data.fractions, data.split_file)
-
-
-def kernel(config: Config) -> Kernel:
-    """The hops a config names."""
-    return Kernel(config.propagation.hops, config.propagation.r, config.propagation.dtype)
-
-
 def partition_options(config: Config) -> PartitionOptions:
     """The partition a config names."""
     return PartitionOptions(**config.partition.model_dump())
@@ -97,7 +85,7 @@ def prepare(config: Config, whole: bool = False) -> Store:
         ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.
     """
     path = store_path(config)
-    wanted = split_options(config), kernel(config)
+    wanted = config.split_options(), config.kernel()
     made = identity(config)
     store = _complete(path, made, *wanted)
     if store is None:
@@ -151,19 +139,14 @@ def _require_memory(store: Store, config: Config) -> None:
     """Refuses to hold a whole graph that is larger than the limit."""
     manifest = store.manifest
     itemsize = np.dtype(config.data.dtype).itemsize
-    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(manifest.nodes, manifest.features, kernel(config))
+    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(manifest.nodes, manifest.features, config.kernel())
     needed += 4 * sum(client.entries for client in manifest.clients)
-    limit = memory_limit(config)
+    limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(
             f"algorithm.name {config.algorithm.name}: the whole graph takes {needed / 2**30:.2f} GiB, engine.memory_limit "
             f"is {limit / 2**30:.2f} GiB; raise the limit or take a method that trains clients"
         )
-
-
-def memory_limit(config: Config) -> int:
-    """Bytes a run may use: `engine.memory_limit`, else the memory of the machine."""
-    return config.engine.memory_limit or psutil.virtual_memory().total
 
 
 class _Preparation:

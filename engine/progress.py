@@ -40,6 +40,12 @@ class Step:
             )
 
 
+    def back_to(self, done: int) -> None:
+        """Part of the work was lost."""
+        self._first = self._done = done
+        self._began = time.monotonic()
+
+
 @contextmanager
 def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
     """Shows a step while it runs, with its rate and the time left."""

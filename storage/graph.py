@@ -76,19 +76,19 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
         ShoalError: An end of an edge is not a node.
     """
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
-        raise ShoalError(
-            f"{where}: edge_index must be integers of shape [2, E], found {edge_index.dtype} {list(edge_index.shape)}"
-        )
+        found = f"{edge_index.dtype} {list(edge_index.shape)}"
+        raise ShoalError(f"{where}: edge_index must be integers of shape [2, E], found {found}")
     source, target = edge_index
-    if edge_index.size and (int(edge_index.min()) < 0 or int(edge_index.max()) >= nodes):
-        raise ShoalError(
-            f"{where}: edge_index names node {int(edge_index.max())} (smallest {int(edge_index.min())}), "
-            f"but there are {nodes} nodes, numbered 0 to {nodes - 1}"
-        )
+    if edge_index.size:
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0 or high >= nodes:
+            stranger = low if low < 0 else high
+            raise ShoalError(f"{where}: edge_index names node {stranger}, but the {nodes} nodes count from 0")
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]
-    given = sp.coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(nodes, nodes)).tocsr()
+    ones = np.ones(len(source), dtype=np.int8)
+    given = sp.coo_array((ones, (source, target)), shape=(nodes, nodes)).tocsr()
     given.sum_duplicates()
     distinct = int(given.nnz)
     given.data[:] = 1

@@ -67,7 +67,7 @@ def test_an_array_that_is_no_assignment(graph, tmp_path, array, clients, says):
 
 def test_only_the_first_ten_ids_are_listed(make_graph):
     graph = make_graph(15, [], assignment=np.arange(15, dtype=np.int32))
-    with pytest.raises(ShoalError, match="found 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 2 more$"):
+    with pytest.raises(ShoalError, match=r"found 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 and 2 more$"):
         load(graph, None)
 
 

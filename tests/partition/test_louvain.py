@@ -43,9 +43,9 @@ def test_communities_are_numbered_without_gaps(cora):
 def test_clients_of_cora_keep_most_edges_and_stay_near_the_mean(cora):
     result = quality(cora, by_louvain(cora, PartitionOptions("louvain", 10)), 10)
     assert result.cut_fraction < 0.3
-    # cap 270, chunk 250, and the margin of 20 unless a group fits nowhere
-    assert result.nodes_max <= 520
-    assert result.nodes_min >= 200
+    # The cap is 270 and the margin 20; the peer's packing of its own communities gives 250 to 289.
+    assert result.nodes_max < 290
+    assert result.nodes_min >= 230
 
 
 @pytest.mark.parametrize("fails", [False, True])

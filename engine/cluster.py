@@ -1,0 +1,85 @@
+"""Ray: started on this machine or joined, and asked for what a run needs before anything else happens."""
+
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+import ray
+
+from engine import tensor_transport
+from engine.config import Config
+from storage.errors import ShoalError
+
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+CONNECT_SECONDS = 60
+
+
+def connect(config: Config) -> None:
+    """Starts Ray or joins the cluster of `ray.address`, then compares the run's requests with what there is.
+
+    Raises:
+        ShoalError: No cluster at the address, or one too small for the hosts.
+    """
+    _token(joining=config.ray.address is not None)
+    # Ray's own messages would drown the table; errors still come through as exceptions.
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    try:
+        if config.ray.address is None:
+            ray.init(include_dashboard=False, num_gpus=None, **quiet)
+        else:
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(CONNECT_SECONDS))
+            ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
+    except Exception as error:
+        where = config.ray.address or "this machine"
+        reason = " ".join(str(error).split())[:300]
+        raise ShoalError(
+            f"ray.address: no Ray cluster can be reached at {where} ({reason}); start one with `ray start --head`, "
+            "set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
+        ) from error
+    tensor_transport.register()
+    try:
+        _require_resources(config)
+    except ShoalError:
+        ray.shutdown()
+        raise
+
+
+def _token(joining: bool) -> None:
+    """Keeps Ray's token in a file that only its owner can read; Ray itself would write it readable to all."""
+    path = os.environ.get(TOKEN_PATH)
+    if path is None:
+        if joining:
+            return
+        path = str(Path("~/.cache/shoal/ray_token").expanduser())
+        os.environ[TOKEN_PATH] = path
+    if not Path(path).exists():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+            f.write(secrets.token_hex(32))
+
+
+def _packages() -> list[str]:
+    """The four packages, shipped to a cluster whose machines may not have them."""
+    root = Path(__file__).resolve().parent.parent
+    return [str(root / name) for name in ("engine", "algorithms", "storage", "partition")]
+
+
+def _require_resources(config: Config) -> None:
+    """Hosts that can never be placed would wait for ever without an error."""
+    need = {"CPU": config.resources.cpus_per_host, "GPU": config.resources.gpus_per_host}
+    deadline = time.monotonic() + (10 if config.ray.address else 0)
+    while True:
+        have = ray.cluster_resources()
+        short = [k for k, share in need.items() if config.engine.hosts * share > have.get(k, 0) + 1e-9]
+        if not short:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    kind = short[0]
+    raise ShoalError(
+        f"engine.hosts {config.engine.hosts} with resources.{kind.lower()}s_per_host {need[kind]:g} need "
+        f"{config.engine.hosts * need[kind]:g} {kind}, the cluster has {have.get(kind, 0):g}; use fewer hosts or smaller shares"
+    )

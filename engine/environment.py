@@ -1,0 +1,33 @@
+"""What a run's last bits depend on beside its config."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def environment() -> dict[str, Any]:
+    """Processor, device type and versions, as recorded in checkpoints and the summary."""
+    return {
+        "cpu": _cpu(),
+        "device": "cpu",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def differences(old: dict[str, Any]) -> list[str]:
+    """What differs from a recorded environment, as `key (old -> new)`."""
+    new = environment()
+    return [f"{key} ({old.get(key)} -> {value})" for key, value in new.items() if old.get(key) != value]

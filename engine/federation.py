@@ -1,0 +1,175 @@
+"""A run's server behind one handle: in this process, or as a Ray actor with host actors, kept warm between runs."""
+
+import logging
+import time
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from engine.cluster import connect
+from engine.config import Config
+from engine.host import Host
+from engine.job import Job
+from engine.local_pool import LocalPool
+from engine.ray_pool import RayPool, start_hosts
+from engine.server import Plan, Server
+from engine.state import FederationState
+from engine import tensor_transport
+from storage.errors import ShoalError
+
+log = logging.getLogger(__name__)
+
+
+class ServerLost(Exception):
+    """The server actor died; the newest checkpoint is the way on."""
+
+
+class Federation(Protocol):
+    """A server that a driver steps through its rounds."""
+
+    def round(self) -> dict[str, Any]:
+        """Runs one round and returns its line of metrics."""
+        ...
+
+    def state(self) -> FederationState:
+        """The state after the last committed round."""
+        ...
+
+    def close(self) -> None:
+        """Lets the server go; hosts stay."""
+        ...
+
+
+class Session(Protocol):
+    """Hosts that serve one run after another."""
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        """A server for a job, fresh or from a state."""
+        ...
+
+    def close(self) -> None:
+        """Ends the hosts."""
+        ...
+
+
+def open_session(config: Config) -> Session:
+    """Starts what `engine.backend` names.
+
+    Raises:
+        ShoalError: The cluster cannot be reached or is too small.
+    """
+    return LocalSession() if config.engine.backend == "local" else RaySession(config)
+
+
+class LocalSession:
+    """Everything in this process."""
+
+    def __init__(self) -> None:
+        self._host = Host()
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        return _LocalFederation(Server(job, plan, LocalPool(self._host, job), state))
+
+    def close(self) -> None:
+        pass
+
+
+class _LocalFederation:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def round(self) -> dict[str, Any]:
+        return self._server.round()
+
+    def state(self) -> FederationState:
+        return self._server.state
+
+    def close(self) -> None:
+        pass
+
+
+class RaySession:
+    """Host actors on Ray."""
+
+    def __init__(self, config: Config) -> None:
+        connect(config)
+        self._config = config
+        self.hosts = start_hosts(config.engine.hosts, config.resources.cpus_per_host, config.resources.gpus_per_host)
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        return _RayFederation(self._config, self.hosts, job, plan, state)
+
+    def close(self) -> None:
+        ray.shutdown()
+
+
+class ServerActor:
+    """The server as a Ray actor; asks for no CPU."""
+
+    def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
+        tensor_transport.register()
+        pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
+        self._server = Server(job, plan, pool, state)
+
+    def round(self) -> dict[str, Any]:
+        """Runs one round."""
+        return self._server.round()
+
+    def state(self) -> FederationState:
+        """The state after the last committed round."""
+        return self._server.state
+
+    def alive(self) -> bool:
+        """Answers while a round is under way."""
+        return True
+
+
+class _RayFederation:
+    def __init__(
+        self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None
+    ) -> None:
+        # A second thread answers `alive` while a round runs in the first.
+        actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2)
+        self._silence = config.engine.cell_timeout
+        self._actor = actor.remote(config, hosts, job, plan, state)
+        self._get(self._actor.alive.remote())
+
+    def round(self) -> dict[str, Any]:
+        return self._get(self._actor.round.remote())  # type: ignore[no-any-return]
+
+    def state(self) -> FederationState:
+        return self._get(self._actor.state.remote())  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        ray.kill(self._actor)
+
+    def _get(self, ref: Any) -> Any:
+        """Waits as long as the server gives signs of life.
+
+        Raises:
+            ServerLost: The server died or went silent.
+            ShoalError: What the server raised.
+        """
+        heard = time.monotonic()
+        beat = self._actor.alive.remote()
+        try:
+            while True:
+                done, _ = ray.wait([ref, beat], num_returns=1, timeout=5)
+                if ref in done:
+                    return ray.get(ref)
+                if beat in done:
+                    ray.get(beat)
+                    heard = time.monotonic()
+                    ray.wait([ref], timeout=5)
+                    beat = self._actor.alive.remote()
+                elif time.monotonic() - heard > self._silence:
+                    ray.kill(self._actor)
+                    raise ServerLost(f"the server was silent for {self._silence:.0f} s")
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ShoalError):
+                raise ShoalError(cause.line, cause.detail) from None
+            raise ShoalError(f"the server failed: {type(cause).__name__}: {cause}", str(error)) from error
+        except RayError as error:
+            raise ServerLost(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error

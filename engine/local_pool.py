@@ -1,0 +1,24 @@
+"""Cells served in this process, one after another: the same code without Ray."""
+
+from collections.abc import Iterator, Sequence
+
+from algorithms.protocol import Tree
+from engine.cell import Outcome, Work
+from engine.host import Host
+from engine.job import Job
+
+
+class LocalPool:
+    """One host in this process."""
+
+    def __init__(self, host: Host, job: Job) -> None:
+        """Opens the job on the host."""
+        host.open(job)
+        self._host, self._job = host, job
+
+    def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        """Serves the cells in their order."""
+        for position, work in enumerate(works):
+            outcome = self._host.run(self._job.id, work, shared)
+            assert outcome is not None
+            yield position, outcome

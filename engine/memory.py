@@ -1,0 +1,46 @@
+"""Memory of this process and all its descendants, Ray's included."""
+
+import os
+import threading
+
+import psutil
+
+
+class PeakMemory:
+    """Samples the memory of a process tree in the background.
+
+    Attributes:
+        peak: Largest sum so far, in bytes: proportional set size, so that shared pages count once.
+    """
+
+    def __init__(self, seconds: float = 2.0) -> None:
+        """Starts sampling every `seconds`."""
+        self.peak = 0
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            self.peak = max(self.peak, tree_memory())
+            self._stop.wait(self._seconds)
+
+    def stop(self) -> int:
+        """Takes a last sample and returns the peak, in bytes."""
+        self._stop.set()
+        self._thread.join()
+        self.peak = max(self.peak, tree_memory())
+        return self.peak
+
+
+def tree_memory() -> int:
+    """Proportional set size of this process and its descendants, in bytes."""
+    me = psutil.Process(os.getpid())
+    total = 0
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied, AttributeError):
+            continue
+    return total

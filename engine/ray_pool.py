@@ -1,0 +1,213 @@
+"""Cells on host actors: largest first, back to the host that knows the shard, again elsewhere if a host dies."""
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from algorithms.protocol import Tree
+from engine import tensor_transport
+from engine.cell import Outcome, Work
+from engine.host import Host
+from engine.job import Job
+from storage.errors import ShoalError
+
+log = logging.getLogger(__name__)
+CALLS_IN_FLIGHT = 2
+PATIENCE = 1.0
+RESTART_SECONDS = 120.0
+
+
+class HostActor(Host):
+    """A host as a Ray actor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tensor_transport.register()
+
+    def ping(self) -> int:
+        """Says that the host is up, with its process id."""
+        return os.getpid()
+
+
+def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
+    """Starts host actors, which Ray starts again when they die, and waits until all are up.
+
+    Raises:
+        ShoalError: They did not come up in time.
+    """
+    actor = ray.remote(HostActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
+    hosts = [actor.remote() for _ in range(count)]
+    try:
+        ray.get([host.ping.remote() for host in hosts], timeout=RESTART_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise ShoalError(f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})") from error
+    return hosts
+
+
+@dataclass
+class _Call:
+    """A cell under way on a host."""
+
+    position: int
+    host: int
+    deadline: float
+
+
+@dataclass
+class _Round:
+    """What is left to do of one batch of cells."""
+
+    works: Sequence[Work]
+    shared: Any
+    waiting: list[list[int]]
+    calls: dict[Any, _Call] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
+
+
+class RayPool:
+    """Host actors behind one queue each."""
+
+    def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
+        """Takes hosts that are up.
+
+        Args:
+            hosts: Actor handles.
+            job: The job to open on them.
+            cell_timeout: Seconds of silence after which a host is replaced.
+            retries: How often one cell may be lost.
+        """
+        self._hosts = hosts
+        self._job = job
+        self._job_ref = ray.put(job)
+        self._timeout = cell_timeout
+        self._retries = retries
+        self._home: dict[int, int] = {}
+        self._pings: dict[Any, tuple[int, float]] = {}
+        self._ready = set(range(len(hosts)))
+        self.retried = 0
+
+    def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        """Serves all cells; a cell whose host dies or stays silent runs again from the same values.
+
+        Raises:
+            ShoalError: A client's code failed, a cell was lost too often, or no host is left.
+        """
+        state = _Round(works, ray.put(shared), self._queues(works))
+        left = len(works)
+        while left:
+            self._submit(state)
+            done, _ = ray.wait([*state.calls, *self._pings], num_returns=1, timeout=PATIENCE)
+            for ref in done:
+                if ref in self._pings:
+                    self._welcome(ref)
+                elif ref in state.calls:
+                    call = state.calls.pop(ref)
+                    outcome = self._collect(ref, call, state)
+                    if outcome is not None:
+                        left -= 1
+                        yield call.position, outcome
+            self._check_silence(state)
+
+    def _queues(self, works: Sequence[Work]) -> list[list[int]]:
+        """Positions for every host, smallest first so that the largest is popped; clients return to their host."""
+        queues: list[list[int]] = [[] for _ in self._hosts]
+        load = [0.0] * len(self._hosts)
+        for position in sorted(range(len(works)), key=lambda p: (-works[p].cost, p)):
+            first = works[position].ids[0]
+            host = self._home.setdefault(first, min(range(len(load)), key=load.__getitem__))
+            queues[host].append(position)
+            load[host] += works[position].cost
+        return [queue[::-1] for queue in queues]
+
+    def _submit(self, state: _Round) -> None:
+        busy = [0] * len(self._hosts)
+        for call in state.calls.values():
+            busy[call.host] += 1
+        for host in sorted(self._ready):
+            while busy[host] < CALLS_IN_FLIGHT:
+                position = self._next(state, host)
+                if position is None:
+                    break
+                self._call(state, host, position)
+                busy[host] += 1
+
+    def _next(self, state: _Round, host: int) -> int | None:
+        """The host's largest cell, or one of the fullest queue if its own is empty."""
+        queue = state.waiting[host] or max(state.waiting, key=len)
+        return queue.pop() if queue else None
+
+    def _call(self, state: _Round, host: int, position: int) -> None:
+        ref = self._hosts[host].run.remote(self._job.id, state.works[position], state.shared)
+        state.calls[ref] = _Call(position, host, time.monotonic() + self._timeout)
+
+    def _collect(self, ref: Any, call: _Call, state: _Round) -> Outcome | None:
+        try:
+            outcome = ray.get(ref)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ShoalError):
+                raise ShoalError(cause.line, cause.detail) from None
+            raise ShoalError(f"a host failed: {type(cause).__name__}: {cause}", str(error)) from error
+        except RayError as error:
+            self._lost(call, state, type(error).__name__)
+            return None
+        if outcome is None:
+            self._hosts[call.host].open.remote(self._job_ref)
+            self._call(state, call.host, call.position)
+            return None
+        # The object store gives its memory back; states live on in the server's own.
+        outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
+        for waiting in state.calls.values():
+            if waiting.host == call.host:
+                waiting.deadline = time.monotonic() + self._timeout
+        return outcome
+
+    def _lost(self, call: _Call, state: _Round, why: str) -> None:
+        work = state.works[call.position]
+        losses = state.losses[call.position] = state.losses.get(call.position, 0) + 1
+        log.warning("round %d: host %d lost clients %s (%s)", work.round, call.host, list(work.ids), why)
+        self.retried += 1
+        if losses > self._retries:
+            raise ShoalError(
+                f"round {work.round}: clients {list(work.ids)} were lost {losses} times with their host ({why}); "
+                "look for lack of memory, or raise engine.retries"
+            )
+        if call.host in self._ready:
+            self._ready.discard(call.host)
+            self._pings[self._hosts[call.host].ping.remote()] = (call.host, time.monotonic() + RESTART_SECONDS)
+        others = sorted(self._ready) or [call.host]
+        state.waiting[min(others, key=lambda h: len(state.waiting[h]))].append(call.position)
+
+    def _welcome(self, ref: Any) -> None:
+        host, _ = self._pings.pop(ref)
+        try:
+            ray.get(ref)
+            self._ready.add(host)
+        except RayActorError:
+            self._require_hosts()
+
+    def _check_silence(self, state: _Round) -> None:
+        now = time.monotonic()
+        for call in list(state.calls.values()):
+            if now > call.deadline:
+                # A synchronous actor method cannot be cancelled.
+                ray.kill(self._hosts[call.host], no_restart=False)
+                for other, stuck in list(state.calls.items()):
+                    if stuck.host == call.host:
+                        del state.calls[other]
+                        self._lost(stuck, state, f"silent for {self._timeout:.0f} s")
+                break
+        for ref, (_, deadline) in list(self._pings.items()):
+            if now > deadline:
+                del self._pings[ref]
+                self._require_hosts()
+
+    def _require_hosts(self) -> None:
+        if not self._ready and not self._pings:
+            raise ShoalError("engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume")

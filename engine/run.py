@@ -1,0 +1,169 @@
+"""One run from config to summary: prepare, rounds, checkpoints, evaluation; and again from where it was cut off."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from algorithms.loading import describe, load
+from engine import checkpoint
+from engine.config import Config
+from engine.environment import differences, environment
+from engine.federation import Federation, ServerLost, Session, open_session
+from engine.interrupt import graceful
+from engine.job import Job, make_job
+from engine.memory import PeakMemory
+from engine.prepare import prepare
+from engine.progress import progress, say
+from engine.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
+from engine.server import Plan
+from engine.state import FederationState
+from engine.summary import summarize_run
+from engine.tensorboard import TensorBoard
+from storage.errors import ShoalError
+from storage.store import Store
+
+log = logging.getLogger(__name__)
+SERVERS_LOST = 5
+
+
+def plan_of(config: Config) -> Plan:
+    """What the round loop needs of a config."""
+    return Plan(config.rounds, config.participation.ratio, config.evaluation.every, config.engine.cell_size)
+
+
+def run(config: Config, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:
+    """Runs a config to its end and returns the run folder.
+
+    Args:
+        config: The run.
+        resume: Go on with an unfinished run from its newest checkpoint.
+        fresh: Start over, whatever the folder holds.
+        session: Hosts to use; by default the run starts its own and ends them.
+
+    Raises:
+        ShoalError: Bad input, or a failure that a resume can go on from.
+        KeyboardInterrupt: The user stopped it; a checkpoint is written.
+    """
+    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    folder = RunFolder(config)
+    try:
+        if folder.finished and not fresh:
+            say(f"{folder.path}: already finished; --fresh runs it again")
+            return folder.path
+        state = _starting_state(config, folder, resume, fresh)
+        store = prepare(config, whole=algorithm.whole)
+        job = make_job(config, store, folder.path.name)
+        # A wrong option of the model is an error before any actor starts.
+        job.build_model(store)
+        folder.begin(config)
+        own = session or open_session(config)
+        try:
+            _Driver(config, folder, own, job, store).drive(state)
+        finally:
+            if session is None:
+                own.close()
+        return folder.path
+    except ShoalError as error:
+        log.error("%s\n%s", error, error.detail)
+        raise
+    finally:
+        folder.close()
+
+
+def _starting_state(config: Config, folder: RunFolder, resume: bool, fresh: bool) -> FederationState | None:
+    if fresh:
+        folder.restart()
+    if not folder.started:
+        if resume:
+            _refuse_changed(config)
+        return None
+    if not resume:
+        raise ShoalError(f"{folder.path}: holds an unfinished run; --resume goes on with it, --fresh starts over")
+    found = checkpoint.load_newest(folder.checkpoints)
+    if found is None:
+        say("no checkpoint yet: starting over")
+        folder.restart()
+        return None
+    state, recorded, complaints = found
+    for line in complaints:
+        say(line)
+    if changed := differences(recorded):
+        say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
+    say(f"resuming after round {state.round}")
+    folder.cut_metrics(state.round)
+    return state
+
+
+def _refuse_changed(config: Config) -> None:
+    for relative in unfinished_relatives(config):
+        changed = ", ".join(changed_keys(config, relative))
+        raise ShoalError(
+            f"{relative}: the unfinished run differs from this config in {changed}; undo that to resume it, "
+            "or leave out --resume for a run of its own"
+        )
+
+
+class _Driver:
+    """Steps a server through the rounds and writes what it says into the run folder."""
+
+    def __init__(self, config: Config, folder: RunFolder, session: Session, job: Job, store: Store) -> None:
+        self.config, self.folder, self.session, self.job, self.store = config, folder, session, job, store
+        self.environment = environment()
+
+    def drive(self, state: FederationState | None) -> None:
+        began = time.monotonic()
+        memory = PeakMemory()
+        board = TensorBoard(self.folder.path) if self.config.run.tensorboard else None
+        federation = self.session.federation(self.job, plan_of(self.config), state)
+        try:
+            with graceful() as interrupt:
+                done, lost = state.round if state else 0, 0
+                with progress(self.config.name, self.config.rounds, "rounds", done) as step:
+                    while done < self.config.rounds:
+                        try:
+                            line = federation.round()
+                            done = line["round"]
+                            self.folder.append(line)
+                            if board:
+                                board.write(line)
+                            step.advance(_note(line))
+                            if done % self.config.run.checkpoint_every == 0 or done == self.config.rounds or interrupt.asked:
+                                self._save(federation)
+                        except ServerLost as error:
+                            lost += 1
+                            federation, done = self._recover(error, lost)
+                            step.back_to(done)
+                        if interrupt.asked and done < self.config.rounds:
+                            say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
+                            raise KeyboardInterrupt
+            lines = read_metrics(self.folder.path)
+            self.folder.summarize(summarize_run(lines, self.store.manifest, memory.stop(), time.monotonic() - began))
+        finally:
+            memory.stop()
+            if board:
+                board.close()
+            federation.close()
+
+    def _save(self, federation: Federation) -> None:
+        checkpoint.save(self.folder.checkpoints, federation.state(), self.environment, self.config.run.keep)
+
+    def _recover(self, error: ServerLost, lost: int) -> tuple[Federation, int]:
+        """A new server from the newest checkpoint, on the same hosts."""
+        log.warning("server lost: %s", error)
+        if lost > SERVERS_LOST:
+            raise ShoalError(f"the server was lost {lost} times ({error}); the newest checkpoint is kept, use --resume") from error
+        found = checkpoint.load_newest(self.folder.checkpoints)
+        state = found[0] if found else None
+        done = state.round if state else 0
+        say(f"the server was lost ({error}); going on after round {done}")
+        self.folder.cut_metrics(done)
+        return self.session.federation(self.job, plan_of(self.config), state), done
+
+
+def _note(line: dict[str, Any]) -> str:
+    parts = [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]
+    for scope, numbers in line.get("scopes", {}).items():
+        if "val" in numbers:
+            parts.append(f"{scope} val {100 * numbers['val']['nodes']:.1f} %")
+    return ", ".join(parts)

@@ -1,0 +1,292 @@
+"""The server: drives the method's generator through one round after another."""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Algorithm, Context
+from algorithms.protocol import Ask, How, Mix, Replies, Tree
+from engine.cell import Outcome, Work, form_cells
+from engine.evaluation import summarize
+from engine.job import Job
+from engine.reduction import combine, tree_bytes
+from engine.sampling import draw_cohort
+from engine.state import FederationState
+from storage.errors import ShoalError
+from storage.store import Store
+
+COLUMNS_AT_A_TIME = 2**20
+
+
+class Pool(Protocol):
+    """Where cells are served: hosts on Ray, or this process."""
+
+    def run(self, works: Sequence[Work], shared: Tree) -> Iterable[tuple[int, Outcome]]:
+        """Serves cells in any order; yields the position of each with its outcome."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the round loop needs of a config.
+
+    Attributes:
+        rounds: Number of rounds.
+        ratio: Share of the clients in a cohort.
+        evaluate_every: Rounds between evaluations of all clients.
+        cell_size: Clients of a cell, or `auto`.
+    """
+
+    rounds: int
+    ratio: float
+    evaluate_every: int
+    cell_size: int | str
+
+
+class Server:
+    """Aggregates; owns the federation's state between rounds."""
+
+    def __init__(self, job: Job, plan: Plan, pool: Pool, state: FederationState | None = None) -> None:
+        """Starts a run, or goes on from a state.
+
+        Raises:
+            ShoalError: The job does not fit its store.
+        """
+        store = Store(job.store_path)
+        self.job, self.plan, self.pool = job, plan, pool
+        self.algorithm: Algorithm = job.algorithm()
+        self.infos = job.infos(store)
+        self._nodes = {info.client: info.nodes for info in self.infos}
+        self._initial = job.initial(job.build_model(store), 0)
+        if state is None:
+            state = FederationState(server=self.algorithm.setup(self._context(0)))
+        self.state = state
+
+    def _context(self, round_number: int) -> Context:
+        parameters = [len(self._initial)] * len(self.infos)
+        classes = self.infos[0].classes
+        return Context(
+            self.infos, classes, parameters, self._initial, round_number, self.plan.rounds, self.job.seed
+        )
+
+    def cohort(self, round_number: int) -> list[int]:
+        """The clients of a round, ascending."""
+        return draw_cohort(len(self.infos), self.plan.ratio, self.job.seed, round_number)
+
+    def round(self) -> dict[str, Any]:
+        """Runs and commits one round; if it raises, the state is as before.
+
+        Returns:
+            The round's line of metrics.jsonl.
+        """
+        # OpenMP keeps this number for every thread apart, and an actor may call from any.
+        torch.set_num_threads(self.job.threads)
+        number = self.state.round + 1
+        work = _Round(self, number)
+        self.state = work.run()
+        return work.report()
+
+
+class _Round:
+    """One round at work on a draft of the state."""
+
+    def __init__(self, server: Server, number: int) -> None:
+        self.server, self.number = server, number
+        self.algorithm = server.algorithm
+        self.draft = server.state.draft()
+        self.draft.round = number
+        self.cohort = server.cohort(number)
+        self.held: Tree = {}
+        self.replied: list[int] = []
+        self.losses: dict[int, float] = {}
+        self.delivered: set[int] = set()
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.began = time.perf_counter()
+        self.seconds = dict.fromkeys(("train", "upload", "evaluate", "aggregate", "wait"), 0.0)
+        self.waited = 0.0
+        plan = server.plan
+        after = -(-number // plan.evaluate_every) * plan.evaluate_every
+        self.next_evaluation = min(after, plan.rounds)
+
+    @property
+    def evaluates(self) -> bool:
+        return self.number == self.next_evaluation
+
+    def run(self) -> FederationState:
+        # 1. The method's part: ask, mix, ask again.
+        steps = self.algorithm.round(self.draft.server, self.server._context(self.number), self.cohort)
+        reply: Replies | Tensor | None = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration:
+                break
+            reply = self._ask(step) if isinstance(step, Ask) else self._mix(step)
+        # 2. The cohort is served the new model, where there is one.
+        if served := self.algorithm.serve(self.draft.server):
+            self.draft.downloads[self.number] = {name: t.clone() for name, t in served.items()}
+            self.draft.newest.update(dict.fromkeys(self.cohort, self.number))
+            used = set(self.draft.newest.values())
+            self.draft.downloads = {r: tree for r, tree in self.draft.downloads.items() if r in used}
+        # 3. Evaluation of all clients whose model changed.
+        if self.evaluates:
+            self._evaluate(bool(served))
+        return self.draft
+
+    def _leaves_before_evaluation(self, client: int) -> bool:
+        """Whether this is the client's last training before the next evaluation."""
+        later = range(self.number + 1, self.next_evaluation + 1)
+        return not any(client in self._later_cohort(r) for r in later)
+
+    def _later_cohort(self, number: int) -> set[int]:
+        return set(self.server.cohort(number))
+
+    def _ask(self, ask: Ask) -> Replies:
+        ids = sorted(self.cohort if ask.to is None else ask.to)
+        cells = form_cells(ids, self.server.infos, self.server.plan.cell_size)
+        score = frozenset(i for i in ids if ask.fit and self._leaves_before_evaluation(i))
+        works = [
+            Work(
+                self.number,
+                cell,
+                ask.phase,
+                ask.up,
+                ask.fit,
+                private=_pick(ask.private, cell),
+                states=_pick(self.draft.clients, cell),
+                inboxes=_pick(self.draft.inboxes, cell),
+                score=score & frozenset(cell),
+                cost=self._cost(cell),
+            )
+            for cell in cells
+        ]
+        for i in ids:
+            self.bytes_down += tree_bytes({**ask.shared, **ask.private.get(i, {})})
+        outcomes = self._serve(works, ask.shared)
+        answered = [i for cell in cells for i in cell]
+        for cell, outcome in zip(cells, outcomes):
+            self.bytes_up += sum(outcome.bytes_up)
+            self.draft.clients.update({i: tree for i, tree in outcome.states.items() if tree})
+            self.draft.scores.setdefault("trained", {}).update(outcome.scores)
+            if ask.fit:
+                self.losses.update(zip(cell, outcome.losses))
+        replies, held = combine(outcomes, answered, ask.up)
+        self.held.update(held)
+        self.replied = replies.ids
+        return replies
+
+    def _mix(self, mix: Mix) -> Tensor:
+        if mix.entry not in self.held:
+            raise ShoalError(f"round(): Mix({mix.entry!r}) before any Ask uploaded it as How.MIX")
+        held = self.held[mix.entry]
+        flat = held.reshape(len(held), -1)
+        rows = mix.rows.to(flat.dtype)
+        result = torch.empty(*rows.shape[:-1], flat.shape[1])
+        for start in range(0, flat.shape[1], COLUMNS_AT_A_TIME):
+            result[..., start : start + COLUMNS_AT_A_TIME] = rows @ flat[:, start : start + COLUMNS_AT_A_TIME]
+        result = result.reshape(*rows.shape[:-1], *held.shape[1:])
+        for row, client in enumerate(mix.dst or ()):
+            inbox = self.draft.inboxes.setdefault(client, {})
+            # A copy, so that a client's inbox does not hold the whole product in memory.
+            inbox[mix.entry] = result[row].clone()
+            self.bytes_down += inbox[mix.entry].nbytes
+            self.delivered.add(client)
+        return result
+
+    def _serve(self, works: Sequence[Work], shared: Tree) -> list[Outcome]:
+        began = time.perf_counter()
+        outcomes: dict[int, Outcome] = dict(self.server.pool.run(works, shared))
+        self.waited += time.perf_counter() - began
+        for outcome in outcomes.values():
+            for part, spent in outcome.seconds.items():
+                self.seconds[part] += spent
+        return [outcomes[position] for position in range(len(works))]
+
+    def _cost(self, cell: Sequence[int]) -> float:
+        return float(sum(self.server.infos[i].nodes + 10 * self.server.infos[i].train for i in cell))
+
+    def _evaluate(self, has_model: bool) -> None:
+        everyone = [info.client for info in self.server.infos]
+        scores = self.draft.scores
+        current = {i for i in everyone if has_model and self.draft.newest.get(i) == self.number}
+        known = scores.setdefault("served", {})
+        if has_model:
+            # The model of the server on every client's rows; clients that hold just this model are served it.
+            scores["global"] = self._scored(everyone, self.algorithm.serve(self.draft.server), fresh=True)
+            known.update({i: scores["global"][i] for i in current})
+        stale = [i for i in everyone if i not in current and self._served_changed(i, known)]
+        own = [i for i in stale if not has_model and i not in self.draft.inboxes and i in scores.get("trained", {})]
+        known.update({i: scores["trained"][i] for i in own})
+        rest = [i for i in stale if i not in own]
+        for round_number in sorted({self.draft.newest.get(i, 0) for i in rest}):
+            group = [i for i in rest if self.draft.newest.get(i, 0) == round_number]
+            known.update(self._scored(group, self.draft.downloads.get(round_number, {})))
+        # A client that never trained is evaluated with what it was given.
+        trained = scores.setdefault("trained", {})
+        trained.update({i: known[i] for i in everyone if i not in trained})
+
+    def _served_changed(self, client: int, known: Mapping[int, Any]) -> bool:
+        """Whether the client took part since the previous evaluation, or was never evaluated."""
+        every = self.server.plan.evaluate_every
+        first = (self.number - 1) // every * every + 1
+        return client not in known or any(client in self._later_cohort(r) for r in range(first, self.number + 1))
+
+    def _scored(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
+        """Counts of some clients after a download; `fresh` ones bring nothing of their own."""
+        cells = form_cells(ids, self.server.infos, self.server.plan.cell_size)
+        nothing: dict[int, Tree] = {}
+        works = [
+            Work(
+                self.number,
+                cell,
+                "",
+                {},
+                False,
+                private={},
+                states=nothing if fresh else _models(_pick(self.draft.clients, cell)),
+                inboxes=nothing if fresh else _pick(self.draft.inboxes, cell),
+                score=frozenset(cell),
+                cost=self._cost(cell),
+            )
+            for cell in cells
+        ]
+        outcomes = self._serve(works, download)
+        return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
+
+    def report(self) -> dict[str, Any]:
+        total = time.perf_counter() - self.began
+        on_hosts = sum(self.seconds[part] for part in ("train", "upload", "evaluate"))
+        self.seconds["wait"] = self.waited
+        self.seconds["aggregate"] = total - self.waited
+        rows = [(self.server.infos[i].train, loss) for i, loss in self.losses.items() if self.server.infos[i].train]
+        weight = sum(train for train, _ in rows)
+        line: dict[str, Any] = {
+            "round": self.number,
+            "cohort": self.cohort,
+            "loss": sum(train * loss for train, loss in rows) / weight if weight else None,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": {"round": total, "hosts": on_hosts, **self.seconds},
+        }
+        if self.evaluates:
+            line["scopes"] = {
+                scope: summarize(scores, self.server._nodes) for scope, scores in self.draft.scores.items() if scores
+            }
+        return line
+
+
+def _pick(trees: Mapping[int, Tree], ids: Sequence[int]) -> dict[int, Tree]:
+    return {i: trees[i] for i in ids if i in trees}
+
+
+def _models(trees: Mapping[int, Tree]) -> dict[int, Tree]:
+    """States without the optimizer's moments, which no evaluation reads."""
+    return {i: {name: t for name, t in tree.items() if not name.startswith("opt.")} for i, tree in trees.items()}
+
+
+__all__ = ["How", "Plan", "Pool", "Server"]

@@ -1,0 +1,76 @@
+"""Everything a run is between two rounds, as values."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from algorithms.protocol import Tree
+
+Scores = dict[str, dict[int, np.ndarray]]
+
+
+@dataclass
+class FederationState:
+    """State after a committed round.
+
+    Attributes:
+        round: Number of the last committed round; 0 before the first.
+        server: The method's server state.
+        clients: What every client kept: model, optimizer moments, what the method adds.
+        inboxes: Results of mixing that wait for the client's next visit.
+        downloads: Models that some client was last served, by the round they come from.
+        newest: The round of the download that a client was last served.
+        scores: Newest counts by scope and client.
+    """
+
+    round: int = 0
+    server: Tree = field(default_factory=dict)
+    clients: dict[int, Tree] = field(default_factory=dict)
+    inboxes: dict[int, Tree] = field(default_factory=dict)
+    downloads: dict[int, Tree] = field(default_factory=dict)
+    newest: dict[int, int] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
+
+    def draft(self) -> "FederationState":
+        """A copy that a round may change while this state stays as it is."""
+        return replace(
+            self,
+            server={name: t.clone() for name, t in self.server.items()},
+            clients=dict(self.clients),
+            inboxes={i: dict(tree) for i, tree in self.inboxes.items()},
+            downloads=dict(self.downloads),
+            newest=dict(self.newest),
+            scores={scope: dict(by_client) for scope, by_client in self.scores.items()},
+        )
+
+    def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
+        """The state as flat named tensors and plain values, ready for a file."""
+        tensors: Tree = {f"server/{name}": t for name, t in self.server.items()}
+        for kind, trees in (("client", self.clients), ("inbox", self.inboxes), ("download", self.downloads)):
+            for number, tree in trees.items():
+                tensors.update({f"{kind}/{number}/{name}": t for name, t in tree.items()})
+        for scope, by_client in self.scores.items():
+            if by_client:
+                order = sorted(by_client)
+                tensors[f"scores/{scope}"] = torch.from_numpy(np.stack([by_client[i] for i in order]))
+                tensors[f"scored/{scope}"] = torch.tensor(order)
+        return tensors, {"round": self.round, "newest": {str(i): r for i, r in self.newest.items()}}
+
+    @classmethod
+    def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
+        """The inverse of `to_tensors`."""
+        state = cls(round=plain["round"], newest={int(i): r for i, r in plain["newest"].items()})
+        trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
+        for path, tensor in tensors.items():
+            kind, _, rest = path.partition("/")
+            if kind == "server":
+                state.server[rest] = tensor
+            elif kind in trees:
+                number, _, name = rest.partition("/")
+                trees[kind].setdefault(int(number), {})[name] = tensor
+            elif kind == "scores":
+                order = tensors[f"scored/{rest}"].tolist()
+                state.scores[rest] = dict(zip(order, tensor.numpy()))
+        return state

@@ -1,0 +1,43 @@
+"""What a finished run comes down to."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from engine.environment import environment
+from storage.manifest import Manifest
+
+
+def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "nodes") -> dict[str, Any] | None:
+    """The first logged round with the highest validation accuracy of a scope; None without validation rows."""
+    scored = [line for line in lines if "val" in line.get("scopes", {}).get(scope, {})]
+    return max(scored, key=lambda line: line["scopes"][scope]["val"][weighting], default=None)
+
+
+def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, wall: float) -> dict[str, Any]:
+    """Plain values for summary.json: accuracies of the last and of the best-validation round, bytes, seconds, memory."""
+    scored = [line for line in lines if "scopes" in line]
+    scopes: dict[str, Any] = {}
+    for scope in scored[-1]["scopes"] if scored else ():
+        best = best_round(scored, scope)
+        scopes[scope] = {
+            "last": {"round": scored[-1]["round"], **scored[-1]["scopes"][scope]},
+            "best": {"round": best["round"], **best["scopes"][scope]} if best else None,
+        }
+    visits = sum(len(line["cohort"]) for line in lines)
+    return {
+        "dataset": manifest.name,
+        "synthetic": manifest.synthetic,
+        "clients": len(manifest.clients),
+        "rounds": len(lines),
+        "scopes": scopes,
+        "bytes": {
+            "up": sum(line["bytes_up"] for line in lines),
+            "down": sum(line["bytes_down"] for line in lines),
+            "up_per_client_round": sum(line["bytes_up"] for line in lines) / visits,
+            "down_per_client_round": sum(line["bytes_down"] for line in lines) / visits,
+        },
+        "seconds": {"round_median": median(line["seconds"]["round"] for line in lines), "wall": wall},
+        "peak_memory_bytes": peak_memory,
+        "environment": environment(),
+    }

@@ -1,0 +1,140 @@
+"""load and fingerprint: names, data root, what defines a dataset, features checked for every dataset."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.datasets import LOADERS, DataSource, data_root, fingerprint, load
+from storage.errors import ShoalError
+
+RAW_FILES = {
+    "cora": "planetoid/Cora/raw/ind.cora.x",
+    "citeseer": "planetoid/CiteSeer/raw/ind.citeseer.x",
+    "pubmed": "planetoid/PubMed/raw/ind.pubmed.x",
+    "computers": "amazon/Computers/raw/amazon_electronics_computers.npz",
+    "photo": "amazon/Photo/raw/amazon_electronics_photo.npz",
+    "cs": "coauthor/CS/raw/ms_academic_cs.npz",
+    "physics": "coauthor/Physics/raw/ms_academic_phy.npz",
+    "flickr": "flickr/raw/adj_full.npz",
+    "reddit": "reddit/raw/reddit_data.npz",
+}
+
+
+def write_graph(folder: Path, x: np.ndarray) -> DataSource:
+    np.savez(folder / "g.npz", edge_index=[[0, 1, 2], [1, 2, 3]], x=x, y=[0, 1, 0, 1])
+    return DataSource("files", path=str(folder / "g.npz"))
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ShoalError, match=r"^data\.dataset: unknown dataset 'coraa'.*cora.*physics.*files, sbm$"):
+        load(DataSource("coraa"))
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", RAW_FILES)
+def test_missing_file_offline_is_one_line(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ShoalError) as caught:
+        load(DataSource(name.upper(), root=str(tmp_path)))
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / RAW_FILES[name]}: not found")
+    assert f"'{name}'" in line
+    assert "SHOAL_DATA" in line
+    assert "data.root" in line
+    assert "\n" not in line
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
+    assert set(LOADERS) == set(RAW_FILES) | {"digits", "files", "sbm"}
+
+
+def test_addresses_are_those_of_pyg() -> None:
+    from torch_geometric.datasets import Amazon, Coauthor, Flickr, Planetoid, Reddit
+
+    from storage.datasets import flickr, npz_graphs, planetoid, reddit
+
+    assert planetoid.URL == Planetoid.url
+    assert npz_graphs.URL == Amazon.url.rstrip("/") == Coauthor.url.rstrip("/")
+    assert reddit.URL == Reddit.url
+    assert set(flickr.IDS.values()) == {
+        Flickr.adj_full_id, Flickr.feats_id, Flickr.class_map_id, Flickr.role_id,
+    }  # fmt: skip
+
+
+def test_data_root_prefers_the_key_then_the_variable_then_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "variable"))
+    assert data_root("~/key") == tmp_path / "key"
+    assert data_root(None) == tmp_path / "variable"
+    monkeypatch.delenv("SHOAL_DATA")
+    assert data_root(None) == tmp_path / ".cache/shoal"
+
+
+@pytest.mark.parametrize("row_normalize", [False, True])
+def test_features_that_are_not_finite_are_refused(row_normalize: bool, tmp_path: Path) -> None:
+    x = np.ones((4, 3), dtype=np.float32)
+    x[2, 1] = np.nan
+    options = dataclasses.replace(write_graph(tmp_path, x), row_normalize=row_normalize)
+    with pytest.raises(ShoalError, match=r"g\.npz: row 2 "):
+        load(options)
+
+
+def test_row_normalize_of_a_graph(tmp_path: Path) -> None:
+    x = np.array([[1, 3], [0, 0], [2, 2], [5, 0]], dtype=np.float32)
+    options = dataclasses.replace(write_graph(tmp_path, x), row_normalize=True)
+    assert load(options).x.tolist() == [[0.25, 0.75], [0, 0], [0.5, 0.5], [1, 0]]
+
+
+def changed(options: DataSource) -> set[str]:
+    """The fields whose change changes the fingerprint."""
+    other = {"dataset": "cora", "root": "/r", "path": "/p", "row_normalize": True, "blocks": 20}
+    before = fingerprint(options)
+    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {
+        name
+        for name, value in fields.items()
+        if fingerprint(dataclasses.replace(options, **{name: other[name] if name in other else value + 1})) != before
+    }
+
+
+def test_fingerprint_holds_what_defines_the_content_and_nothing_else() -> None:
+    assert changed(DataSource("digits")) == {"dataset", "row_normalize", "neighbors"}
+    assert changed(DataSource("pubmed")) == {"dataset", "row_normalize"}
+    assert changed(DataSource("sbm")) == {
+        "dataset", "row_normalize", "nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed",
+    }  # fmt: skip
+
+
+def test_fingerprint_is_the_same_for_the_same_graph_and_survives_json() -> None:
+    assert fingerprint(DataSource("Cora")) == fingerprint(DataSource("cora"))
+    assert fingerprint(DataSource("sbm")) == fingerprint(DataSource("sbm", blocks=10))
+    for name in ("digits", "cora", "sbm"):
+        assert json.loads(json.dumps(fingerprint(DataSource(name)))) == fingerprint(DataSource(name))
+
+
+def test_fingerprint_of_files_follows_the_files(tmp_path: Path) -> None:
+    options = write_graph(tmp_path, np.ones((4, 3)))
+    before = fingerprint(options)
+    assert json.loads(json.dumps(before)) == before
+    assert before["path"] == str(tmp_path / "g.npz")
+    write_graph(tmp_path, np.ones((4, 4)))
+    assert fingerprint(options) != before
+    (tmp_path / "g.npz").unlink()
+    with pytest.raises(ShoalError, match=r"g\.npz: not found"):
+        fingerprint(options)
+
+
+def test_import_loads_no_heavy_package() -> None:
+    code = "import sys, storage.datasets; print({'torch', 'torch_geometric', 'sklearn'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "set()\n"
