@@ -85,7 +85,7 @@ class FedGTA(Algorithm):
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
-    """Weights of every client's set: row i is h_j / sum h over cos(m_i, m_j) >= eps, i always in (eqs. 6, 7), `[B, B]`."""
+    """Mixing matrix `[B, B]`: row i is h_j / sum h over cos(m_i, m_j) >= eps, i always in (FedGTA, eqs. 6 and 7)."""
     unit = F.normalize(m_BQ, dim=1, eps=1e-12)
     admitted = (unit @ unit.T).clamp(-1, 1) >= eps
     admitted.fill_diagonal_(True)
@@ -94,7 +94,7 @@ def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
 
 
 def moments(y_NC: Tensor, orders: int, kind: str) -> Tensor:
-    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[K, C]`, or `[2K, C]` if `hybrid` (raw, then central)."""
+    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[K, C]`; `hybrid`, raw then central: `[2K, C]`."""
     mean = y_NC.mean(0)
     bases = {"raw": [y_NC], "central": [y_NC - mean], "hybrid": [y_NC, y_NC - mean]}[kind]
     rows = []

@@ -50,4 +50,4 @@ class FlatModel:
         return self.w.detach().clone()
 
     def __call__(self, hops: Sequence[Tensor]) -> Output:
-        return self.module(hops)  # type: ignore[no-any-return]
+        return self.module(hops)

@@ -60,7 +60,7 @@ def load(spec: MethodSpec) -> Algorithm:
         ShoalError: The class is missing or no `Algorithm`, or a hyper-parameter is unknown or out of its range.
     """
     cls = _class(spec)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     values = {}
     hints = get_type_hints(cls)
     for key, value in spec.options.items():
@@ -80,7 +80,7 @@ def load(spec: MethodSpec) -> Algorithm:
 def _class(spec: MethodSpec) -> type[Algorithm]:
     if spec.source is None:
         module_name, _, cls_name = METHODS[spec.name].partition(":")
-        return getattr(importlib.import_module(module_name), cls_name)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module_name), cls_name)
     file, _, cls_name = spec.name.partition(":")
     module = types.ModuleType(f"shoal_user_{Path(file).stem}")
     # Dataclasses look their module up by name.

@@ -77,7 +77,7 @@ class Trainer:
         assert gradient is not None
         size = self.options.batch_size or len(y)
         total = torch.zeros(())
-        for epoch in range(self.options.epochs):
+        for _ in range(self.options.epochs):
             order = torch.randperm(len(y)) if size < len(y) else None
             total = torch.zeros(())
             for start in range(0, len(y), size):

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from algorithms.client import ClientInfo
+from algorithms.local_training import MOMENTS
 from algorithms.protocol import How, Tree
-
-Scope = Literal["trained", "served", "global"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,29 @@ class Outcome:
     scores: dict[int, np.ndarray] = field(default_factory=dict)
     bytes_up: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+def evaluation(
+    round_number: int,
+    ids: Sequence[int],
+    states: Mapping[int, Tree],
+    inboxes: Mapping[int, Tree],
+    cost: float,
+) -> Work:
+    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
+    models = {i: {name: t for name, t in states[i].items() if not name.startswith(MOMENTS)} for i in ids if i in states}
+    return Work(
+        round_number,
+        ids,
+        phase="",
+        up={},
+        fit=False,
+        private={},
+        states=models,
+        inboxes={i: inboxes[i] for i in ids if i in inboxes},
+        score=frozenset(ids),
+        cost=cost,
+    )
 
 
 def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:

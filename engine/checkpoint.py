@@ -36,7 +36,12 @@ def save(root: Path, state: FederationState, environment: dict[str, Any], keep: 
         unfinished.mkdir(parents=True)
         # A tensor may be a view of shared memory; a file holds it once, contiguous.
         save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, unfinished / TENSORS)
-        record = {"format": FORMAT, "sha256": checksum(unfinished / TENSORS), "environment": environment, "state": plain}
+        record = {
+            "format": FORMAT,
+            "sha256": checksum(unfinished / TENSORS),
+            "environment": environment,
+            "state": plain,
+        }
         (unfinished / PLAIN).write_text(json.dumps(record))
         for name in (TENSORS, PLAIN):
             with (unfinished / name).open("rb") as f:
@@ -45,7 +50,9 @@ def save(root: Path, state: FederationState, environment: dict[str, Any], keep: 
         os.replace(unfinished, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise ShoalError(f"{folder}: the checkpoint cannot be written ({error}); free space and use --resume") from error
+        raise ShoalError(
+            f"{folder}: the checkpoint cannot be written ({error}); free space and use --resume"
+        ) from error
     for old in _checkpoints(root)[keep:]:
         shutil.rmtree(old)
     return folder
@@ -58,7 +65,7 @@ def _checkpoints(root: Path) -> list[Path]:
 
 def load_newest(root: Path) -> tuple[FederationState, dict[str, Any], list[str]] | None:
     """The newest sound checkpoint with its environment, and a line for every damaged one; None if there is none."""
-    complaints = []
+    complaints: list[str] = []
     for folder in _checkpoints(root):
         try:
             record = json.loads((folder / PLAIN).read_text())

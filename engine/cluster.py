@@ -81,5 +81,6 @@ def _require_resources(config: Config) -> None:
     kind = short[0]
     raise ShoalError(
         f"engine.hosts {config.engine.hosts} with resources.{kind.lower()}s_per_host {need[kind]:g} need "
-        f"{config.engine.hosts * need[kind]:g} {kind}, the cluster has {have.get(kind, 0):g}; use fewer hosts or smaller shares"
+        f"{config.engine.hosts * need[kind]:g} {kind}, the cluster has {have.get(kind, 0):g}; "
+        "use fewer hosts or smaller shares"
     )

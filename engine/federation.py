@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from engine import tensor_transport
 from engine.cluster import connect
 from engine.config import Config
 from engine.host import Host
@@ -15,7 +16,6 @@ from engine.local_pool import LocalPool
 from engine.ray_pool import RayPool, start_hosts
 from engine.server import Plan, Server
 from engine.state import FederationState
-from engine import tensor_transport
 from storage.errors import ShoalError
 
 log = logging.getLogger(__name__)
@@ -126,9 +126,7 @@ class ServerActor:
 
 
 class _RayFederation:
-    def __init__(
-        self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None
-    ) -> None:
+    def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
         # A second thread answers `alive` while a round runs in the first.
         actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2)
         self._silence = config.engine.cell_timeout
@@ -136,10 +134,10 @@ class _RayFederation:
         self._get(self._actor.alive.remote())
 
     def round(self) -> dict[str, Any]:
-        return self._get(self._actor.round.remote())  # type: ignore[no-any-return]
+        return self._get(self._actor.round.remote())
 
     def state(self) -> FederationState:
-        return self._get(self._actor.state.remote())  # type: ignore[no-any-return]
+        return self._get(self._actor.state.remote())
 
     def close(self) -> None:
         ray.kill(self._actor)

@@ -73,9 +73,8 @@ class Host:
         uploads: list[Upload] = []
         for client_id in work.ids:
             try:
-                client = self._visit(self._open, client_id, work)
                 down = {**shared, **work.private.get(client_id, {})}
-                self._open.algorithm.begin(client, down)
+                client = self.visit(client_id, work, down)
                 if work.phase:
                     uploads.append(self._serve(self._open, client, down, work, outcome, seconds))
                 if client_id in work.score:
@@ -91,7 +90,10 @@ class Host:
         outcome.seconds = seconds
         return outcome
 
-    def _visit(self, opened: _Open, client_id: int, work: Work) -> Client:
+    def visit(self, client_id: int, work: Work, down: Tree) -> Client:
+        """A client with its data, its state and a download applied; the next visit takes the model from it."""
+        opened = self._open
+        assert opened is not None
         job = opened.job
         if client_id not in opened.views:
             opened.views[client_id] = job.view(opened.store, client_id, self._memo)
@@ -110,6 +112,7 @@ class Host:
             client.load(state["w"])
         else:
             client.load(opened.initial if job.init == "shared" else job.initial(opened.model, client_id))
+        opened.algorithm.begin(client, down)
         return client
 
     def _serve(
@@ -122,7 +125,8 @@ class Host:
         # A snapshot: the next client of the cell trains in the same memory.
         own = client.w.untyped_storage().data_ptr()
         entries = {
-            name: t.clone() if t.untyped_storage().data_ptr() == own else t.detach() for name, t in upload.entries.items()
+            name: t.clone() if t.untyped_storage().data_ptr() == own else t.detach()
+            for name, t in upload.entries.items()
         }
         if opened.algorithm.keeps_model:
             client.state["w"] = client.w.clone()

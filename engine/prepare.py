@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,8 +23,16 @@ from storage.hops import hops_bytes, write_hops
 from storage.induced import induced
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
-from storage.shard import open_shard, write_shard
-from storage.split import Split, SplitOptions, from_codes, open_split, random_split, read_split_file, write_split
+from storage.shard import Shard, open_shard, write_shard
+from storage.split import (
+    Split,
+    SplitOptions,
+    from_codes,
+    open_split,
+    random_split,
+    read_split_file,
+    write_split,
+)
 from storage.store import WHOLE, Store, hops_path, shard_path, split_path
 from storage.writer import StoreWriter, require_disk, writing
 
@@ -139,13 +147,15 @@ def _require_memory(store: Store, config: Config) -> None:
     """Refuses to hold a whole graph that is larger than the limit."""
     manifest = store.manifest
     itemsize = np.dtype(config.data.dtype).itemsize
-    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(manifest.nodes, manifest.features, config.kernel())
+    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(
+        manifest.nodes, manifest.features, config.kernel()
+    )
     needed += 4 * sum(client.entries for client in manifest.clients)
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(
-            f"algorithm.name {config.algorithm.name}: the whole graph takes {needed / 2**30:.2f} GiB, engine.memory_limit "
-            f"is {limit / 2**30:.2f} GiB; raise the limit or take a method that trains clients"
+            f"algorithm.name {config.algorithm.name}: the whole graph takes {needed / 2**30:.2f} GiB, "
+            f"engine.memory_limit is {limit / 2**30:.2f} GiB; raise the limit or take a method that trains clients"
         )
 
 
@@ -189,7 +199,7 @@ class _Preparation:
             return FileRecord(path.stat().st_size, checksum(path))
 
         self.writer.once(Path("assignment.npy"), write)
-        return np.load(self.path / "assignment.npy", allow_pickle=False)  # type: ignore[no-any-return]
+        return np.load(self.path / "assignment.npy", allow_pickle=False)
 
     def _shards(self) -> Manifest:
         graph = self.lazy.graph
@@ -261,7 +271,9 @@ class _Preparation:
                 untrained.append(client)
             unreachable += int((~np.isin(shard.label[split.test], shard.label[split.train])).sum())
         if not any(train for train, _, _ in counts):
-            raise ShoalError(f"data.split {options.protocol}: no client has a training node; change the split or use fewer clients")
+            raise ShoalError(
+                f"data.split {options.protocol}: no client has a training node; change the split or use fewer clients"
+            )
         result = SplitRecord(counts, untrained, unreachable, files)
         _report_split(result, options)
         return result
@@ -279,13 +291,15 @@ class _Preparation:
             code = read_split_file(options.file)
             if len(code) != manifest.nodes:
                 raise ShoalError(
-                    f"{options.file}: data.split_file has {len(code)} entries, {manifest.name} has {manifest.nodes} nodes"
+                    f"{options.file}: {len(code)} entries for the {manifest.nodes} nodes of {manifest.name}; give one each"
                 )
             return code
         if options.protocol == "public":
             code_of_dataset = self.lazy.graph.split
             if code_of_dataset is None:
-                raise ShoalError(f"data.split public: {manifest.name} has no split of its own; take stratified or per_client")
+                raise ShoalError(
+                    f"data.split public: {manifest.name} has no split of its own; take stratified or per_client"
+                )
             return code_of_dataset
         return None
 
@@ -296,27 +310,32 @@ class _Preparation:
             with progress(f"hops {kernel.name}", len(manifest.clients), "clients") as step:
                 for record in manifest.clients:
                     shard = open_shard(self.path / shard_path(record.client), record.client, record.file)
-                    yield self.writer.once(
-                        hops_path(kernel.name, record.client), lambda path, shard=shard: write_hops(path, shard, kernel)
-                    )
+                    yield self.writer.once(hops_path(kernel.name, record.client), partial(_write_hops, shard, kernel))
                     step.advance()
 
         return list(files())
 
 
+def _write_hops(shard: Shard, kernel: Kernel, path: Path) -> FileRecord:
+    return write_hops(path, shard, kernel)
+
+
 def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions) -> None:
     for rows in (split.train, split.val, split.test):
         if len(rows) and label[rows].min() < 0:
-            raise ShoalError(f"data.split {options.protocol}: client {client} has an unlabelled node in its split; mark it 0 (none)")
+            raise ShoalError(
+                f"data.split {options.protocol}: client {client} has an unlabelled node in its split; mark it 0 (none)"
+            )
 
 
 def _report(graph: Graph) -> None:
     c = graph.cleaning
     kind = " (synthetic)" if graph.synthetic else ""
     say(
-        f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, {graph.features} features, "
-        f"{graph.classes} classes; of {c.entries_read:,} entries read, {c.self_loops:,} self loops and {c.duplicates:,} "
-        f"duplicates removed, {c.reversed_added:,} missing reverses added"
+        f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
+        f"{graph.features} features, {graph.classes} classes; of {c.entries_read:,} entries read, "
+        f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
+        f"{c.reversed_added:,} missing reverses added"
     )
 
 

@@ -39,7 +39,6 @@ class Step:
                 flush=True,
             )
 
-
     def back_to(self, done: int) -> None:
         """Part of the work was lost."""
         self._first = self._done = done

@@ -46,7 +46,9 @@ def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
     try:
         ray.get([host.ping.remote() for host in hosts], timeout=RESTART_SECONDS)
     except (GetTimeoutError, RayError) as error:
-        raise ShoalError(f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})") from error
+        raise ShoalError(
+            f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})"
+        ) from error
     return hosts
 
 
@@ -210,4 +212,6 @@ class RayPool:
 
     def _require_hosts(self) -> None:
         if not self._ready and not self._pings:
-            raise ShoalError("engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume")
+            raise ShoalError(
+                "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume"
+            )

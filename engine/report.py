@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 import yaml
@@ -13,11 +14,12 @@ from storage.manifest import Manifest
 
 console = Console()
 
-SCOPES = {
-    "trained": "after a client's last local step",
-    "served": "what a client would deploy now",
-    "global": "the server's model",
-}
+SCOPES = ("trained", "served", "global")
+CAPTION = (
+    "test accuracy in %, weighted by all nodes of a client: last round; best validation round\n"
+    "last round: tests = weighted by test nodes, clients = plain mean, F1 = macro-F1\n"
+    "trained: after the last local step; served: what a client would deploy now; global: the server's model"
+)
 
 
 def show_run(run: Path) -> None:
@@ -29,17 +31,17 @@ def show_run(run: Path) -> None:
         f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
         f"{summary['rounds']} rounds, {config['model']['name']}"
     )
-    table = Table(title=title, caption="test accuracy in %; mean weighted by all nodes of a client unless said")
+    table = Table(title=title, caption=CAPTION)
     table.add_column("scope")
-    for name in ("last round", "best validation", "test-weighted", "plain mean", "macro-F1", "client min", "median", "max"):
+    for name in ("last", "best val", "tests", "clients", "F1", "min", "median", "max"):
         table.add_column(name, justify="right")
     for scope, numbers in summary["scopes"].items():
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
             continue
-        chosen = f"{_percent(best['nodes'])} (round {numbers['best']['round']})" if best else "-"
+        chosen = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
-        table.add_row(f"{scope}: {SCOPES[scope]}", _percent(last["nodes"]), chosen, *rest)
+        table.add_row(scope, _percent(last["nodes"]), chosen, *rest)
     console.print(table)
     traffic, seconds = summary["bytes"], summary["seconds"]
     _line(
@@ -61,28 +63,26 @@ def show_next(config_path: str) -> None:
     _line("  shoal export RUN, shoal inspect RUN, tensorboard --logdir runs")
 
 
-def show_sweep(runs: Sequence[tuple[Path, dict[str, Any]]]) -> None:
-    """One row a finished run of a sweep: the swept keys, then accuracies at the best-validation and last round."""
-    keys = sorted({key for _, overrides in runs for key in overrides})
-    table = Table(title="test accuracy in %, weighted by all nodes: at the best-validation round / in the last round")
+def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
+    """One row a combination of the swept keys; seeds are taken together: mean ± standard deviation."""
+    keys = list(dict.fromkeys(key for _, overrides in runs for key in overrides if not key.endswith("seed")))
+    table = Table(title="test accuracy in %, weighted by all nodes: best validation round; last round")
     for key in keys:
         table.add_column(key)
-    summaries = [(overrides, read_summary(run)) for run, overrides in runs]
-    scopes = [scope for scope in SCOPES if any(scope in summary["scopes"] for _, summary in summaries)]
-    for name in (*scopes, "s/round", "up", "down"):
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run, overrides in runs:
+        groups.setdefault(tuple(overrides.get(key, "") for key in keys), []).append(read_summary(run))
+    scopes = [scope for scope in SCOPES if any(scope in s["scopes"] for group in groups.values() for s in group)]
+    for name in ("runs", *scopes, "s/round", "up", "down"):
         table.add_column(name, justify="right")
-    for overrides, summary in summaries:
-        cells = [str(overrides.get(key, "")) for key in keys]
+    for values, group in groups.items():
+        cells = [*values, str(len(group))]
         for scope in scopes:
-            numbers = summary["scopes"].get(scope)
-            if numbers is None or "test" not in numbers["last"]:
-                cells.append("-")
-                continue
-            best = _percent(numbers["best"]["test"]["nodes"]) if numbers["best"] else "-"
-            cells.append(f"{best} / {_percent(numbers['last']['test']['nodes'])}")
-        traffic = summary["bytes"]
-        cells.append(f"{summary['seconds']['round_median']:.3f}")
-        cells += [size(traffic["up_per_client_round"]), size(traffic["down_per_client_round"])]
+            numbers = [s["scopes"][scope] for s in group if "test" in s["scopes"].get(scope, {}).get("last", {})]
+            best = _spread([n["best"]["test"]["nodes"] for n in numbers if n["best"]])
+            cells.append(f"{best}; {_spread([n['last']['test']['nodes'] for n in numbers])}" if numbers else "-")
+        cells.append(f"{median(s['seconds']['round_median'] for s in group):.3f}")
+        cells += [size(mean(s["bytes"][f"{way}_per_client_round"] for s in group)) for way in ("up", "down")]
         table.add_row(*cells)
     console.print(table)
 
@@ -94,17 +94,21 @@ def show_store(path: Path, manifest: Manifest) -> None:
     table = Table(title=f"store {path}", show_header=False)
     quality = manifest.quality
     nodes = [client.nodes for client in manifest.clients]
+    labelled = [client.labelled for client in manifest.clients]
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
-        "dataset": f"{manifest.name}{kind}: {manifest.nodes:,} nodes, {manifest.features} features ({manifest.dtype}), {manifest.classes} classes",
+        "dataset": f"{manifest.name}{kind}: {manifest.nodes:,} nodes, {manifest.features} features "
+        f"({manifest.dtype}), {manifest.classes} classes",
         "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
-        "clients": f"{len(nodes)}, of {min(nodes):,} to {max(nodes):,} nodes (largest over mean {quality['balance']:.3f})",
+        "clients": f"{len(nodes)}, of {min(nodes):,} to {max(nodes):,} nodes "
+        f"(largest over mean {quality['balance']:.3f})",
         "edges kept": f"{entries // 2:,} undirected; cut {100 * quality['cut_fraction']:.1f} %",
-        "labels": f"{sum(c.labelled for c in manifest.clients):,} labelled nodes, {min(c.labelled for c in manifest.clients):,} to "
-        f"{max(c.labelled for c in manifest.clients):,} a client; classes a client {min(classes)} to {max(classes)}",
+        "labels": f"{sum(labelled):,} labelled nodes, {min(labelled):,} to {max(labelled):,} a client; "
+        f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
         "splits": ", ".join(
-            f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})" for name, split in manifest.splits.items()
+            f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
+            for name, split in manifest.splits.items()
         ),
         "hops": ", ".join(manifest.hops) or "none",
         "size": size(sum(client.file.bytes for client in manifest.clients)) + " of shards",
@@ -121,7 +125,9 @@ def show_rounds(run: Path, last: int = 10) -> None:
     for name in ("round", "cohort", "loss", "trained val", "served val", "seconds", "up", "down"):
         table.add_column(name, justify="right")
     for line in lines[-last:]:
-        accuracy = [line.get("scopes", {}).get(scope, {}).get("val", {}).get("nodes") for scope in ("trained", "served")]
+        accuracy = [
+            line.get("scopes", {}).get(scope, {}).get("val", {}).get("nodes") for scope in ("trained", "served")
+        ]
         table.add_row(
             str(line["round"]),
             str(len(line["cohort"])),
@@ -141,6 +147,12 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return _percent(mean(values)) + (f" ± {100 * stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def _percent(value: float) -> str:

@@ -128,7 +128,11 @@ class _Driver:
                             if board:
                                 board.write(line)
                             step.advance(_note(line))
-                            if done % self.config.run.checkpoint_every == 0 or done == self.config.rounds or interrupt.asked:
+                            if (
+                                done % self.config.run.checkpoint_every == 0
+                                or done == self.config.rounds
+                                or interrupt.asked
+                            ):
                                 self._save(federation)
                         except ServerLost as error:
                             lost += 1
@@ -152,7 +156,9 @@ class _Driver:
         """A new server from the newest checkpoint, on the same hosts."""
         log.warning("server lost: %s", error)
         if lost > SERVERS_LOST:
-            raise ShoalError(f"the server was lost {lost} times ({error}); the newest checkpoint is kept, use --resume") from error
+            raise ShoalError(
+                f"the server was lost {lost} times ({error}); the newest checkpoint is kept, use --resume"
+            ) from error
         found = checkpoint.load_newest(self.folder.checkpoints)
         state = found[0] if found else None
         done = state.round if state else 0

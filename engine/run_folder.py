@@ -36,13 +36,15 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("w")
         except OSError as error:
-            raise ShoalError(f"{self.path}: cannot be made: {error.strerror}; set run.root to a folder that can be written") from error
+            raise ShoalError(
+                f"{self.path}: cannot be made: {error.strerror}; set run.root to a folder that can be written"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
             raise ShoalError(
-                f"{self.path}: another run of the same config is writing here; wait for it, or change name, seed or run.root"
+                f"{self.path}: another run of this config is writing here; wait for it or change name or run.root"
             ) from None
         self._log = logging.FileHandler(self.path / LOG, delay=True)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -111,7 +113,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             result.append(json.loads(line))
         except ValueError:
             if number < len(lines) - 1:
-                raise ShoalError(f"{path}: line {number + 1} is damaged; delete it, or run again with --fresh") from None
+                raise ShoalError(
+                    f"{path}: line {number + 1} is damaged; delete it, or run again with --fresh"
+                ) from None
     return result
 
 
@@ -122,7 +126,7 @@ def read_summary(run: Path) -> dict[str, Any]:
         ShoalError: There is none.
     """
     try:
-        return json.loads((run / SUMMARY).read_text())  # type: ignore[no-any-return]
+        return json.loads((run / SUMMARY).read_text())
     except (OSError, ValueError) as error:
         raise ShoalError(f"{run}: no readable {SUMMARY}, so no finished run ({error})") from error
 

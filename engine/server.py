@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Context
-from algorithms.protocol import Ask, How, Mix, Replies, Tree
-from engine.cell import Outcome, Work, form_cells
+from algorithms.protocol import Ask, Mix, Replies, Tree
+from engine.cell import Outcome, Work, evaluation, form_cells
 from engine.evaluation import summarize
 from engine.job import Job
 from engine.reduction import combine, tree_bytes
@@ -69,9 +69,7 @@ class Server:
     def _context(self, round_number: int) -> Context:
         parameters = [len(self._initial)] * len(self.infos)
         classes = self.infos[0].classes
-        return Context(
-            self.infos, classes, parameters, self._initial, round_number, self.plan.rounds, self.job.seed
-        )
+        return Context(self.infos, classes, parameters, self._initial, round_number, self.plan.rounds, self.job.seed)
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
@@ -239,22 +237,9 @@ class _Round:
     def _scored(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
         """Counts of some clients after a download; `fresh` ones bring nothing of their own."""
         cells = form_cells(ids, self.server.infos, self.server.plan.cell_size)
-        nothing: dict[int, Tree] = {}
-        works = [
-            Work(
-                self.number,
-                cell,
-                "",
-                {},
-                False,
-                private={},
-                states=nothing if fresh else _models(_pick(self.draft.clients, cell)),
-                inboxes=nothing if fresh else _pick(self.draft.inboxes, cell),
-                score=frozenset(cell),
-                cost=self._cost(cell),
-            )
-            for cell in cells
-        ]
+        states = {} if fresh else self.draft.clients
+        inboxes = {} if fresh else self.draft.inboxes
+        works = [evaluation(self.number, cell, states, inboxes, self._cost(cell)) for cell in cells]
         outcomes = self._serve(works, download)
         return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
 
@@ -282,11 +267,3 @@ class _Round:
 
 def _pick(trees: Mapping[int, Tree], ids: Sequence[int]) -> dict[int, Tree]:
     return {i: trees[i] for i in ids if i in trees}
-
-
-def _models(trees: Mapping[int, Tree]) -> dict[int, Tree]:
-    """States without the optimizer's moments, which no evaluation reads."""
-    return {i: {name: t for name, t in tree.items() if not name.startswith("opt.")} for i, tree in trees.items()}
-
-
-__all__ = ["How", "Plan", "Pool", "Server"]

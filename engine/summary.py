@@ -15,7 +15,7 @@ def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "no
 
 
 def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, wall: float) -> dict[str, Any]:
-    """Plain values for summary.json: accuracies of the last and of the best-validation round, bytes, seconds, memory."""
+    """Plain values for summary.json: accuracies of the last and the best-validation round, bytes, seconds, memory."""
     scored = [line for line in lines if "scopes" in line]
     scopes: dict[str, Any] = {}
     for scope in scored[-1]["scopes"] if scored else ():

@@ -16,7 +16,11 @@ class TensorBoard:
 
     def write(self, line: dict[str, Any]) -> None:
         """Writes one line of metrics."""
-        scalars = {"bytes/up": line["bytes_up"], "bytes/down": line["bytes_down"], "seconds/round": line["seconds"]["round"]}
+        scalars = {
+            "bytes/up": line["bytes_up"],
+            "bytes/down": line["bytes_down"],
+            "seconds/round": line["seconds"]["round"],
+        }
         if line["loss"] is not None:
             scalars["loss"] = line["loss"]
         for scope, parts in line.get("scopes", {}).items():

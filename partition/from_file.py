@@ -26,9 +26,7 @@ def by_file(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray |
             "name an .npy file of the client of every node"
         )
     if given.shape != (graph.nodes,) or not np.issubdtype(given.dtype, np.integer):
-        raise ShoalError(
-            f"{where}: must be integers of shape [{graph.nodes}], found {given.dtype} {list(given.shape)}"
-        )
+        raise ShoalError(f"{where}: must be integers of shape [{graph.nodes}], found {given.dtype} {list(given.shape)}")
     outside = (given < 0) | (given >= options.clients)
     if outside.any():
         raise ShoalError(

@@ -81,9 +81,7 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int) -> Quality:
     )
 
 
-def kept_entries(
-    indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, block: int = BLOCK
-) -> np.ndarray:
+def kept_entries(indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, block: int = BLOCK) -> np.ndarray:
     """Neighbours of every node inside its own client, int64 `[N]`; reads `block` entries at a time."""
     kept_N = np.zeros(len(indptr) - 1, dtype=np.int64)
     entries = int(indptr[-1])

@@ -61,7 +61,9 @@ def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
         os.replace(unfinished, path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        raise ShoalError(f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder") from error
+        raise ShoalError(
+            f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder"
+        ) from error
     return record
 
 

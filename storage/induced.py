@@ -1,4 +1,4 @@
-"""The graph of one client inside the whole graph: its nodes, in an order that keeps neighbours close, and their edges."""
+"""The graph of one client inside the whole graph: its nodes, neighbours close together, and their edges."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Induced:
 
 
 def induced(indptr: np.ndarray, indices: np.ndarray, nodes: np.ndarray, row_of: np.ndarray) -> Induced:
-    """Induces the subgraph of some nodes, rows ordered breadth first, ties by global id; edges to other nodes are dropped.
+    """Induces the subgraph of some nodes, rows breadth first, ties by global id; edges to other nodes are dropped.
 
     Args:
         indptr: Row pointer of the whole graph, int64 `[nodes + 1]`.

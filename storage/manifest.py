@@ -107,15 +107,20 @@ def read_manifest(store: Path) -> Manifest:
     except FileNotFoundError:
         raise ShoalError(f"{store}: no {NAME}, so no finished store; run `shoal prepare` on the config") from None
     except (ValueError, OSError) as error:
-        raise ShoalError(f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept") from error
+        raise ShoalError(
+            f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept"
+        ) from error
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
         raise ShoalError(f"{path}: not a manifest of format {FORMAT}; delete the store and run `shoal prepare` again")
     try:
         raw["clients"] = [ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]]
         raw["splits"] = {
-            name: SplitRecord(**{**s, "files": [FileRecord(**f) for f in s["files"]]}) for name, s in raw["splits"].items()
+            name: SplitRecord(**{**s, "files": [FileRecord(**f) for f in s["files"]]})
+            for name, s in raw["splits"].items()
         }
         raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ShoalError(f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept") from error
+        raise ShoalError(
+            f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept"
+        ) from error

@@ -89,7 +89,9 @@ def open_shard(path: Path, client: int, record: FileRecord | None = None) -> Sha
     file = MappedFile(path, "shard", record)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ShoalError(f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again")
+        raise ShoalError(
+            f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
+        )
     return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.matrix("x"))
 
 

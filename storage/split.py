@@ -61,13 +61,23 @@ def read_split_file(file: str | None) -> np.ndarray:
         ShoalError: No file is named, or it is missing or of another form.
     """
     if file is None:
-        raise ShoalError("data.split_file: needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node")
+        raise ShoalError(
+            "data.split_file: needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node"
+        )
     try:
         array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ShoalError(f"{file}: data.split_file cannot be read ({error}); give a .npy with 0, 1, 2, 3 for every node") from error
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or (array.size and (array.min() < 0 or array.max() > 3)):
-        raise ShoalError(f"{file}: data.split_file must be integers 0 to 3, one a node; found {array.dtype} {list(array.shape)}")
+        raise ShoalError(
+            f"{file}: data.split_file cannot be read ({error}); give a .npy with 0, 1, 2, 3 for every node"
+        ) from error
+    if (
+        array.ndim != 1
+        or not np.issubdtype(array.dtype, np.integer)
+        or (array.size and (array.min() < 0 or array.max() > 3))
+    ):
+        raise ShoalError(
+            f"{file}: data.split_file must be integers 0 to 3, one a node; found {array.dtype} {list(array.shape)}"
+        )
     return array.astype(np.int8)
 
 

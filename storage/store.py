@@ -83,8 +83,11 @@ class Store:
         if kernel not in self.manifest.hops:
             raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
         file = MappedFile(self.path / hops_path(kernel, client), "hops", self.manifest.hops[kernel][client])
-        if file.rows != self.manifest.clients[client].nodes:
-            raise ShoalError(f"{file.path}: {file.rows} rows for a shard of {self.manifest.clients[client].nodes}; delete the file and run `shoal prepare` again")
+        nodes = self.manifest.clients[client].nodes
+        if file.rows != nodes:
+            raise ShoalError(
+                f"{file.path}: {file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
+            )
         return [file.matrix(name) for name in file.names]
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:

@@ -14,7 +14,7 @@ from storage.split import Split
 
 
 class Memo:
-    """What hosts build from shards and may build again at any time: least recently used first out, under a byte limit."""
+    """What a host built from shards and may build again: least recently used first out, under a byte limit."""
 
     def __init__(self, limit: int) -> None:
         """Starts empty.
@@ -66,7 +66,9 @@ class View:
         train, val, test: Row numbers, int64.
     """
 
-    def __init__(self, key: Hashable, shard: Shard, split: Split, hops: list[np.ndarray], classes: int, memo: Memo) -> None:
+    def __init__(
+        self, key: Hashable, shard: Shard, split: Split, hops: list[np.ndarray], classes: int, memo: Memo
+    ) -> None:
         """Wraps what the store mapped.
 
         Args:
@@ -84,7 +86,9 @@ class View:
         self._key = key
         self._shard = shard
         self._memo = memo
-        self.train, self.val, self.test = (torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test))
+        self.train, self.val, self.test = (
+            torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)
+        )
         self._hops = [torch.from_numpy(array) for array in (shard.x, *hops)]
 
     @property
@@ -131,7 +135,7 @@ class View:
         return self.memo("degree", lambda: torch.from_numpy(np.diff(self._shard.indptr) + 1).float())
 
     def memo(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Node-sized data rebuilt from the shard when needed: kept on this host while there is room, never checkpointed.
+        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed.
 
         Args:
             key: Name of the entry for this client.

@@ -37,7 +37,9 @@ class StoreWriter:
             try:
                 head, *entries = [json.loads(line) for line in lines]
             except ValueError as error:
-                raise ShoalError(f"{self._log}: damaged ({error}); delete the folder {path} and prepare again") from error
+                raise ShoalError(
+                    f"{self._log}: damaged ({error}); delete the folder {path} and prepare again"
+                ) from error
             if head != identity:
                 raise ShoalError(
                     f"{path}: holds an unfinished store of another dataset or partition; delete it or set data.store"
@@ -97,7 +99,9 @@ def writing(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("w")
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be made: {error.strerror}; set data.store to a folder that can be written") from error
+        raise ShoalError(
+            f"{path}: cannot be made: {error.strerror}; set data.store to a folder that can be written"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,5 +119,6 @@ def require_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ShoalError(
-            f"{folder}: {what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; free space or set data.store"
+            f"{folder}: {what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; "
+            "free space or set data.store"
         )

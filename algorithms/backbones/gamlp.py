@@ -1,6 +1,6 @@
 """GAMLP: every node weighs the hops for itself, then an MLP.
 
-Axes: N nodes, K = hops + 1 (hop 0 is the features), F features.
+Axes: N nodes, K hops counting hop 0 (the features), F features.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class GAMLP(nn.Module):
     - `simple`: θ_l, the same for all nodes
     - `gate`: a · X^(l)_v + b
     - `ori_ref`: a · [X^(0)_v ‖ X^(l)_v] + b
-    - `jk`: a · [X^(0)_v ‖ … ‖ X^(K)_v ‖ X^(l)_v] + b
+    - `jk`: a · [X^(0)_v ‖ … ‖ X^(K-1)_v ‖ X^(l)_v] + b
     - `recursive`: a · [H_l ‖ X^(l)_v] + b, where H_0 = X^(0)_v and H_l is the sum of the hops before l,
       weighted by the softmax over their sigmoids
 
@@ -79,7 +79,7 @@ class GAMLP(nn.Module):
             self.score.reset_parameters()
 
     def forward(self, hops: Sequence[Tensor]) -> Output:
-        """Output for rows of hop 0 to K, each `[N, F]` of float32 or float16."""
+        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16."""
         hops_NKF = self._stack(hops)
         weights_NK = self._weights_NK(hops_NKF)
         return self.head(torch.bmm(weights_NK.unsqueeze(1), hops_NKF).squeeze(1))

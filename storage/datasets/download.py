@@ -1,4 +1,4 @@
-"""Published files: taken from the data root, else downloaded into it, whole or not at all, in bounded waits."""
+"""Published files: taken from the data root, else downloaded into it, whole or not at all."""
 
 import os
 import queue

@@ -19,9 +19,10 @@ def load_files(name: str, options: DataSource) -> Graph:
     """The graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
-    and, if there are, `split [N]` (0 none, 1 train, 2 val, 3 test) and `assignment [N]` (client of every node).
-    A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped.
-    Features other than float16 and float32 become float32. No label is -1, or NaN in labels of a float type.
+    and, if there are, `split [N]` (0 none, 1 train, 2 val, 3 test) and `assignment [N]` (client of every
+    node). A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is
+    memory-mapped. Features other than float16 and float32 become float32. A node without a label has y -1,
+    or NaN where y is of a float type.
 
     Raises:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
@@ -65,7 +66,7 @@ def parts(path: Path) -> dict[str, Path]:
             files["x"] = sparse
         for array in REQUIRED:
             if not files[array].is_file():
-                raise ShoalError(f"{files[array]}: not found; needed beside it: edge_index.npy, x.npy or x.npz, y.npy")
+                raise ShoalError(f"{files[array]}: not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
         return {array: file for array, file in files.items() if file.is_file()}
     if not path.is_file():
         raise ShoalError(f"{path}: not found; data.path must be an .npz file or a folder of .npy files")
@@ -129,7 +130,7 @@ def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2:
-        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node, [N]")
+        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
     labels = _whole(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
@@ -142,7 +143,7 @@ def _whole(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) 
     """`values` if they are whole numbers within `bounds`, one a node."""
     low, high = bounds
     if values.shape != (nodes,):
-        raise ShoalError(f"{where}: shape {list(values.shape)}, but x has {nodes} rows; give one value a node")
+        raise ShoalError(f"{where}: shape {list(values.shape)}, but x has {nodes} rows; one value a node")
     if values.dtype.kind not in "iubf":
         raise ShoalError(f"{where}: values must be integers, found {values.dtype}")
     for fault, rule in (

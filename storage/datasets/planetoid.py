@@ -33,6 +33,4 @@ def load_planetoid(name: str, options: DataSource) -> Graph:
         split[mask.numpy()] = part
     y = data.y.numpy()
     indptr, indices, cleaning = clean_edges(data.edge_index.numpy(), len(y), str(folder))
-    return Graph(
-        name, indptr, indices, compact(data.x.numpy()), y, int(y.max()) + 1, split=split, cleaning=cleaning
-    )
+    return Graph(name, indptr, indices, compact(data.x.numpy()), y, int(y.max()) + 1, split=split, cleaning=cleaning)

@@ -16,8 +16,8 @@ def load_sbm(name: str, options: DataSource) -> Graph:
     """A stochastic block model with Gaussian features, the same for the same options.
 
     Communities (`blocks`) have sizes around `rank ** -0.5` and the class `rank % classes`. Of
-    `nodes * degree / 2` distinct edges a share of `homophily` joins two nodes of one community, the rest nodes
-    of different classes; communities too small to hold their edges leave some out.
+    `nodes * degree / 2` distinct edges a share of `homophily` joins two nodes of one community, the rest
+    nodes of different classes; communities too small to hold their edges leave some out.
     `x = signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1. Model: Holland, Laskey
     and Leinhardt, "Stochastic blockmodels: first steps", Social Networks 1983.
 

@@ -40,9 +40,7 @@ def test_no_file_and_no_assignment(graph):
 
 def test_own_assignment_for_another_number_of_clients(make_graph):
     graph = make_graph(6, [], assignment=np.array([2, 0, 1, 1, 0, 2], dtype=np.int32))
-    with pytest.raises(
-        ShoalError, match=r"^assignment of dataset 'small': clients must be 0 to 1 .* found 2$"
-    ):
+    with pytest.raises(ShoalError, match=r"^assignment of dataset 'small': clients must be 0 to 1 .* found 2$"):
         load(graph, None, clients=2)
 
 

@@ -83,9 +83,7 @@ def test_equals_the_formula_node_by_node(attention: str, hops: int) -> None:
         (128, 172, 256, 143_662),  # ogbn-papers100M
     ],
 )
-def test_sizes_of_the_reference_configuration(
-    features: int, classes: int, hidden: int, parameters: int
-) -> None:
+def test_sizes_of_the_reference_configuration(features: int, classes: int, hidden: int, parameters: int) -> None:
     model = GAMLP(features, classes, 3, 0.5, hidden=hidden)
     assert sum(p.numel() for p in model.parameters()) == parameters
 
@@ -117,7 +115,5 @@ def test_gradients_are_right(attention: str) -> None:
 
 
 def test_unknown_attention_is_named() -> None:
-    with pytest.raises(
-        ShoalError, match=r"^model\.attention: there is no 'mha'; choose one of simple, gate, "
-    ):
+    with pytest.raises(ShoalError, match=r"^model\.attention: there is no 'mha'; choose one of simple, gate, "):
         GAMLP(3, 2, 1, 0.0, attention="mha")

@@ -24,10 +24,7 @@ def test_equals_a_stack_of_torch_modules(activation: str) -> None:
 
 
 def test_one_prelu_is_shared_and_counted_once() -> None:
-    assert (
-        sum(p.numel() for p in Head(5, 8, 3, 4, 0.0, activation="prelu").parameters())
-        == 48 + 72 + 72 + 27 + 1
-    )
+    assert sum(p.numel() for p in Head(5, 8, 3, 4, 0.0, activation="prelu").parameters()) == 48 + 72 + 72 + 27 + 1
 
 
 @pytest.mark.parametrize("gain", [1.0, math.sqrt(2)])

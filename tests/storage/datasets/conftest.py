@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -29,11 +28,3 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """Folder for the raw files of a made-up graph."""
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    return folder

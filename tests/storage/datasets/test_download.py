@@ -17,7 +17,12 @@ ARCHIVE = io.BytesIO()
 with zipfile.ZipFile(ARCHIVE, "w") as archive:
     archive.writestr("inner/a.npy", b"first")
     archive.writestr("b.npy", b"second")
-BODIES = {"/a.npy": b"published", "/cut.npy": b"publ", "/both.zip": ARCHIVE.getvalue(), "/bad.zip": b"no archive"}
+BODIES = {
+    "/a.npy": b"published",
+    "/cut.npy": b"publ",
+    "/both.zip": ARCHIVE.getvalue(),
+    "/bad.zip": b"no archive",
+}
 
 
 class Publisher(BaseHTTPRequestHandler):
@@ -39,7 +44,7 @@ class Publisher(BaseHTTPRequestHandler):
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Publisher) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -67,9 +72,7 @@ def test_unpacks_an_archive_of_several_files(url: str, tmp_path: Path) -> None:
         ("both.zip", "it has no x.npy"),
     ],
 )
-def test_a_failed_download_is_one_line_and_leaves_no_piece(
-    url: str, tmp_path: Path, address: str, reason: str
-) -> None:
+def test_a_failed_download_is_one_line_and_leaves_no_piece(url: str, tmp_path: Path, address: str, reason: str) -> None:
     with pytest.raises(ShoalError, match=rf"x\.npy: not found.*{reason}.*dataset 'd'.*SHOAL_DATA"):
         download.published("d", tmp_path, ["x.npy"], lambda name: f"{url}/{address}")
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob("x.npy"))
@@ -78,6 +81,7 @@ def test_a_failed_download_is_one_line_and_leaves_no_piece(
 def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(download, "PATIENCE_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ShoalError, match=r"x\.npy: not found"):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/x.npy"
-        download.published("d", tmp_path, ["x.npy"], lambda name: address)
+        with pytest.raises(ShoalError, match=r"x\.npy: not found"):
+            download.published("d", tmp_path, ["x.npy"], lambda name: address)

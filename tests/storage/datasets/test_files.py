@@ -1,4 +1,4 @@
-"""A user's own graph: both layouts bring back what was written, and every fault is one line that names the file."""
+"""A user's own graph: both layouts bring back what was written; every fault is one line that names the file."""
 
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,16 @@ def arrays(**changes: Any) -> dict[str, np.ndarray]:
         "assignment": np.array([0, 0, 1, 1]),
     } | changes
     return {name: np.asarray(value) for name, value in given.items() if value is not None}
+
+
+class Trap:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
 
 
 def write(folder: Path, layout: str, **changes: Any) -> DataSource:
@@ -103,7 +113,13 @@ def test_sparse_features_of_a_folder(fmt: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("given_dtype", "dtype"),
-    [("float64", "float32"), (">f4", "float32"), ("uint8", "float32"), ("bool", "float32"), ("float16", "float16")],
+    [
+        ("float64", "float32"),
+        (">f4", "float32"),
+        ("uint8", "float32"),
+        ("bool", "float32"),
+        ("float16", "float16"),
+    ],
 )
 def test_type_of_features(layout: str, given_dtype: str, dtype: str, tmp_path: Path) -> None:
     x = arrays()["x"].astype(given_dtype)
@@ -191,8 +207,10 @@ def test_refuses_an_array_that_is_not_there(layout: str, array: str, tmp_path: P
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("array", ["edge_index", "x", "y", "split", "assignment"])
 def test_never_unpickles(layout: str, array: str, tmp_path: Path) -> None:
-    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + "cannot be read .*allow_pickle=False"):
-        load(write(tmp_path, layout, **{array: np.array([{}, 1, 2, 3], dtype=object)}))
+    objects = np.array([Trap(tmp_path / "opened"), 1, 2, 3], dtype=object)
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + "cannot be read .*objects$"):
+        load(write(tmp_path, layout, **{array: objects}))
+    assert not (tmp_path / "opened").exists()
 
 
 @pytest.mark.parametrize("left", [0, 5, 100, -3])

@@ -29,7 +29,8 @@ def root(tmp_path: Path) -> Path:
     # the published map is a JSON object in no order, and every node has a class
     (folder / "class_map.json").write_text(json.dumps({str(i): i % 4 for i in rng.permutation(30).tolist()}))
     parts = np.split(rng.permutation(30), [15, 22])
-    (folder / "role.json").write_text(json.dumps(dict(zip(("tr", "va", "te"), map(np.ndarray.tolist, parts)))))
+    roles = dict(zip(("tr", "va", "te"), map(np.ndarray.tolist, parts)))
+    (folder / "role.json").write_text(json.dumps(roles))
     return tmp_path
 
 

@@ -21,8 +21,10 @@ def root(tmp_path: Path) -> Path:
     upper = np.triu(rng.random((30, 30)) < 0.2, 1)
     np.savez(
         folder / "reddit_data.npz",
-        feature=rng.standard_normal((30, 6)), label=rng.integers(5, size=30), node_types=rng.integers(1, 4, 30),
-    )  # fmt: skip
+        feature=rng.standard_normal((30, 6)),
+        label=rng.integers(5, size=30),
+        node_types=rng.integers(1, 4, 30),
+    )
     sp.save_npz(folder / "reddit_graph.npz", sp.coo_matrix(upper | upper.T))
     return tmp_path
 

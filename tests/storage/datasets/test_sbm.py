@@ -20,7 +20,7 @@ def homophily(graph: Graph) -> float:
 
 
 def nearest_mean_accuracy(x: np.ndarray, y: np.ndarray) -> float:
-    """Share of the second half of the nodes that lie nearest to the mean of their class over the first half."""
+    """Share of the second half of the nodes that lie nearest to their class's mean over the first half."""
     half = len(y) // 2
     means = np.stack([x[:half][y[:half] == c].mean(axis=0) for c in range(int(y.max()) + 1)])
     distances = ((x[half:, None, :] - means[None]) ** 2).sum(axis=2)
@@ -80,15 +80,15 @@ def test_communities_too_small_for_their_edges_leave_some_out() -> None:
     assert graph.entries == 8
 
 
-def test_vectorised() -> None:
-    """A loop over a million edges takes longer than sorting eight million numbers; array operations do not."""
+def test_is_made_by_array_operations() -> None:
+    """A hundred thousand nodes cost as much as five sorts of eight million numbers at most, about a second."""
     values = np.random.default_rng(0).random(8_000_000)
     start = time.perf_counter()
     np.sort(values, kind="stable")
     unit = time.perf_counter() - start
     start = time.perf_counter()
     load(DataSource("sbm", nodes=100_000, blocks=100))
-    assert time.perf_counter() - start < 10 * unit
+    assert time.perf_counter() - start < 5 * unit
 
 
 @pytest.mark.parametrize(
