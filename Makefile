@@ -1,0 +1,38 @@
+# Everything a new machine needs: `make run`, `make test`. `make help` lists the rest.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := engine algorithms storage partition
+
+.PHONY: help run test test-all lint clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: .venv/installed ## run the quickstart
+	$(BIN)/shoal run configs/quickstart.yaml
+
+test: .venv/installed-test ## every test that is not marked slow
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/installed-test ## all tests
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-test ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove the virtual environment and caches
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+.venv/installed-test: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@ .venv/installed
