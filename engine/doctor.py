@@ -43,7 +43,7 @@ def show_doctor() -> None:
         "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
         "GPUs": _gpus(),
         "Ray": _ray(),
-        "data folder": f"{root} ({'from SHOAL_DATA' if 'SHOAL_DATA' in os.environ else 'default, SHOAL_DATA moves it'})",
+        "data folder": f"{root} ({'from SHOAL_DATA' if 'SHOAL_DATA' in os.environ else 'default; set SHOAL_DATA'})",
         "free disk there": _free(root),
         "free disk here": _free(Path.cwd()),
     }.items():

@@ -11,6 +11,8 @@ from engine.job import Job
 class LocalPool:
     """One host in this process."""
 
+    retried = 0
+
     def __init__(self, host: Host, job: Job) -> None:
         """Opens the job on the host."""
         host.open(job)

@@ -291,7 +291,7 @@ class _Preparation:
             code = read_split_file(options.file)
             if len(code) != manifest.nodes:
                 raise ShoalError(
-                    f"{options.file}: {len(code)} entries for the {manifest.nodes} nodes of {manifest.name}; give one each"
+                    f"{options.file}: {len(code)} entries for {manifest.nodes} nodes of {manifest.name}; give one each"
                 )
             return code
         if options.protocol == "public":

@@ -20,6 +20,7 @@ from storage.errors import ShoalError
 log = logging.getLogger(__name__)
 CALLS_IN_FLIGHT = 2
 PATIENCE = 1.0
+BETWEEN_PINGS = 0.1
 RESTART_SECONDS = 120.0
 
 
@@ -187,11 +188,15 @@ class RayPool:
         state.waiting[min(others, key=lambda h: len(state.waiting[h]))].append(call.position)
 
     def _welcome(self, ref: Any) -> None:
-        host, _ = self._pings.pop(ref)
+        host, deadline = self._pings.pop(ref)
         try:
             ray.get(ref)
             self._ready.add(host)
         except RayActorError:
+            # Calls to an actor that is starting again may fail until it is up.
+            time.sleep(BETWEEN_PINGS)
+            if time.monotonic() < deadline:
+                self._pings[self._hosts[host].ping.remote()] = (host, deadline)
             self._require_hosts()
 
     def _check_silence(self, state: _Round) -> None:

@@ -23,7 +23,13 @@ COLUMNS_AT_A_TIME = 2**20
 
 
 class Pool(Protocol):
-    """Where cells are served: hosts on Ray, or this process."""
+    """Where cells are served: hosts on Ray, or this process.
+
+    Attributes:
+        retried: Cells that were lost with their host and run again, since the pool was made.
+    """
+
+    retried: int
 
     def run(self, works: Sequence[Work], shared: Tree) -> Iterable[tuple[int, Outcome]]:
         """Serves cells in any order; yields the position of each with its outcome."""
@@ -104,6 +110,7 @@ class _Round:
         self.delivered: set[int] = set()
         self.bytes_up = 0
         self.bytes_down = 0
+        self.retried_before = server.pool.retried
         self.began = time.perf_counter()
         self.seconds = dict.fromkeys(("train", "upload", "evaluate", "aggregate", "wait"), 0.0)
         self.waited = 0.0
@@ -254,6 +261,7 @@ class _Round:
             "round": self.number,
             "cohort": self.cohort,
             "loss": sum(train * loss for train, loss in rows) / weight if weight else None,
+            "retries": self.server.pool.retried - self.retried_before,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": {"round": total, "hosts": on_hosts, **self.seconds},
