@@ -61,7 +61,10 @@ class Algorithm:
         return {}
 
     def begin(self, client: Client, down: Tree) -> None:
-        """Applies a download (and the inbox) to the client before it trains or is evaluated."""
+        """Applies a download (and the inbox) to the client before it trains or is evaluated.
+
+        Before an evaluation the download is what `serve` gave, or empty; an empty one leaves the client as it is.
+        """
         if "w" in down:
             client.load(down["w"])
 

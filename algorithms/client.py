@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,12 +31,6 @@ class ClientInfo:
     train: int
     classes: int
     model: int = 0
-
-
-class Fit(Protocol):
-    """The engine's trainer: local training of the visiting client, given its download; returns the mean loss."""
-
-    def __call__(self, client: "Client", down: Tree) -> float: ...
 
 
 @dataclass

@@ -20,8 +20,8 @@ class FedGTA(Algorithm):
     After local training a client propagates its soft labels over its graph (eq. 3) and uploads its parameters w
     `[P]`, the confidence h (eq. 4) and the moments m `[steps * orders * C]` of the propagated labels (eq. 5). The
     server admits to the set of client i every j of the cohort with cos(m_i, m_j) >= eps, and i itself (eq. 6), and
-    returns sum_j h_j w_j / sum_j h_j over the set (eq. 7, numerator j). eps > 1 gives Local, eps <= -1 one model for
-    all.
+    returns sum_j h_j w_j / sum_j h_j over the set (eq. 7, numerator j). eps <= -1 gives one model for all, eps > 1
+    gives Local; with less than full participation only from `cold_start: init`.
 
     A client that takes part for the first time starts from the initial parameters in round 1 and later from the mean
     of the last cohort, weighted by h (`cold_start`). A client without a training node receives but does not count.

@@ -48,9 +48,11 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     if not colon or not file.endswith(".py") or not cls:
         raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
     try:
-        return MethodSpec(name, dict(options), Path(file).read_text())
+        return MethodSpec(name, dict(options), Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ShoalError(f"algorithm.name: {file} cannot be read: not a text in UTF-8") from error
 
 
 def load(spec: MethodSpec) -> Algorithm:
@@ -88,8 +90,10 @@ def _class(spec: MethodSpec) -> type[Algorithm]:
     try:
         exec(compile(spec.source, file, "exec"), module.__dict__)
     except Exception as error:
-        raise ShoalError(f"{file}: fails while it is read: {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ShoalError(f"{file}: fails while it is read: {type(error).__name__}: {reason}") from error
     cls = getattr(module, cls_name, None)
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):
+    is_method = isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)
+    if cls is None or not is_method or not cls.__dataclass_params__.frozen:
         raise ShoalError(f"{file}: has no frozen dataclass {cls_name} derived from algorithms.base.Algorithm")
     return cls

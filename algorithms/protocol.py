@@ -34,6 +34,8 @@ class Ask:
         private: Further download of single clients, by number; wins over `shared`.
         fit: Train before `upload`.
         to: Clients to ask; the cohort by default.
+        scored: Evaluate the clients after this phase as `trained`, where an evaluation is due; by default if `fit`. A
+            method that trains in `upload` says so of the last phase in which it does.
     """
 
     phase: str
@@ -42,6 +44,7 @@ class Ask:
     private: Mapping[int, Tree] = field(default_factory=dict)
     fit: bool = True
     to: Sequence[int] | None = None
+    scored: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Mix:
 
     Attributes:
         entry: An entry uploaded as `How.MIX` in this round.
-        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of `Replies.ids`.
+        rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of the `Replies.ids` of the `Ask` that
+            uploaded the entry; without `dst` one row, `[len(replies)]`, or any number.
         dst: Clients that find their row in the next download; None: the server.
     """
 
@@ -65,8 +69,9 @@ class Upload:
 
     Attributes:
         entries: Tensors by name; names and reductions were fixed by the `Ask`.
-        weight: Weight of the client in the weighted means of its `How.SUM` entries; a tensor that broadcasts against
-            the entry weighs its rows apart (prototypes: `[C, 1]` counts).
+        weight: Weight of the client in the weighted means of its `How.SUM` entries, 1 by default; a tensor that
+            broadcasts against the entry weighs its rows apart (prototypes: `[C, 1]` counts). What has weight 0 is not
+            read and may be NaN.
     """
 
     entries: Tree

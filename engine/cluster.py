@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import socket
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from engine.config import Config
 from storage.errors import ShoalError
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
-CONNECT_SECONDS = 60
+CONNECT_SECONDS = 10
 
 
 def connect(config: Config) -> None:
@@ -23,27 +24,40 @@ def connect(config: Config) -> None:
         ShoalError: No cluster at the address, or one too small for the hosts.
     """
     _token(joining=config.ray.address is not None)
+    _probe(config.ray.address)
     # Ray's own messages would drown the table; errors still come through as exceptions.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if config.ray.address is None:
             ray.init(include_dashboard=False, num_gpus=None, **quiet)
         else:
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(CONNECT_SECONDS))
             ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
     except Exception as error:
-        where = config.ray.address or "this machine"
-        reason = " ".join(str(error).split())[:300]
-        raise ShoalError(
-            f"ray.address: no Ray cluster can be reached at {where} ({reason}); start one with `ray start --head`, "
-            "set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
-        ) from error
+        raise _unreachable(config.ray.address or "this machine", error) from error
     tensor_transport.register()
     try:
         _require_resources(config)
     except ShoalError:
         ray.shutdown()
         raise
+
+
+def _probe(address: str | None) -> None:
+    """Asks the port first: Ray itself would wait for minutes where nobody listens."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit():
+        try:
+            socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _unreachable(str(address), error) from error
+
+
+def _unreachable(where: str, error: Exception) -> ShoalError:
+    reason = " ".join(str(error).split())[:300]
+    return ShoalError(
+        f"ray.address: no Ray cluster can be reached at {where} ({reason}); start one with `ray start --head`, "
+        "set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
+    )
 
 
 def _token(joining: bool) -> None:

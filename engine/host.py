@@ -122,17 +122,19 @@ class Host:
         loss = opened.trainer.fit(client, down) if work.fit else float("nan")
         trained = time.perf_counter()
         upload = opened.algorithm.upload(client, down, work.phase)
-        # A snapshot: the next client of the cell trains in the same memory.
-        own = client.w.untyped_storage().data_ptr()
-        entries = {
-            name: t.clone() if t.untyped_storage().data_ptr() == own else t.detach()
-            for name, t in upload.entries.items()
-        }
         if opened.algorithm.keeps_model:
-            client.state["w"] = client.w.clone()
+            client.state["w"] = client.w
         outcome.losses.append(loss)
-        outcome.states[client.info.client] = client.state
+        outcome.states[client.info.client] = _snapshot(client.state, client.w)
         outcome.bytes_up.append(upload_bytes(upload))
         seconds["train"] += trained - began
         seconds["upload"] += time.perf_counter() - trained
-        return Upload(entries, upload.weight)
+        return Upload(_snapshot(upload.entries, client.w), upload.weight)
+
+
+def _snapshot(tree: Tree, w: torch.Tensor) -> Tree:
+    """The tensors as they are now: the next client of the cell trains in the memory of `w`."""
+    own = w.untyped_storage().data_ptr()
+    return {
+        name: t.detach().clone() if t.untyped_storage().data_ptr() == own else t.detach() for name, t in tree.items()
+    }

@@ -1,7 +1,7 @@
 """From a dataset to a store: partition, shards, splits, hops. Every finished file survives an interruption."""
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -133,8 +133,28 @@ def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Ker
             f"{path}: this store was made from {_brief(old)}, the config asks for {_brief(new)}; "
             "delete it or set data.store"
         )
-    ready = split.name in store.manifest.splits and (kernel.hops == 0 or kernel.name in store.manifest.hops)
-    return store if ready else None
+    manifest = store.manifest
+    ready = _shards_lie_there(path, manifest) and _split_lies_there(path, manifest, split)
+    return store if ready and _hops_lie_there(path, manifest, kernel) else None
+
+
+def _shards_lie_there(path: Path, manifest: Manifest) -> bool:
+    return _lie_there(path, shard_path, [client.file for client in manifest.clients])
+
+
+def _split_lies_there(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
+    record = manifest.splits.get(split.name)
+    return record is not None and _lie_there(path, partial(split_path, split.name), record.files)
+
+
+def _hops_lie_there(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
+    records = manifest.hops.get(kernel.name)
+    return kernel.hops == 0 or (records is not None and _lie_there(path, partial(hops_path, kernel.name), records))
+
+
+def _lie_there(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
+    """Whether all files of one kind are there; a deleted one is made again. Whether they are sound is for `verify`."""
+    return all((store / place(client)).exists() for client in range(len(records)))
 
 
 def _brief(made: dict[str, Any]) -> str:
@@ -178,10 +198,16 @@ class _Preparation:
         self.made = made
 
     def run(self, split: SplitOptions, kernel: Kernel) -> Store:
-        manifest = Store(self.path).manifest if (self.path / NAME).exists() else self._shards()
-        if split.name not in manifest.splits:
+        old = Store(self.path).manifest if (self.path / NAME).exists() else None
+        if old is None:
+            manifest = self._shards()
+        elif _shards_lie_there(self.path, old):
+            manifest = old
+        else:
+            manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
+        if not _split_lies_there(self.path, manifest, split):
             manifest = replace(manifest, splits={**manifest.splits, split.name: self._splits(manifest, split)})
-        if kernel.hops and kernel.name not in manifest.hops:
+        if not _hops_lie_there(self.path, manifest, kernel):
             manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
         manifest.write(self.path)
         return Store(self.path)

@@ -25,13 +25,14 @@ def reduce_cell(uploads: Sequence[Upload], ids: Sequence[int], up: Mapping[str, 
     """Puts the reduced uploads of a cell into its outcome.
 
     Raises:
-        ShoalError: The method's upload lacks an entry that it asked for.
+        ShoalError: An upload lacks an entry that the method asked for, or clients give it in different shapes.
     """
     for entry, how in up.items():
         for client, upload in zip(ids, uploads):
             if entry not in upload.entries:
                 raise ShoalError(f"client {client}: upload() gives no {entry!r}, which the round asks for")
         tensors = [upload.entries[entry] for upload in uploads]
+        _require_one_shape(entry, [t.shape for t in tensors])
         if how is not How.SUM:
             outcome.tensors[entry] = torch.stack(tensors)
             continue
@@ -39,7 +40,8 @@ def reduce_cell(uploads: Sequence[Upload], ids: Sequence[int], up: Mapping[str, 
         weight_total: Tensor = torch.zeros((), dtype=torch.float64)
         for upload, tensor in zip(uploads, tensors):
             weight = torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64)
-            total += weight * tensor
+            term = weight * tensor
+            total += term if bool((weight > 0).all()) else torch.where(weight > 0, term, 0.0)
             weight_total = weight_total + weight
         outcome.sums[entry] = total
         outcome.weights[entry] = weight_total
@@ -52,20 +54,35 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
         outcomes: Of the cells, in cell order.
         ids: All clients that answered, in the order of the cells.
         up: Reductions.
+
+    Raises:
+        ShoalError: Clients give an entry in different shapes.
     """
+    if not outcomes:
+        return Replies([], {}, {}), {}
     order = sorted(range(len(ids)), key=ids.__getitem__)
     entries: Tree = {}
     weights: Tree = {}
     held: Tree = {}
     for entry, how in up.items():
         if how is How.SUM:
+            _require_one_shape(entry, [o.sums[entry].shape for o in outcomes])
             total = sum((o.sums[entry] for o in outcomes[1:]), start=outcomes[0].sums[entry].clone())
             weight = sum((o.weights[entry] for o in outcomes[1:]), start=outcomes[0].weights[entry].clone())
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
         else:
+            _require_one_shape(entry, [o.tensors[entry].shape[1:] for o in outcomes])
             stacked = torch.cat([o.tensors[entry] for o in outcomes])
             if order != list(range(len(ids))):
                 stacked = stacked[order]
             (held if how is How.MIX else entries)[entry] = stacked
     return Replies(sorted(ids), entries, weights), held
+
+
+def _require_one_shape(entry: str, shapes: Sequence[torch.Size]) -> None:
+    for shape in shapes[1:]:
+        if shape != shapes[0]:
+            raise ShoalError(
+                f"upload() gives {entry!r} as {list(shapes[0])} and as {list(shape)}; clients must agree on its shape"
+            )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Context
+from algorithms.local_training import MOMENTS
 from algorithms.protocol import Ask, Mix, Replies, Tree
 from engine.cell import Outcome, Work, evaluation, form_cells
 from engine.evaluation import summarize
@@ -105,9 +106,7 @@ class _Round:
         self.draft.round = number
         self.cohort = server.cohort(number)
         self.held: Tree = {}
-        self.replied: list[int] = []
         self.losses: dict[int, float] = {}
-        self.delivered: set[int] = set()
         self.bytes_up = 0
         self.bytes_down = 0
         self.retried_before = server.pool.retried
@@ -117,6 +116,10 @@ class _Round:
         plan = server.plan
         after = -(-number // plan.evaluate_every) * plan.evaluate_every
         self.next_evaluation = min(after, plan.rounds)
+        # Clients that train again before they are evaluated.
+        self.come_back: set[int] = set()
+        for later in range(number + 1, self.next_evaluation + 1):
+            self.come_back.update(server.cohort(later))
 
     @property
     def evaluates(self) -> bool:
@@ -136,6 +139,7 @@ class _Round:
         if served := self.algorithm.serve(self.draft.server):
             self.draft.downloads[self.number] = {name: t.clone() for name, t in served.items()}
             self.draft.newest.update(dict.fromkeys(self.cohort, self.number))
+            self.draft.touched.update(dict.fromkeys(self.cohort, False))
             used = set(self.draft.newest.values())
             self.draft.downloads = {r: tree for r, tree in self.draft.downloads.items() if r in used}
         # 3. Evaluation of all clients whose model changed.
@@ -143,18 +147,11 @@ class _Round:
             self._evaluate(bool(served))
         return self.draft
 
-    def _leaves_before_evaluation(self, client: int) -> bool:
-        """Whether this is the client's last training before the next evaluation."""
-        later = range(self.number + 1, self.next_evaluation + 1)
-        return not any(client in self._later_cohort(r) for r in later)
-
-    def _later_cohort(self, number: int) -> set[int]:
-        return set(self.server.cohort(number))
-
     def _ask(self, ask: Ask) -> Replies:
-        ids = sorted(self.cohort if ask.to is None else ask.to)
+        ids = sorted(set(self.cohort if ask.to is None else ask.to))
         cells = form_cells(ids, self.server.infos, self.server.plan.cell_size)
-        score = frozenset(i for i in ids if ask.fit and self._leaves_before_evaluation(i))
+        scored = ask.fit if ask.scored is None else ask.scored
+        score = frozenset(ids) - self.come_back if scored else frozenset()
         works = [
             Work(
                 self.number,
@@ -176,13 +173,13 @@ class _Round:
         answered = [i for cell in cells for i in cell]
         for cell, outcome in zip(cells, outcomes):
             self.bytes_up += sum(outcome.bytes_up)
-            self.draft.clients.update({i: tree for i, tree in outcome.states.items() if tree})
+            self.draft.clients.update(outcome.states)
+            self.draft.touched.update({i: i in outcome.scores for i in cell})
             self.draft.scores.setdefault("trained", {}).update(outcome.scores)
             if ask.fit:
                 self.losses.update(zip(cell, outcome.losses))
         replies, held = combine(outcomes, answered, ask.up)
         self.held.update(held)
-        self.replied = replies.ids
         return replies
 
     def _mix(self, mix: Mix) -> Tensor:
@@ -200,7 +197,7 @@ class _Round:
             # A copy, so that a client's inbox does not hold the whole product in memory.
             inbox[mix.entry] = result[row].clone()
             self.bytes_down += inbox[mix.entry].nbytes
-            self.delivered.add(client)
+            self.draft.touched[client] = False
         return result
 
     def _serve(self, works: Sequence[Work], shared: Tree) -> list[Outcome]:
@@ -217,29 +214,29 @@ class _Round:
 
     def _evaluate(self, has_model: bool) -> None:
         everyone = [info.client for info in self.server.infos]
-        scores = self.draft.scores
-        current = {i for i in everyone if has_model and self.draft.newest.get(i) == self.number}
-        known = scores.setdefault("served", {})
+        draft = self.draft
+        known = draft.scores.setdefault("served", {})
+        stale = {i for i in everyone if i in draft.touched or i not in known}
         if has_model:
-            # The model of the server on every client's rows; clients that hold just this model are served it.
-            scores["global"] = self._scored(everyone, self.algorithm.serve(self.draft.server), fresh=True)
-            known.update({i: scores["global"][i] for i in current})
-        stale = [i for i in everyone if i not in current and self._served_changed(i, known)]
-        own = [i for i in stale if not has_model and i not in self.draft.inboxes and i in scores.get("trained", {})]
-        known.update({i: scores["trained"][i] for i in own})
-        rest = [i for i in stale if i not in own]
-        for round_number in sorted({self.draft.newest.get(i, 0) for i in rest}):
-            group = [i for i in rest if self.draft.newest.get(i, 0) == round_number]
-            known.update(self._scored(group, self.draft.downloads.get(round_number, {})))
-        # A client that never trained is evaluated with what it was given.
-        trained = scores.setdefault("trained", {})
-        trained.update({i: known[i] for i in everyone if i not in trained})
+            # The model of the server on every client's rows; clients that hold nothing else are served just this.
+            draft.scores["global"] = self._scored(everyone, self.algorithm.serve(draft.server), fresh=True)
+            same = {i for i in stale if draft.newest.get(i) == self.number and not self._holds_own(i)}
+            known.update({i: draft.scores["global"][i] for i in same})
+        elif self.algorithm.keeps_model:
+            # They deploy what they trained.
+            same = {i for i in stale if draft.touched.get(i) and i not in draft.inboxes}
+            known.update({i: draft.scores["trained"][i] for i in same})
+        else:
+            same = set()
+        for round_number in sorted({draft.newest.get(i, 0) for i in stale - same}):
+            group = [i for i in sorted(stale - same) if draft.newest.get(i, 0) == round_number]
+            known.update(self._scored(group, draft.downloads.get(round_number, {})))
+        draft.touched.clear()
 
-    def _served_changed(self, client: int, known: Mapping[int, Any]) -> bool:
-        """Whether the client took part since the previous evaluation, or was never evaluated."""
-        every = self.server.plan.evaluate_every
-        first = (self.number - 1) // every * every + 1
-        return client not in known or any(client in self._later_cohort(r) for r in range(first, self.number + 1))
+    def _holds_own(self, client: int) -> bool:
+        """Whether the client keeps anything that may make its model differ from a download."""
+        kept = self.draft.clients.get(client, {})
+        return client in self.draft.inboxes or not all(name.startswith(MOMENTS) for name in kept)
 
     def _scored(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
         """Counts of some clients after a download; `fresh` ones bring nothing of their own."""
@@ -267,9 +264,10 @@ class _Round:
             "seconds": {"round": total, "hosts": on_hosts, **self.seconds},
         }
         if self.evaluates:
-            line["scopes"] = {
-                scope: summarize(scores, self.server._nodes) for scope, scores in self.draft.scores.items() if scores
-            }
+            scores = self.draft.scores
+            # A client that never trained is evaluated with what it was given.
+            scopes = {**scores, "trained": {**scores["served"], **scores.get("trained", {})}}
+            line["scopes"] = {scope: summarize(by_client, self.server._nodes) for scope, by_client in scopes.items()}
         return line
 
 

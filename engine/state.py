@@ -23,6 +23,8 @@ class FederationState:
         downloads: Models that some client was last served, by the round they come from.
         newest: The round of the download that a client was last served.
         scores: Newest counts by scope and client.
+        touched: Clients that were visited or sent something since the last evaluation; True if their newest counts as
+            `trained` are from the end of that visit.
     """
 
     round: int = 0
@@ -32,6 +34,7 @@ class FederationState:
     downloads: dict[int, Tree] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
+    touched: dict[int, bool] = field(default_factory=dict)
 
     def draft(self) -> "FederationState":
         """A copy that a round may change while this state stays as it is."""
@@ -43,6 +46,7 @@ class FederationState:
             downloads=dict(self.downloads),
             newest=dict(self.newest),
             scores={scope: dict(by_client) for scope, by_client in self.scores.items()},
+            touched=dict(self.touched),
         )
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
@@ -56,12 +60,14 @@ class FederationState:
                 order = sorted(by_client)
                 tensors[f"scores/{scope}"] = torch.from_numpy(np.stack([by_client[i] for i in order]))
                 tensors[f"scored/{scope}"] = torch.tensor(order)
-        return tensors, {"round": self.round, "newest": {str(i): r for i, r in self.newest.items()}}
+        newest = {str(i): r for i, r in self.newest.items()}
+        return tensors, {"round": self.round, "newest": newest, "touched": {str(i): t for i, t in self.touched.items()}}
 
     @classmethod
     def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
         """The inverse of `to_tensors`."""
-        state = cls(round=plain["round"], newest={int(i): r for i, r in plain["newest"].items()})
+        newest, touched = ({int(i): value for i, value in plain[name].items()} for name in ("newest", "touched"))
+        state = cls(round=plain["round"], newest=newest, touched=touched)
         trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")

@@ -1,0 +1,226 @@
+"""A federation of six small clients for all tests, and single clients made from arrays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms.backbones import build
+from algorithms.client import Client, ClientInfo
+from algorithms.flat_model import FlatModel
+from engine.config import Config, parse_config
+from engine.host import Host
+from engine.job import make_job
+from engine.local_pool import LocalPool
+from engine.prepare import prepare
+from engine.randomness import key
+from engine.run import plan_of
+from engine.server import Pool, Server
+from engine.state import FederationState
+from storage.graph import TEST, TRAIN, VAL, clean_edges
+from storage.shard import Shard
+from storage.split import Split
+from storage.view import Memo, View
+
+CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
+WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def write_graph(folder: Path, shuffle_hidden_labels: bool = False) -> Path:
+    """180 nodes; client 5 has no training node, client 4 no test node, class 3 occurs among test nodes only.
+
+    Every client has two isolated nodes. Labels are skewed by client, so that models drift apart.
+    """
+    rng = np.random.default_rng(7)
+    assignment = np.repeat(np.arange(CLIENTS), NODES)
+    y = np.where(rng.random(CLIENTS * NODES) < 0.6, assignment % 3, rng.integers(3, size=CLIENTS * NODES))
+    split = np.tile(np.repeat([TRAIN, VAL, TEST], NODES // 3), CLIENTS).astype(np.int8)
+    split[(assignment == WITHOUT_TRAIN) & (split == TRAIN)] = 0
+    split[(assignment == WITHOUT_TEST) & (split == TEST)] = VAL
+    rare = np.flatnonzero(split == TEST)[[0, 11]]
+    x = np.eye(3, FEATURES)[y] + 0.7 * rng.standard_normal((CLIENTS * NODES, FEATURES))
+    y[rare] = RARE_CLASS
+    source = rng.integers(CLIENTS * NODES, size=900)
+    target = rng.integers(CLIENTS * NODES, size=900)
+    alike = (y[source] == y[target]) | (rng.random(900) < 0.2)
+    connected = (source % NODES > 1) & (target % NODES > 1)
+    edges = np.stack([source, target])[:, alike & connected]
+    # All clients are rings as well, so that each has edges.
+    ring = np.arange(CLIENTS * NODES)[np.arange(CLIENTS * NODES) % NODES > 2]
+    edges = np.concatenate([edges, np.stack([ring, ring - 1])], axis=1)
+    if shuffle_hidden_labels:
+        hidden = np.flatnonzero(split != TRAIN)
+        y[hidden] = rng.permutation(y[hidden])
+    folder.mkdir()
+    arrays = {"edge_index": edges, "x": x.astype(np.float32), "y": y, "split": split, "assignment": assignment}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of the graph as it is, and of one whose labels outside the training rows are shuffled."""
+    folder = tmp_path_factory.mktemp("graphs")
+    return {"plain": write_graph(folder / "plain"), "shuffled": write_graph(folder / "shuffled", True)}
+
+
+@pytest.fixture(scope="session")
+def configure(graphs: Mapping[str, Path]) -> Callable[..., Config]:
+    """Gives a config of the small federation; keys are dotted."""
+
+    def configure(keys: Mapping[str, Any], graph: str = "plain") -> Config:
+        folder = graphs[graph]
+        defaults = {
+            "name": "small",
+            "rounds": 6,
+            "data.dataset": "files",
+            "data.path": str(folder),
+            "data.store": str(folder.with_name(f"{graph}-store")),
+            "data.split": "public",
+            "partition.method": "file",
+            "partition.clients": CLIENTS,
+            "propagation.hops": 2,
+            "model.name": "gamlp",
+            "model.hidden": 8,
+            "algorithm.name": "fedavg",
+            "engine.backend": "local",
+        }
+        tree: dict[str, Any] = {}
+        for dotted, value in {**defaults, **keys}.items():
+            *sections, last = dotted.split(".")
+            section = tree
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[last] = value
+        return parse_config(tree, "test")
+
+    return configure
+
+
+@pytest.fixture(scope="session")
+def start(configure: Callable[..., Config]) -> Start:
+    """Starts the server of a config in this process, fresh or from a state; `server.round()` runs a round."""
+
+    def start(
+        keys: Mapping[str, Any] | None = None,
+        graph: str = "plain",
+        state: FederationState | None = None,
+        pool: Callable[[Pool], Pool] = lambda pool: pool,
+    ) -> Server:
+        config = configure(keys or {}, graph)
+        job = make_job(config, prepare(config, whole=config.algorithm.name == "global"), "test")
+        return Server(job, plan_of(config), pool(LocalPool(Host(), job)), state)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def run(start: Start) -> Callable[..., Server]:
+    """Runs a config for some rounds (its own number by default) and returns the server."""
+
+    def run(keys: Mapping[str, Any] | None = None, rounds: int | None = None, **more: Any) -> Server:
+        server = start(keys, **more)
+        for _ in range(rounds or server.plan.rounds):
+            server.round()
+        return server
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def views(start: Start) -> Callable[..., list[View]]:
+    """Gives the data of all clients of a server."""
+
+    def views(server: Server | None = None) -> list[View]:
+        from storage.store import Store
+
+        job = (server or start()).job
+        store = Store(job.store_path)
+        return [job.view(store, client, Memo(2**24)) for client in range(store.clients)]
+
+    return views
+
+
+@pytest.fixture(scope="session")
+def module_of() -> Callable[..., nn.Module]:
+    """Makes a backbone that holds given parameters `[P]`, by torch's own `vector_to_parameters`."""
+
+    def module_of(server: Server, w: torch.Tensor) -> nn.Module:
+        job = server.job
+        module = build(job.model, FEATURES, CLASSES, job.hops, job.dropout, job.model_options)
+        nn.utils.vector_to_parameters(w.clone(), module.parameters())
+        return module
+
+    return module_of
+
+
+@pytest.fixture(scope="session")
+def counts_of(module_of: Callable[..., nn.Module]) -> Callable[..., np.ndarray]:
+    """Counts `[2, 3, C]` of a model on a client's rows, row by row from its predictions."""
+
+    def counts_of(server: Server, view: View, w: torch.Tensor) -> np.ndarray:
+        module = module_of(server, w).eval()
+        with torch.no_grad():
+            predicted = module([view.hop(k) for k in module.inputs]).logits_NC.argmax(1).tolist()
+        counts = np.zeros((2, 3, CLASSES), dtype=np.int64)
+        for part, rows in enumerate((view.val, view.test)):
+            for row in rows.tolist():
+                truth = int(view.label[row])
+                counts[part, 0, truth] += 1
+                counts[part, 1, predicted[row]] += 1
+                counts[part, 2, truth] += truth == predicted[row]
+        return counts
+
+    return counts_of
+
+
+@pytest.fixture(scope="session")
+def make_view() -> Callable[..., View]:
+    """Makes the data of one client from edges, labels and training rows; every other row is tested."""
+
+    def make_view(
+        nodes: int,
+        edges: Sequence[tuple[int, int]] | np.ndarray,
+        label: Sequence[int],
+        train: Sequence[int],
+        classes: int,
+        x: np.ndarray | None = None,
+    ) -> View:
+        indptr, indices, _ = clean_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2).T, nodes, "test")
+        features = np.eye(nodes, dtype=np.float32) if x is None else x
+        shard = Shard(
+            0,
+            np.arange(nodes),
+            np.asarray(label, dtype=np.int32),
+            indptr.astype(np.int32),
+            indices.astype(np.int32),
+            features,
+        )
+        rows = [np.asarray(part, dtype=np.int32) for part in (train, [], np.setdiff1d(np.arange(nodes), train))]
+        return View("test", shard, Split(*rows), [], classes, Memo(2**24))
+
+    return make_view
+
+
+@pytest.fixture(scope="session")
+def make_client() -> Callable[..., Client]:
+    """Puts a client with a module on some data, as a host does."""
+
+    def make_client(view: View, module: nn.Module, round_number: int = 1) -> Client:
+        info = ClientInfo(view.client, view.nodes, len(view.train), view.classes)
+        return Client(info, view, FlatModel(module), {}, {}, partial(key, 0, round_number, view.client))
+
+    return make_client
