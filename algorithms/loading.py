@@ -85,6 +85,7 @@ def _class(spec: MethodSpec) -> type[Algorithm]:
         return getattr(importlib.import_module(module_name), cls_name)
     file, _, cls_name = spec.name.partition(":")
     module = types.ModuleType(f"shoal_user_{Path(file).stem}")
+    module.__file__ = file
     # Dataclasses look their module up by name.
     sys.modules[module.__name__] = module
     try:

@@ -1,15 +1,15 @@
 """One Arrow IPC file with one record batch: written atomically, opened as a private memory map without a copy."""
 
 import hashlib
-import mmap
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from storage.atomic import replacing
 from storage.errors import ShoalError
 
 FORMAT = 1
@@ -46,25 +46,15 @@ def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
         columns: Arrow columns of equal length.
 
     Raises:
-        ShoalError: The disk is full.
+        ShoalError: The file cannot be written, because the disk is full for instance.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
     metadata = {"shoal.kind": kind, "shoal.format": str(FORMAT)}
     schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()], metadata=metadata)
-    try:
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    with replacing(path) as unfinished:
         with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
-        with unfinished.open("rb") as f:
-            os.fsync(f.fileno())
-        record = FileRecord(unfinished.stat().st_size, checksum(unfinished))
-        os.replace(unfinished, path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise ShoalError(
-            f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder"
-        ) from error
-    return record
+            writer.write_batch(batch)
+        return FileRecord(unfinished.stat().st_size, checksum(unfinished))
 
 
 class MappedFile:
@@ -86,13 +76,14 @@ class MappedFile:
             size = path.stat().st_size
             if record is not None and size != record.bytes:
                 raise ShoalError(f"{path}: {size} bytes, the manifest says {record.bytes}; {again}")
-            with path.open("rb") as f:
-                self._bytes = np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+            # Private, like mmap.ACCESS_COPY, but without a file descriptor that stays open: a host maps thousands.
+            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
             reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._bytes)))
             self._batch = reader.get_batch(0)
+            self._batch.validate()
         except FileNotFoundError:
             raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
-        except (pa.ArrowInvalid, pa.ArrowSerializationError, ValueError, IndexError, OSError) as error:
+        except (pa.ArrowInvalid, pa.ArrowSerializationError, ValueError, RuntimeError, OSError) as error:
             raise ShoalError(f"{path}: truncated or not an Arrow file ({error}); {again}") from error
         metadata = reader.schema.metadata or {}
         if metadata.get(b"shoal.kind") != kind.encode() or metadata.get(b"shoal.format") != str(FORMAT).encode():
@@ -108,29 +99,32 @@ class MappedFile:
 
     def primitive(self, name: str) -> np.ndarray:
         """A column of numbers, `[N]`."""
-        return self._array(self._column(name))
+        return self._array(self._column(name, pa.types.is_primitive))
 
     def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of lists: offsets int32 `[N + 1]` and values."""
-        column = self._column(name)
+        column = self._column(name, pa.types.is_list)
         offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
         return offsets, self._array(column.values)
 
     def matrix(self, name: str) -> np.ndarray:
         """A column of fixed-size lists: `[N, F]`."""
-        column = self._column(name)
+        column = self._column(name, pa.types.is_fixed_size_list)
         return self._array(column.values).reshape(self.rows, column.type.list_size)
 
-    def _column(self, name: str) -> pa.Array:
-        if name not in self._batch.schema.names:
-            raise ShoalError(f"{self.path}: column {name!r} is missing; delete the file and run `shoal prepare` again")
+    def _column(self, name: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
+        if name not in self.names or not fits(self._batch.schema.field(name).type):
+            found = f"is {self._batch.schema.field(name).type}" if name in self.names else "is missing"
+            raise ShoalError(f"{self.path}: column {name!r} {found}; delete the file and run `shoal prepare` again")
         return self._batch.column(name)
 
     def _array(self, column: pa.Array) -> np.ndarray:
         return self._view(column.buffers()[1], np.dtype(column.type.to_pandas_dtype()))[: len(column)]
 
-    def _view(self, buffer: pa.Buffer, dtype: np.dtype) -> np.ndarray:
+    def _view(self, buffer: pa.Buffer | None, dtype: np.dtype) -> np.ndarray:
         """The part of the map that an Arrow buffer points to, as an array that may be written to privately."""
+        if buffer is None or not buffer.size:
+            return np.empty(0, dtype)  # Arrow points outside the map for nothing
         start = buffer.address - self._bytes.ctypes.data
         if start < 0 or start + buffer.size > len(self._bytes):
             raise ShoalError(f"{self.path}: compressed; Shoal maps files without a copy, write it uncompressed")

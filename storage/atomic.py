@@ -1,0 +1,33 @@
+"""A file that appears under its name only when it is complete and on disk."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from storage.errors import ShoalError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the path of an unfinished file that takes the place of `path` when the block ends; the folder is made.
+
+    Raises:
+        ShoalError: It cannot be written, because the disk is full for instance; no unfinished file stays behind.
+    """
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        with unfinished.open("rb") as f:
+            os.fsync(f.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> ShoalError:
+    """The one line for a file that the disk did not take."""
+    return ShoalError(f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder")

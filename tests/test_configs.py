@@ -1,0 +1,22 @@
+"""Every config in the repository is one that a run accepts."""
+
+from pathlib import Path
+
+import pytest
+
+from algorithms.backbones import build
+from algorithms.loading import describe, load
+from engine.config import load_config
+from engine.prepare import source
+from storage.datasets import LOADERS
+
+CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_loads(path: Path) -> None:
+    config = load_config(path)
+    load(describe(config.algorithm.name, config.algorithm.options))
+    build(config.model.name, 4, 3, config.propagation.hops, config.train.dropout, config.model.options)
+    assert source(config).dataset in LOADERS
+    assert path.read_text().startswith("# "), "a config says in its first line what it is"

@@ -1,0 +1,83 @@
+"""The README is true: its shell blocks run, its links and names exist."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from algorithms.backbones import BACKBONES
+from algorithms.loading import METHODS
+from engine.config import parse_config
+from engine.run import run
+from engine.run_folder import read_metrics
+from storage.datasets import LOADERS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+# Blocks that install or run the tests would run themselves.
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in BLOCKS
+    if "pip install" not in block and "make" not in block
+    for line in block.splitlines()
+]
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 5
+
+
+def test_commands_run(tmp_path: Path) -> None:
+    os.symlink(ROOT / "configs", tmp_path / "configs")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "SHOAL_DATA": str(tmp_path / "data"), "PATH": path}
+    for command in COMMANDS:
+        result = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, f"{command}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("target", ["run", "test", "test-all", "lint", "help"])
+def test_make_targets_exist(target: str) -> None:
+    subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_links_exist() -> None:
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_lists_are_complete() -> None:
+    for name in (*LOADERS, *METHODS, *BACKBONES):
+        assert f"`{name}`" in README, name
+
+
+def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
+    """mu = 0 is FedAvg to the bit, and mu > 0 is not."""
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "fedprox.py").write_text(source)
+    losses = []
+    for name, options in (
+        ("fedavg", {}),
+        (f"{tmp_path / 'fedprox.py'}:FedProx", {"mu": 0.0}),
+        (f"{tmp_path / 'fedprox.py'}:FedProx", {"mu": 0.5}),
+    ):
+        config = parse_config(
+            {
+                "name": "documented",
+                "rounds": 3,
+                "data": {"dataset": "digits", "root": str(tmp_path)},
+                "algorithm": {"name": name, **options},
+                "engine": {"backend": "local"},
+                "run": {"root": str(tmp_path / f"runs-{len(losses)}"), "tensorboard": False},
+            },
+            "test",
+        )
+        losses.append([line["loss"] for line in read_metrics(run(config))])
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
