@@ -1,7 +1,7 @@
 """What the server's part of a method is given, and the plain choices a method may leave as they are."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Context:
         round: Number of the round, from 1; 0 in `setup`.
         rounds: Rounds of the run.
         seed: Seed of the run.
+        notes: Numbers that a method wants to see beside the round's metrics, by name.
     """
 
     clients: Sequence[ClientInfo]
@@ -35,6 +36,7 @@ class Context:
     round: int
     rounds: int
     seed: int
+    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Algorithm:

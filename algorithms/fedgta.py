@@ -60,6 +60,8 @@ class FedGTA(Algorithm):
         newcomers = {i: {"w": server["warm"]} for i in cohort if not server["met"][i]}
         got = yield Ask("train", {"w": How.MIX, "h": How.KEEP, "m": How.KEEP}, private=newcomers)
         rows = mixing_rows(got["m"], got["h"], self.eps)
+        ctx.notes["set size"] = float((rows > 0).sum(1).float().mean())
+        ctx.notes["own weight"] = float(rows.diagonal().mean())
         yield Mix("w", rows, dst=got.ids)
         server["met"][got.ids] = True
         if self.cold_start == "warm":

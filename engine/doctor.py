@@ -17,7 +17,7 @@ REQUIRED = (
     "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard", "psutil",
 )  # fmt: skip
 OPTIONAL = {
-    "ogb": "download of OGB graphs and its official Evaluator (pip install 'shoal[ogb]')",
+    "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.\\[ogb]')",
     "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
     "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
 }

@@ -65,4 +65,4 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
 
 def say(line: str) -> None:
     """One line to the user, beside the results."""
-    console.print(line, highlight=False, soft_wrap=True)
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -12,13 +12,16 @@ from rich.table import Table
 from engine.run_folder import CONFIG, read_metrics, read_summary
 from storage.manifest import Manifest
 
-console = Console()
+NARROWEST = 100
+# Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
+console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
 SCOPES = ("trained", "served", "global")
 CAPTION = (
-    "test accuracy in %, weighted by all nodes of a client: last round; best validation round\n"
-    "last round: tests = weighted by test nodes, clients = plain mean, F1 = macro-F1\n"
-    "trained: after the last local step; served: what a client would deploy now; global: the server's model"
+    "test accuracy in %: last round and best validation round, weighted by all nodes of\n"
+    "a client; last round weighted by test nodes, plain mean over clients, macro-F1;\n"
+    "minimum, median, maximum over clients. trained: after the last local step;\n"
+    "served: what a client would deploy now; global: the server's model"
 )
 
 
@@ -31,10 +34,10 @@ def show_run(run: Path) -> None:
         f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
         f"{summary['rounds']} rounds, {config['model']['name']}"
     )
-    table = Table(title=title, caption=CAPTION)
+    table = _numbers(title)
     table.add_column("scope")
     for name in ("last", "best val", "tests", "clients", "F1", "min", "median", "max"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for scope, numbers in summary["scopes"].items():
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None:
@@ -43,6 +46,7 @@ def show_run(run: Path) -> None:
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
         table.add_row(scope, _percent(last["nodes"]), chosen, *rest)
     console.print(table)
+    _line(CAPTION)
     traffic, seconds = summary["bytes"], summary["seconds"]
     _line(
         f"sent by a client and round: {size(traffic['up_per_client_round'])} up, "
@@ -65,22 +69,25 @@ def show_next(config_path: str) -> None:
 
 def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
     """One row a combination of the swept keys; seeds are taken together: mean ± standard deviation."""
-    keys = list(dict.fromkeys(key for _, overrides in runs for key in overrides if not key.endswith("seed")))
-    table = Table(title="test accuracy in %, weighted by all nodes: best validation round; last round")
+    keys = [
+        key
+        for key in dict.fromkeys(key for _, overrides in runs for key in overrides)
+        if not key.endswith("seed") and len({overrides.get(key) for _, overrides in runs}) > 1
+    ]
+    table = _numbers("test accuracy in % at the best validation round, weighted by all nodes of a client")
     for key in keys:
-        table.add_column(key)
+        table.add_column(key, no_wrap=True, min_width=max(len(overrides.get(key, "")) for _, overrides in runs))
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run, overrides in runs:
         groups.setdefault(tuple(overrides.get(key, "") for key in keys), []).append(read_summary(run))
     scopes = [scope for scope in SCOPES if any(scope in s["scopes"] for group in groups.values() for s in group)]
     for name in ("runs", *scopes, "s/round", "up", "down"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for values, group in groups.items():
         cells = [*values, str(len(group))]
         for scope in scopes:
-            numbers = [s["scopes"][scope] for s in group if "test" in s["scopes"].get(scope, {}).get("last", {})]
-            best = _spread([n["best"]["test"]["nodes"] for n in numbers if n["best"]])
-            cells.append(f"{best}; {_spread([n['last']['test']['nodes'] for n in numbers])}" if numbers else "-")
+            best = [s["scopes"][scope]["best"] for s in group if scope in s["scopes"]]
+            cells.append(_spread([numbers["test"]["nodes"] for numbers in best if numbers and "test" in numbers]))
         cells.append(f"{median(s['seconds']['round_median'] for s in group):.3f}")
         cells += [size(mean(s["bytes"][f"{way}_per_client_round"] for s in group)) for way in ("up", "down")]
         table.add_row(*cells)
@@ -121,9 +128,9 @@ def show_store(path: Path, manifest: Manifest) -> None:
 def show_rounds(run: Path, last: int = 10) -> None:
     """The newest rounds of a run, finished or not."""
     lines = read_metrics(run)
-    table = Table(title=f"{run}: {len(lines)} rounds logged")
-    for name in ("round", "cohort", "loss", "trained val", "served val", "seconds", "up", "down"):
-        table.add_column(name, justify="right")
+    table = _numbers(f"{run}: {len(lines)} rounds logged; validation accuracy in %")
+    for name in ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down"):
+        table.add_column(name, justify="right", no_wrap=True)
     for line in lines[-last:]:
         accuracy = [
             line.get("scopes", {}).get(scope, {}).get("val", {}).get("nodes") for scope in ("trained", "served")
@@ -138,6 +145,11 @@ def show_rounds(run: Path, last: int = 10) -> None:
             size(line["bytes_down"]),
         )
     console.print(table)
+
+
+def _numbers(title: str) -> Table:
+    """A table that stays readable on 80 columns."""
+    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
 def size(count: float) -> str:
@@ -160,4 +172,4 @@ def _percent(value: float) -> str:
 
 
 def _line(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
