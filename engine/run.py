@@ -169,6 +169,7 @@ class _Driver:
 
 def _note(line: dict[str, Any]) -> str:
     parts = [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]
+    parts += [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items()]
     for scope, numbers in line.get("scopes", {}).items():
         if "val" in numbers:
             parts.append(f"{scope} val {100 * numbers['val']['nodes']:.1f} %")

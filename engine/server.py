@@ -107,6 +107,7 @@ class _Round:
         self.cohort = server.cohort(number)
         self.held: Tree = {}
         self.losses: dict[int, float] = {}
+        self.notes: dict[str, float] = {}
         self.bytes_up = 0
         self.bytes_down = 0
         self.retried_before = server.pool.retried
@@ -127,7 +128,9 @@ class _Round:
 
     def run(self) -> FederationState:
         # 1. The method's part: ask, mix, ask again.
-        steps = self.algorithm.round(self.draft.server, self.server._context(self.number), self.cohort)
+        context = self.server._context(self.number)
+        self.notes = context.notes
+        steps = self.algorithm.round(self.draft.server, context, self.cohort)
         reply: Replies | Tensor | None = None
         while True:
             try:
@@ -263,6 +266,8 @@ class _Round:
             "bytes_down": self.bytes_down,
             "seconds": {"round": total, "hosts": on_hosts, **self.seconds},
         }
+        if self.notes:
+            line["notes"] = self.notes
         if self.evaluates:
             scores = self.draft.scores
             # A client that never trained is evaluated with what it was given.
