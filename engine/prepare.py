@@ -11,11 +11,13 @@ from typing import Any, get_type_hints
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from engine.config import Config, fingerprint_of
+from engine.config import Config, fingerprint_of, flatten
 from engine.progress import progress, say
+from engine.report import size
 from partition import PartitionOptions, partition
 from partition.quality import quality
 from storage.arrow_file import FileRecord, checksum
+from storage.atomic import replacing
 from storage.datasets import DataSource, data_root, fingerprint, load
 from storage.errors import ShoalError
 from storage.graph import Graph
@@ -95,9 +97,9 @@ def prepare(config: Config, whole: bool = False) -> Store:
     path = store_path(config)
     wanted = config.split_options(), config.kernel()
     made = identity(config)
+    graph = _Lazy(lambda: load(source(config)))
     store = _complete(path, made, *wanted)
     if store is None:
-        graph = _Lazy(lambda: load(source(config)))
         with writing(path):
             store = _Preparation(path, made, graph, partition_options(config), config).run(*wanted)
     if not whole:
@@ -107,7 +109,6 @@ def prepare(config: Config, whole: bool = False) -> Store:
     if found is not None:
         return found
     _require_memory(store, config)
-    graph = _Lazy(lambda: load(source(config)))
     with writing(path / WHOLE):
         return _Preparation(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
 
@@ -128,9 +129,8 @@ def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Ker
         return None
     store = Store(path)
     if store.manifest.identity != made:
-        old, new = store.manifest.identity, made
         raise ShoalError(
-            f"{path}: this store was made from {_brief(old)}, the config asks for {_brief(new)}; "
+            f"{path}: a store of another dataset or partition, {_differences(store.manifest.identity, made)}; "
             "delete it or set data.store"
         )
     manifest = store.manifest
@@ -157,10 +157,10 @@ def _lie_there(store: Path, place: Callable[[int], Path], records: Sequence[File
     return all((store / place(client)).exists() for client in range(len(records)))
 
 
-def _brief(made: dict[str, Any]) -> str:
-    dataset = ", ".join(f"{key} {value}" for key, value in made.get("dataset", {}).items())
-    how = ", ".join(f"{key} {value}" for key, value in made.get("partition", {}).items())
-    return f"({dataset}; {how})"
+def _differences(store: dict[str, Any], config: dict[str, Any]) -> str:
+    old, new = flatten(store), flatten(config)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)
 
 
 def _require_memory(store: Store, config: Config) -> None:
@@ -174,8 +174,8 @@ def _require_memory(store: Store, config: Config) -> None:
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(
-            f"algorithm.name {config.algorithm.name}: the whole graph takes {needed / 2**30:.2f} GiB, "
-            f"engine.memory_limit is {limit / 2**30:.2f} GiB; raise the limit or take a method that trains clients"
+            f"algorithm.name {config.algorithm.name}: the whole graph takes {size(needed)}, "
+            f"engine.memory_limit is {size(limit)}; raise the limit or take a method that trains clients"
         )
 
 
@@ -219,9 +219,9 @@ class _Preparation:
 
         def write(path: Path) -> FileRecord:
             say(f"partition: {options.method} into {options.clients} clients")
-            unfinished = path.with_name("assignment.unfinished.npy")
-            np.save(unfinished, partition(graph, options))
-            unfinished.replace(path)
+            assignment = partition(graph, options)
+            with replacing(path) as unfinished, unfinished.open("wb") as f:
+                np.save(f, assignment)
             return FileRecord(path.stat().st_size, checksum(path))
 
         self.writer.once(Path("assignment.npy"), write)
@@ -233,7 +233,8 @@ class _Preparation:
         assignment = self._assignment(graph)
         count = 1 if self.options is None else self.options.clients
         itemsize = np.dtype(self.dtype).itemsize
-        require_disk(self.path, graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries, "the shards")
+        needed = graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries
+        require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         measured = quality(graph, assignment, count).as_dict()
         row_of = np.full(graph.nodes, -1, dtype=np.int32)
         by_client = np.argsort(assignment, kind="stable")
@@ -330,7 +331,9 @@ class _Preparation:
         return None
 
     def _hops(self, manifest: Manifest, kernel: Kernel) -> list[FileRecord]:
-        require_disk(self.path, hops_bytes(manifest.nodes, manifest.features, kernel), "the hops")
+        needed = hops_bytes(manifest.nodes, manifest.features, kernel)
+        finished = self.writer.bytes_finished(hops_path(kernel.name, 0).parent)
+        require_disk(self.path, needed - finished, "the hops")
 
         def files() -> Iterator[FileRecord]:
             with progress(f"hops {kernel.name}", len(manifest.clients), "clients") as step:

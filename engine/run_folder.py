@@ -34,7 +34,7 @@ class RunFolder:
         self.path = run_path(config)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = (self.path / ".lock").open("a")
         except OSError as error:
             raise ShoalError(
                 f"{self.path}: cannot be made: {error.strerror}; set run.root to a folder that can be written"
