@@ -61,6 +61,8 @@ class FedGTA(Algorithm):
         got = yield Ask("train", {"w": How.MIX, "h": How.KEEP, "m": How.KEEP}, private=newcomers)
         rows = mixing_rows(got["m"], got["h"], self.eps)
         ctx.notes["set size"] = float((rows > 0).sum(1).float().mean())
+        # A set of ten in which one weighs nearly all counts as one.
+        ctx.notes["contributors"] = float((1 / rows.square().sum(1)).mean())
         ctx.notes["own weight"] = float(rows.diagonal().mean())
         yield Mix("w", rows, dst=got.ids)
         server["met"][got.ids] = True
