@@ -41,9 +41,11 @@ class Work:
 
 @dataclass
 class Outcome:
-    """What comes back from a cell; lists follow the clients of the cell.
+    """What comes back from a cell; lists follow `ids`.
 
     Attributes:
+        ids: Clients that answered, ascending.
+        failures: Clients whose code or upload failed: the error's line and the traceback.
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
         sums: Weighted sums, float64, of `How.SUM` entries, and their weights.
@@ -53,6 +55,8 @@ class Outcome:
         seconds: Time by part.
     """
 
+    ids: list[int] = field(default_factory=list)
+    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     states: dict[int, Tree] = field(default_factory=dict)
     sums: Tree = field(default_factory=dict)

@@ -146,9 +146,19 @@ class TrainConfig(Section):
 
 
 class ParticipationConfig(Section):
-    """Share of the clients drawn every round, uniformly and without replacement; at least one."""
+    """Who takes part in a round: drawn uniformly and without replacement.
+
+    Attributes:
+        ratio: Share of all clients; at least one.
+        count: Number of clients; wins over `ratio`.
+        at_least: A round with fewer clients online does not take place.
+        trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
+    """
 
     ratio: float = Field(1.0, gt=0, le=1)
+    count: Positive | None = None
+    at_least: Positive = 1
+    trace: FilePath | None = None
 
 
 class EvaluationConfig(Section):
@@ -168,6 +178,8 @@ class EngineConfig(Section):
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: How often a cell may be lost before the run stops.
+        on_client_error: A client whose code or upload fails ends the run (`fail`), or is left out of the round and
+            logged (`skip`).
     """
 
     backend: Literal["ray", "local"] = "ray"
@@ -177,6 +189,7 @@ class EngineConfig(Section):
     memory_limit: Size | None = None
     cell_timeout: float = Field(600.0, gt=0)
     retries: int = Field(4, ge=0)
+    on_client_error: Literal["fail", "skip"] = "fail"
 
 
 class ResourcesConfig(Section):
@@ -193,12 +206,21 @@ class RayConfig(Section):
 
 
 class RunConfig(Section):
-    """Where a run is written, every how many rounds a checkpoint is made, and how many are kept."""
+    """What is kept of a run.
+
+    Attributes:
+        root: Folder of run folders.
+        checkpoint_every: Rounds between checkpoints.
+        keep: Checkpoints kept.
+        tensorboard: Write TensorBoard events.
+        max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
+    """
 
     root: FilePath = Field("runs", validate_default=True)
     checkpoint_every: Positive = 10
     keep: Positive = 2
     tensorboard: bool = True
+    max_seconds: float | None = Field(None, gt=0)
 
 
 class Config(Section):

@@ -14,6 +14,7 @@ from engine.cell import form_cells
 from engine.config import Config
 from engine.prepare import source, store_path
 from engine.report import console, size
+from engine.run import participation_of
 from engine.run_folder import run_path
 from engine.sampling import draw_cohort
 from storage import datasets
@@ -39,7 +40,7 @@ def show_plan(config: Config) -> None:
     clients = 1 if algorithm.whole else config.partition.clients
     share = config.data.fractions[0]
     infos = [ClientInfo(i, nodes // clients, int(share * nodes / clients), classes) for i in range(clients)]
-    cohort = draw_cohort(clients, config.participation.ratio, config.seed, 1)
+    cohort = draw_cohort(clients, participation_of(config, algorithm.whole), config.seed, 1)
     cells = form_cells(cohort, infos, config.engine.cell_size)
     model = build(
         config.model.name, features, classes, config.propagation.hops, config.train.dropout, config.model.options
@@ -65,7 +66,8 @@ def show_plan(config: Config) -> None:
         "run folder": str(run_path(config)),
         "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
-        "cells": f"{len(cells)} of at most {max(map(len, cells))} clients, on {hosts} hosts ({config.engine.backend})",
+        "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
+        f"({config.engine.backend})",
         "model": f"{config.model.name}, {parameters:,} parameters ({size(4 * parameters)})",
         "bytes": f"up to {size(4 * parameters * len(cohort))} each way a round where parameters are sent",
         "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",

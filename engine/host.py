@@ -15,7 +15,7 @@ from algorithms.protocol import Tree, Upload
 from engine.cell import Outcome, Work
 from engine.evaluation import score
 from engine.job import Job
-from engine.reduction import reduce_cell, upload_bytes
+from engine.reduction import reduce_cell, require_sound, upload_bytes
 from storage.errors import ShoalError
 from storage.store import Store
 from storage.view import Memo, View
@@ -33,6 +33,15 @@ class _Open:
     infos: list[ClientInfo]
     initial: torch.Tensor
     views: dict[int, View] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """What one client leaves behind: snapshots, for the next client trains in the same memory."""
+
+    upload: Upload
+    state: Tree
+    loss: float
 
 
 class Host:
@@ -75,18 +84,29 @@ class Host:
             try:
                 down = {**shared, **work.private.get(client_id, {})}
                 client = self.visit(client_id, work, down)
-                if work.phase:
-                    uploads.append(self._serve(self._open, client, down, work, outcome, seconds))
+                upload = self._serve(self._open, client, down, work, seconds) if work.phase else None
                 if client_id in work.score:
                     began = time.perf_counter()
-                    outcome.scores[client_id] = score(self._open.algorithm, client)
+                    scored = score(self._open.algorithm, client)
                     seconds["evaluate"] += time.perf_counter() - began
-            except ShoalError as error:
-                raise ShoalError(f"round {work.round}, client {client_id}: {error}", error.detail) from error
             except Exception as error:
-                line = f"round {work.round}, client {client_id}: {type(error).__name__}: {' '.join(str(error).split())}"
-                raise ShoalError(line, traceback.format_exc()) from error
-        reduce_cell(uploads, work.ids, work.up, outcome)
+                what = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+                line = f"round {work.round}, client {client_id}: {' '.join(what.split())}"
+                if not self._open.job.skip_failed_clients:
+                    raise ShoalError(line, traceback.format_exc()) from error
+                outcome.failures[client_id] = line, traceback.format_exc()
+                continue
+            # Only now, so that a client that fails leaves nothing behind.
+            outcome.ids.append(client_id)
+            if upload is not None:
+                uploads.append(upload.upload)
+                outcome.losses.append(upload.loss)
+                outcome.states[client_id] = upload.state
+                outcome.bytes_up.append(upload_bytes(upload.upload))
+            if client_id in work.score:
+                outcome.scores[client_id] = scored
+        if uploads:
+            reduce_cell(uploads, work.up, outcome)
         outcome.seconds = seconds
         return outcome
 
@@ -115,21 +135,18 @@ class Host:
         opened.algorithm.begin(client, down)
         return client
 
-    def _serve(
-        self, opened: _Open, client: Client, down: Tree, work: Work, outcome: Outcome, seconds: dict[str, float]
-    ) -> Upload:
+    def _serve(self, opened: _Open, client: Client, down: Tree, work: Work, seconds: dict[str, float]) -> "_Served":
         began = time.perf_counter()
         loss = opened.trainer.fit(client, down) if work.fit else float("nan")
         trained = time.perf_counter()
         upload = opened.algorithm.upload(client, down, work.phase)
         if opened.algorithm.keeps_model:
             client.state["w"] = client.w
-        outcome.losses.append(loss)
-        outcome.states[client.info.client] = _snapshot(client.state, client.w)
-        outcome.bytes_up.append(upload_bytes(upload))
+        require_sound(upload, work.up)
         seconds["train"] += trained - began
         seconds["upload"] += time.perf_counter() - trained
-        return Upload(_snapshot(upload.entries, client.w), upload.weight)
+        sent = Upload(_snapshot(upload.entries, client.w), upload.weight)
+        return _Served(sent, _snapshot(client.state, client.w), loss)
 
 
 def _snapshot(tree: Tree, w: torch.Tensor) -> Tree:

@@ -39,6 +39,7 @@ class Job:
         seed: Of the run.
         threads: Threads of the mathematics.
         memo_bytes: Limit of a host's cache.
+        skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Job:
     seed: int
     threads: int
     memo_bytes: int
+    skip_failed_clients: bool = False
 
     @property
     def store_path(self) -> Path:
@@ -121,4 +123,5 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.
         memo_bytes=config.memory_limit() // (2 * hosts),
+        skip_failed_clients=config.engine.on_client_error == "skip",
     )

@@ -153,16 +153,12 @@ class RayPool:
         try:
             outcome = ray.get(ref)
         except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, ShoalError):
-                raise ShoalError(cause.line, cause.detail) from None
-            raise ShoalError(f"a host failed: {type(cause).__name__}: {cause}", str(error)) from error
+            raise _plain(error) from error
         except RayError as error:
             self._lost(call, state, type(error).__name__)
             return None
         if outcome is None:
-            self._hosts[call.host].open.remote(self._job_ref)
-            self._call(state, call.host, call.position)
+            self._open_again(call, state)
             return None
         # The object store gives its memory back; states live on in the server's own.
         outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
@@ -170,6 +166,16 @@ class RayPool:
             if waiting.host == call.host:
                 waiting.deadline = time.monotonic() + self._timeout
         return outcome
+
+    def _open_again(self, call: _Call, state: _Round) -> None:
+        """Opens the job on a host that was started again, and gives it the cell once more."""
+        try:
+            ray.get(self._hosts[call.host].open.remote(self._job_ref), timeout=RESTART_SECONDS)
+            self._call(state, call.host, call.position)
+        except RayTaskError as error:
+            raise _plain(error) from error
+        except (RayError, GetTimeoutError) as error:
+            self._lost(call, state, type(error).__name__)
 
     def _lost(self, call: _Call, state: _Round, why: str) -> None:
         work = state.works[call.position]
@@ -220,3 +226,11 @@ class RayPool:
             raise ShoalError(
                 "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume"
             )
+
+
+def _plain(error: RayTaskError) -> ShoalError:
+    """What went wrong on a host, without Ray's wrapping."""
+    cause = error.cause
+    if isinstance(cause, ShoalError):
+        return ShoalError(cause.line, cause.detail)
+    return ShoalError(f"a host failed: {type(cause).__name__}: {cause}", str(error))

@@ -21,16 +21,30 @@ def upload_bytes(upload: Upload) -> int:
     return tree_bytes(upload.entries) + weights
 
 
-def reduce_cell(uploads: Sequence[Upload], ids: Sequence[int], up: Mapping[str, How], outcome: Outcome) -> None:
+def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
+    """Keeps what would poison an aggregate from ever reaching it.
+
+    Raises:
+        ShoalError: The upload lacks an entry that the method asked for, or one holds NaN or infinity where it has
+            weight.
+    """
+    for entry, how in up.items():
+        if entry not in upload.entries:
+            raise ShoalError(f"upload() gives no {entry!r}, which the round asks for")
+        read, weight = upload.entries[entry], _weight(upload, entry)
+        if how is How.SUM:
+            read = _weighty(read, weight)
+        if not (torch.isfinite(read).all() and torch.isfinite(weight).all()):
+            raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
+
+
+def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome.
 
     Raises:
-        ShoalError: An upload lacks an entry that the method asked for, or clients give it in different shapes.
+        ShoalError: Clients give an entry in different shapes.
     """
     for entry, how in up.items():
-        for client, upload in zip(ids, uploads):
-            if entry not in upload.entries:
-                raise ShoalError(f"client {client}: upload() gives no {entry!r}, which the round asks for")
         tensors = [upload.entries[entry] for upload in uploads]
         _require_one_shape(entry, [t.shape for t in tensors])
         if how is not How.SUM:
@@ -39,9 +53,8 @@ def reduce_cell(uploads: Sequence[Upload], ids: Sequence[int], up: Mapping[str, 
         total = torch.zeros(tensors[0].shape, dtype=torch.float64)
         weight_total: Tensor = torch.zeros((), dtype=torch.float64)
         for upload, tensor in zip(uploads, tensors):
-            weight = torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64)
-            term = weight * tensor
-            total += term if bool((weight > 0).all()) else torch.where(weight > 0, term, 0.0)
+            weight = _weight(upload, entry)
+            total += weight * _weighty(tensor, weight)
             weight_total = weight_total + weight
         outcome.sums[entry] = total
         outcome.weights[entry] = weight_total
@@ -78,6 +91,15 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
                 stacked = stacked[order]
             (held if how is How.MIX else entries)[entry] = stacked
     return Replies(sorted(ids), entries, weights), held
+
+
+def _weight(upload: Upload, entry: str) -> Tensor:
+    return torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64)
+
+
+def _weighty(tensor: Tensor, weight: Tensor) -> Tensor:
+    """The tensor with zeros where it has no weight, and may hold anything."""
+    return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
 
 
 def _require_one_shape(entry: str, shapes: Sequence[torch.Size]) -> None:

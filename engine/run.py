@@ -16,6 +16,7 @@ from engine.memory import PeakMemory
 from engine.prepare import prepare
 from engine.progress import progress, say
 from engine.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
+from engine.sampling import Participation, read_trace
 from engine.server import Plan
 from engine.state import FederationState
 from engine.summary import summarize_run
@@ -27,9 +28,22 @@ log = logging.getLogger(__name__)
 SERVERS_LOST = 5
 
 
-def plan_of(config: Config) -> Plan:
+def participation_of(config: Config, whole: bool) -> Participation:
+    """How cohorts are drawn; one client that is the whole graph always takes part.
+
+    Raises:
+        ShoalError: The trace cannot be read or is of other clients.
+    """
+    if whole:
+        return Participation()
+    how = config.participation
+    online = None if how.trace is None else read_trace(how.trace, config.partition.clients)
+    return Participation(how.ratio, how.count, how.at_least, online)
+
+
+def plan_of(config: Config, whole: bool = False) -> Plan:
     """What the round loop needs of a config."""
-    return Plan(config.rounds, config.participation.ratio, config.evaluation.every, config.engine.cell_size)
+    return Plan(config.rounds, participation_of(config, whole), config.evaluation.every, config.engine.cell_size)
 
 
 def run(config: Config, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:
@@ -52,14 +66,15 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             say(f"{folder.path}: already finished; --fresh runs it again")
             return folder.path
         state = _starting_state(config, folder, resume, fresh)
-        store = prepare(config, whole=algorithm.whole)
+        store = prepare(config, whole=algorithm.whole, mend=False)
         job = make_job(config, store, folder.path.name)
         # A wrong option of the model is an error before any actor starts.
         job.build_model(store)
+        plan = plan_of(config, algorithm.whole)
         folder.begin(config)
         own = session or open_session(config)
         try:
-            _Driver(config, folder, own, job, store).drive(state)
+            _Driver(config, folder, own, job, store, plan).drive(state)
         finally:
             if session is None:
                 own.close()
@@ -107,15 +122,17 @@ def _refuse_changed(config: Config) -> None:
 class _Driver:
     """Steps a server through the rounds and writes what it says into the run folder."""
 
-    def __init__(self, config: Config, folder: RunFolder, session: Session, job: Job, store: Store) -> None:
+    def __init__(self, config: Config, folder: RunFolder, session: Session, job: Job, store: Store, plan: Plan) -> None:
+        self.plan = plan
         self.config, self.folder, self.session, self.job, self.store = config, folder, session, job, store
         self.environment = environment()
 
     def drive(self, state: FederationState | None) -> None:
         began = time.monotonic()
         memory = PeakMemory()
+        every = self.config.run.checkpoint_every
         board = TensorBoard(self.folder.path) if self.config.run.tensorboard else None
-        federation = self.session.federation(self.job, plan_of(self.config), state)
+        federation = self.session.federation(self.job, self.plan, state)
         try:
             with graceful() as interrupt:
                 done, lost = state.round if state else 0, 0
@@ -124,15 +141,13 @@ class _Driver:
                         try:
                             line = federation.round()
                             done = line["round"]
+                            self._log_failures(line)
                             self.folder.append(line)
                             if board:
                                 board.write(line)
                             step.advance(_note(line))
-                            if (
-                                done % self.config.run.checkpoint_every == 0
-                                or done == self.config.rounds
-                                or interrupt.asked
-                            ):
+                            interrupt.asked |= self._out_of_time(began)
+                            if done % every == 0 or done == self.config.rounds or interrupt.asked:
                                 self._save(federation)
                         except ServerLost as error:
                             lost += 1
@@ -149,6 +164,16 @@ class _Driver:
                 board.close()
             federation.close()
 
+    def _out_of_time(self, began: float) -> bool:
+        limit = self.config.run.max_seconds
+        return limit is not None and time.monotonic() - began > limit
+
+    def _log_failures(self, line: dict[str, Any]) -> None:
+        """Tracebacks go to the log, the clients left out stay in the metrics."""
+        for client, (text, detail) in line.get("failures", {}).items():
+            log.error("%s\n%s", text, detail)
+            line["failures"][client] = text
+
     def _save(self, federation: Federation) -> None:
         checkpoint.save(self.folder.checkpoints, federation.state(), self.environment, self.config.run.keep)
 
@@ -164,7 +189,7 @@ class _Driver:
         done = state.round if state else 0
         say(f"the server was lost ({error}); going on after round {done}")
         self.folder.cut_metrics(done)
-        return self.session.federation(self.job, plan_of(self.config), state), done
+        return self.session.federation(self.job, self.plan, state), done
 
 
 def _note(line: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from engine.cell import Outcome, Work, evaluation, form_cells
 from engine.evaluation import summarize
 from engine.job import Job
 from engine.reduction import combine, tree_bytes
-from engine.sampling import draw_cohort
+from engine.sampling import Participation, draw_cohort
 from engine.state import FederationState
 from storage.errors import ShoalError
 from storage.store import Store
@@ -43,13 +43,13 @@ class Plan:
 
     Attributes:
         rounds: Number of rounds.
-        ratio: Share of the clients in a cohort.
+        participation: How many clients a cohort has, and who is online.
         evaluate_every: Rounds between evaluations of all clients.
         cell_size: Clients of a cell, or `auto`.
     """
 
     rounds: int
-    ratio: float
+    participation: Participation
     evaluate_every: int
     cell_size: int | str
 
@@ -80,7 +80,7 @@ class Server:
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
-        return draw_cohort(len(self.infos), self.plan.ratio, self.job.seed, round_number)
+        return draw_cohort(len(self.infos), self.plan.participation, self.job.seed, round_number)
 
     def round(self) -> dict[str, Any]:
         """Runs and commits one round; if it raises, the state is as before.
@@ -108,6 +108,7 @@ class _Round:
         self.held: Tree = {}
         self.losses: dict[int, float] = {}
         self.notes: dict[str, float] = {}
+        self.failures: dict[int, tuple[str, str]] = {}
         self.bytes_up = 0
         self.bytes_down = 0
         self.retried_before = server.pool.retried
@@ -127,17 +128,9 @@ class _Round:
         return self.number == self.next_evaluation
 
     def run(self) -> FederationState:
-        # 1. The method's part: ask, mix, ask again.
-        context = self.server._context(self.number)
-        self.notes = context.notes
-        steps = self.algorithm.round(self.draft.server, context, self.cohort)
-        reply: Replies | Tensor | None = None
-        while True:
-            try:
-                step = steps.send(reply)
-            except StopIteration:
-                break
-            reply = self._ask(step) if isinstance(step, Ask) else self._mix(step)
+        # 1. The method's part: ask, mix, ask again. A round without a cohort changes nothing.
+        if self.cohort:
+            self._drive_method()
         # 2. The cohort is served the new model, where there is one.
         if served := self.algorithm.serve(self.draft.server):
             self.draft.downloads[self.number] = {name: t.clone() for name, t in served.items()}
@@ -150,8 +143,20 @@ class _Round:
             self._evaluate(bool(served))
         return self.draft
 
+    def _drive_method(self) -> None:
+        context = self.server._context(self.number)
+        self.notes = context.notes
+        steps = self.algorithm.round(self.draft.server, context, self.cohort)
+        reply: Replies | Tensor | None = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration:
+                return
+            reply = self._ask(step) if isinstance(step, Ask) else self._mix(step)
+
     def _ask(self, ask: Ask) -> Replies:
-        ids = sorted(set(self.cohort if ask.to is None else ask.to))
+        ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.failures.keys())
         cells = form_cells(ids, self.server.infos, self.server.plan.cell_size)
         scored = ask.fit if ask.scored is None else ask.scored
         score = frozenset(ids) - self.come_back if scored else frozenset()
@@ -173,15 +178,18 @@ class _Round:
         for i in ids:
             self.bytes_down += tree_bytes({**ask.shared, **ask.private.get(i, {})})
         outcomes = self._serve(works, ask.shared)
-        answered = [i for cell in cells for i in cell]
-        for cell, outcome in zip(cells, outcomes):
+        for outcome in outcomes:
             self.bytes_up += sum(outcome.bytes_up)
             self.draft.clients.update(outcome.states)
-            self.draft.touched.update({i: i in outcome.scores for i in cell})
+            self.draft.touched.update({i: i in outcome.scores for i in outcome.ids})
             self.draft.scores.setdefault("trained", {}).update(outcome.scores)
             if ask.fit:
-                self.losses.update(zip(cell, outcome.losses))
-        replies, held = combine(outcomes, answered, ask.up)
+                self.losses.update(zip(outcome.ids, outcome.losses))
+        answered = [outcome for outcome in outcomes if outcome.ids]
+        if ids and not answered:
+            line, detail = next(iter(outcomes[0].failures.values()))
+            raise ShoalError(f"no client of the cohort answered; the first: {line}", detail)
+        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up)
         self.held.update(held)
         return replies
 
@@ -208,9 +216,22 @@ class _Round:
         outcomes: dict[int, Outcome] = dict(self.server.pool.run(works, shared))
         self.waited += time.perf_counter() - began
         for outcome in outcomes.values():
+            for client, failure in outcome.failures.items():
+                self._leave_out(client, failure)
             for part, spent in outcome.seconds.items():
                 self.seconds[part] += spent
         return [outcomes[position] for position in range(len(works))]
+
+    def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
+        """A client that fails takes no further part in the round and is as it was before it."""
+        self.failures[client] = failure
+        if client in self.cohort:
+            self.cohort.remove(client)
+        before = self.server.state.clients
+        if client in before:
+            self.draft.clients[client] = before[client]
+        else:
+            self.draft.clients.pop(client, None)
 
     def _cost(self, cell: Sequence[int]) -> float:
         return float(sum(self.server.infos[i].nodes + 10 * self.server.infos[i].train for i in cell))
@@ -224,7 +245,7 @@ class _Round:
             # The model of the server on every client's rows; clients that hold nothing else are served just this.
             draft.scores["global"] = self._scored(everyone, self.algorithm.serve(draft.server), fresh=True)
             same = {i for i in stale if draft.newest.get(i) == self.number and not self._holds_own(i)}
-            known.update({i: draft.scores["global"][i] for i in same})
+            known.update({i: counts for i, counts in draft.scores["global"].items() if i in same})
         elif self.algorithm.keeps_model:
             # They deploy what they trained.
             same = {i for i in stale if draft.touched.get(i) and i not in draft.inboxes}
@@ -266,6 +287,8 @@ class _Round:
             "bytes_down": self.bytes_down,
             "seconds": {"round": total, "hosts": on_hosts, **self.seconds},
         }
+        if self.failures:
+            line["failures"] = {str(i): text for i, text in self.failures.items()}
         if self.notes:
             line["notes"] = self.notes
         if self.evaluates:

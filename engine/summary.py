@@ -24,7 +24,7 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "last": {"round": scored[-1]["round"], **scored[-1]["scopes"][scope]},
             "best": {"round": best["round"], **best["scopes"][scope]} if best else None,
         }
-    visits = sum(len(line["cohort"]) for line in lines)
+    visits = max(sum(len(line["cohort"]) for line in lines), 1)
     return {
         "dataset": manifest.name,
         "synthetic": manifest.synthetic,

@@ -1,12 +1,12 @@
 """manifest.json: what a store holds. It is written last, so a folder without it is an unfinished prepare."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from storage.arrow_file import FileRecord
+from storage.atomic import replacing
 from storage.errors import ShoalError
 
 FORMAT = 1
@@ -86,13 +86,13 @@ class Manifest:
     provenance: dict[str, str] = field(default_factory=dict)
 
     def write(self, store: Path) -> None:
-        """Writes the manifest atomically."""
-        unfinished = store / (NAME + ".unfinished")
-        with unfinished.open("w") as f:
-            json.dump({"format": FORMAT, **asdict(self)}, f, indent=1)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(unfinished, store / NAME)
+        """Writes the manifest atomically.
+
+        Raises:
+            ShoalError: The disk is full.
+        """
+        with replacing(store / NAME) as unfinished:
+            unfinished.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
 
 
 def read_manifest(store: Path) -> Manifest:

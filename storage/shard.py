@@ -59,7 +59,7 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: An
         dtype: `float32` or `float16`, how features are stored.
 
     Raises:
-        ShoalError: 2^31 entries or more, or the disk is full.
+        ShoalError: 2^31 entries or more, a feature that does not fit `dtype`, or the disk is full.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
@@ -68,7 +68,13 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: An
     features = np.empty((len(part.node), x.shape[1]), dtype=dtype)
     for start in range(0, len(part.node), ROWS_AT_A_TIME):
         block = x[part.node[start : start + ROWS_AT_A_TIME]]
-        features[start : start + ROWS_AT_A_TIME] = block.toarray() if sp.issparse(block) else block
+        with np.errstate(over="ignore"):  # what is too large becomes infinity, and is refused as such
+            features[start : start + ROWS_AT_A_TIME] = block.toarray() if sp.issparse(block) else block
+    if dtype == "float16" and np.isinf(features).any():
+        raise ShoalError(
+            f"data.dtype: float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; "
+            "use float32"
+        )
     columns = {
         "node": pa.array(part.node),
         "label": pa.array(label[part.node].astype(np.int32)),

@@ -38,7 +38,7 @@ class SplitOptions:
     def name(self) -> str:
         """Folder of this split inside a store; two options with one name give the same split."""
         if self.protocol in ("stratified", "per_client"):
-            shares = "-".join(f"{100 * share:g}" for share in self.fractions)
+            shares = "-".join(f"{100 * share:.15g}" for share in self.fractions)
             return f"{self.protocol}-{shares}-seed{self.seed}"
         if self.protocol == "file":
             return "file-" + hashlib.sha256(read_split_file(self.file).tobytes()).hexdigest()[:8]
@@ -65,19 +65,18 @@ def read_split_file(file: str | None) -> np.ndarray:
             "data.split_file: needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node"
         )
     try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        with open(file, "rb") as f:
+            array = np.lib.format.read_array(f, allow_pickle=False)
+    except (OSError, ValueError) as error:
         raise ShoalError(
             f"{file}: data.split_file cannot be read ({error}); give a .npy with 0, 1, 2, 3 for every node"
         ) from error
-    if (
-        array.ndim != 1
-        or not np.issubdtype(array.dtype, np.integer)
-        or (array.size and (array.min() < 0 or array.max() > 3))
-    ):
-        raise ShoalError(
-            f"{file}: data.split_file must be integers 0 to 3, one a node; found {array.dtype} {list(array.shape)}"
-        )
+    rule = f"{file}: data.split_file must be integers 0 to 3, one a node; found"
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ShoalError(f"{rule} {array.dtype} {list(array.shape)}")
+    strange = np.flatnonzero((array < UNASSIGNED) | (array > TEST))
+    if len(strange):
+        raise ShoalError(f"{rule} {array[strange[0]]} at node {strange[0]}")
     return array.astype(np.int8)
 
 
@@ -104,7 +103,7 @@ def random_split(label: np.ndarray, node: np.ndarray, client: int, options: Spli
     complete = sum(options.fractions) > 1 - 1e-9
     for group in groups:
         shuffled = rng.permutation(group)
-        # The small constant keeps 0.6 * 5 from becoming 2.
+        # The small constant keeps 0.29 * 100 from becoming 28.
         train, val, test = (int(share * len(group) + 1e-9) for share in options.fractions)
         end = len(group) if complete else train + val + test
         code[shuffled[:train]] = TRAIN

@@ -59,18 +59,18 @@ class Store:
         Raises:
             ShoalError: No such client, or its file is missing or damaged.
         """
-        if not 0 <= client < self.clients:
-            raise ShoalError(f"{self.path}: no client {client}; it has clients 0 to {self.clients - 1}")
+        self._check(client)
         return open_shard(self.path / shard_path(client), client, self.manifest.clients[client].file)
 
     def split(self, name: str, client: int) -> Split:
         """Maps a client's split.
 
         Raises:
-            ShoalError: The split was not prepared, or its file is missing or damaged.
+            ShoalError: The split was not prepared, there is no such client, or its file is missing or damaged.
         """
         if name not in self.manifest.splits:
             raise ShoalError(f"{self.path}: no split {name!r}; run `shoal prepare` on the config")
+        self._check(client)
         record = self.manifest.splits[name].files[client]
         return open_split(self.path / split_path(name, client), self.manifest.clients[client].nodes, record)
 
@@ -78,10 +78,11 @@ class Store:
         """Maps hop 1, 2, … of a client, each `[N, F]`.
 
         Raises:
-            ShoalError: The hops were not prepared, or their file is missing or damaged.
+            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
         """
         if kernel not in self.manifest.hops:
             raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
+        self._check(client)
         file = MappedFile(self.path / hops_path(kernel, client), "hops", self.manifest.hops[kernel][client])
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
@@ -89,6 +90,10 @@ class Store:
                 f"{file.path}: {file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
             )
         return [file.matrix(name) for name in file.names]
+
+    def _check(self, client: int) -> None:
+        if not 0 <= client < self.clients:
+            raise ShoalError(f"{self.path}: no client {client}; it has clients 0 to {self.clients - 1}")
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:
         """Every file of the store with its record, path relative to the store."""
@@ -120,7 +125,11 @@ def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
         elif checksum(full) != record.sha256:
             faults.append(f"{full}: checksum does not match the manifest")
         elif path.parts[0] == "clients":
-            shard = store.shard(int(path.stem))
-            check_bounds(shard, store.manifest.classes, lambda fault, full=full: faults.append(f"{full}: {fault}"))  # type: ignore[misc]
+            try:
+                shard = store.shard(int(path.stem))
+            except ShoalError as error:
+                faults.append(error.line)
+            else:
+                check_bounds(shard, store.manifest.classes, lambda fault, full=full: faults.append(f"{full}: {fault}"))  # type: ignore[misc]
         step()
     return faults

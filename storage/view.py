@@ -39,7 +39,7 @@ class Memo:
             self._entries.move_to_end(key)
             return self._entries[key][0]
         value = build()
-        size = _tensor_bytes(value)
+        size = self._size(value)
         self._entries[key] = (value, size)
         self.bytes += size
         while self.bytes > self.limit and len(self._entries) > 1:
@@ -47,13 +47,15 @@ class Memo:
             self.bytes -= dropped
         return value
 
-
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        if value.layout == torch.sparse_csr:
-            return 0  # indices lie in the map of the shard, values in the shared ones
-        return value.nbytes
-    return sum(map(_tensor_bytes, value)) if isinstance(value, tuple | list) else 0
+    def _size(self, value: Any) -> int:
+        if not isinstance(value, Tensor):
+            return sum(map(self._size, value)) if isinstance(value, tuple | list) else 0
+        if value.layout != torch.sparse_csr:
+            return value.nbytes
+        values = value.values()
+        if values.untyped_storage().data_ptr() == self._ones.untyped_storage().data_ptr():
+            return 0  # the adjacency of a view: its indices lie in the map of the shard
+        return values.nbytes + value.crow_indices().nbytes + value.col_indices().nbytes
 
 
 class View:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.arrow_file import FileRecord
+from storage.atomic import cannot_write
 from storage.errors import ShoalError
 
 PROGRESS = "progress.jsonl"
@@ -31,22 +32,17 @@ class StoreWriter:
         """
         self.path = path
         self._log = path / PROGRESS
-        self._done: dict[str, dict[str, Any]] = {}
-        lines = self._complete_lines()
-        if lines:
-            try:
-                head, *entries = [json.loads(line) for line in lines]
-            except ValueError as error:
-                raise ShoalError(
-                    f"{self._log}: damaged ({error}); delete the folder {path} and prepare again"
-                ) from error
-            if head != identity:
-                raise ShoalError(
-                    f"{path}: holds an unfinished store of another dataset or partition; delete it or set data.store"
-                )
-            self._done = {entry["path"]: entry for entry in entries}
-        else:
+        try:
+            lines = [json.loads(line) for line in self._complete_lines()]
+            self._done: dict[str, dict[str, Any]] = {entry["path"]: entry for entry in lines[1:]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShoalError(f"{self._log}: damaged ({error}); delete the folder {path} and prepare again") from error
+        if not lines:
             self._append(identity)
+        elif lines[0] != identity:
+            raise ShoalError(
+                f"{path}: holds an unfinished store of another dataset or partition; delete it or set data.store"
+            )
 
     def _complete_lines(self) -> list[str]:
         """The lines of the log; the end of one that a kill cut off is removed from the file."""
@@ -59,10 +55,13 @@ class StoreWriter:
         return whole.splitlines()
 
     def _append(self, entry: dict[str, Any]) -> None:
-        with self._log.open("a") as f:
-            f.write(json.dumps(entry) + "\n")
-            f.flush()
-            os.fsync(f.fileno())
+        try:
+            with self._log.open("a") as f:
+                f.write(json.dumps(entry) + "\n")
+                f.flush()
+                os.fsync(f.fileno())
+        except OSError as error:
+            raise cannot_write(self._log, error) from error
 
     def once(self, relative: Path, write: Callable[[Path], FileRecord]) -> FileRecord:
         """Writes a file unless an earlier prepare finished it.
@@ -78,6 +77,11 @@ class StoreWriter:
             self._append(entry)
             self._done[str(relative)] = entry
         return record
+
+    def bytes_finished(self, folder: Path) -> int:
+        """Bytes of the complete files in a folder of the store."""
+        paths = [Path(path) for path in self._done if Path(path).parent == folder]
+        return sum(record.bytes for record in map(self.finished, paths) if record is not None)
 
     def finished(self, relative: Path) -> FileRecord | None:
         """The record of a file that is complete on disk, else None."""

@@ -252,9 +252,7 @@ def test_cold_starts_above_one_are_local_at_any_participation(run: Run) -> None:
 def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:
     keys = {"train.optimizer": "sgd", "train.lr": 0.1}
     mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
-    server = run(
-        {**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4
-    )
+    server = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4)
     for inbox in server.state.inboxes.values():
         torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
 

@@ -1,0 +1,271 @@
+"""Partition, shards, splits, hops, manifest: the steps of a prepare. Every finished file survives an interruption."""
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.config import Config
+from engine.progress import progress, say
+from partition import PartitionOptions, partition
+from partition.quality import quality
+from storage.arrow_file import FileRecord, checksum
+from storage.atomic import replacing
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.hops import hops_bytes, write_hops
+from storage.induced import induced
+from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
+from storage.propagation import Kernel
+from storage.shard import Shard, open_shard, write_shard
+from storage.split import (
+    Split,
+    SplitOptions,
+    from_codes,
+    open_split,
+    random_split,
+    read_split_file,
+    write_split,
+)
+from storage.store import Store, hops_path, shard_path, split_path
+from storage.writer import StoreWriter, require_disk
+
+
+class LazyGraph:
+    """A graph that is read only if a step needs it."""
+
+    def __init__(self, read: Callable[[], Graph]) -> None:
+        self._read = read
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph, read at the first use."""
+        return self._read()
+
+
+def shards_lie_there(path: Path, manifest: Manifest) -> bool:
+    """Whether every shard of a manifest is on disk."""
+    return _lie_there(path, shard_path, [client.file for client in manifest.clients])
+
+
+def split_lies_there(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
+    """Whether a split was made, and is on disk."""
+    record = manifest.splits.get(split.name)
+    return record is not None and _lie_there(path, partial(split_path, split.name), record.files)
+
+
+def hops_lie_there(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
+    """Whether hops were made, and are on disk."""
+    records = manifest.hops.get(kernel.name)
+    return kernel.hops == 0 or (records is not None and _lie_there(path, partial(hops_path, kernel.name), records))
+
+
+def _lie_there(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
+    """Whether all files of one kind are there; a deleted one is made again. Whether they are sound is for `verify`."""
+    return all((store / place(client)).exists() for client in range(len(records)))
+
+
+class StoreBuilder:
+    """One prepare of one store folder; what is on disk is kept."""
+
+    def __init__(
+        self,
+        path: Path,
+        made: dict[str, Any],
+        lazy: LazyGraph,
+        options: PartitionOptions | None,
+        config: Config,
+        clients: Store | None = None,
+    ) -> None:
+        """`options` None and a store of `clients`: the whole graph as one client, split as its clients are."""
+        self.path, self.lazy, self.options, self.clients = path, lazy, options, clients
+        self.dtype = config.data.dtype
+        self.writer = StoreWriter(path, made)
+        self.made = made
+
+    def run(self, split: SplitOptions, kernel: Kernel) -> Store:
+        """Makes shards, one split and one kernel's hops, as far as they are missing, and writes the manifest."""
+        old = Store(self.path).manifest if (self.path / NAME).exists() else None
+        if old is None:
+            manifest = self._shards()
+        elif shards_lie_there(self.path, old):
+            manifest = old
+        else:
+            manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
+        if not split_lies_there(self.path, manifest, split):
+            manifest = replace(manifest, splits={**manifest.splits, split.name: self._splits(manifest, split)})
+        if not hops_lie_there(self.path, manifest, kernel):
+            manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
+        manifest.write(self.path)
+        return Store(self.path)
+
+    def _assignment(self, graph: Graph) -> np.ndarray:
+        if self.options is None:
+            return np.zeros(graph.nodes, dtype=np.int32)
+        options = self.options
+
+        def write(path: Path) -> FileRecord:
+            say(f"partition: {options.method} into {options.clients} clients")
+            assignment = partition(graph, options)
+            with replacing(path) as unfinished, unfinished.open("wb") as f:
+                np.save(f, assignment)
+            return FileRecord(path.stat().st_size, checksum(path))
+
+        self.writer.once(Path("assignment.npy"), write)
+        return np.load(self.path / "assignment.npy", allow_pickle=False)
+
+    def _shards(self) -> Manifest:
+        graph = self.lazy.graph
+        _report(graph)
+        assignment = self._assignment(graph)
+        count = 1 if self.options is None else self.options.clients
+        itemsize = np.dtype(self.dtype).itemsize
+        needed = graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries
+        require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
+        measured = quality(graph, assignment, count).as_dict()
+        row_of = np.full(graph.nodes, -1, dtype=np.int32)
+        by_client = np.argsort(assignment, kind="stable")
+        ends = np.concatenate([[0], np.cumsum(np.bincount(assignment, minlength=count))])
+        records = []
+        with progress("shards", count, "clients") as step:
+            for client in range(count):
+                nodes = by_client[ends[client] : ends[client + 1]]
+
+                def write(path: Path, client: int = client, nodes: np.ndarray = nodes) -> FileRecord:
+                    part = induced(graph.indptr, graph.indices, nodes, row_of)
+                    return write_shard(path, client, part, graph.y, graph.x, self.dtype)
+
+                file = self.writer.once(shard_path(client), write)
+                records.append(self._record(client, file, graph.classes))
+                step.advance()
+        return Manifest(
+            identity=self.made,
+            name=graph.name,
+            synthetic=graph.synthetic,
+            nodes=graph.nodes,
+            features=graph.features,
+            classes=graph.classes,
+            dtype=self.dtype,
+            cleaning=asdict(graph.cleaning),
+            quality=measured,
+            clients=records,
+            provenance={
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+        )
+
+    def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
+        shard = open_shard(self.path / shard_path(client), client, file)
+        labelled = shard.label[shard.label >= 0]
+        counts = np.bincount(labelled, minlength=classes).tolist()
+        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file)
+
+    def _splits(self, manifest: Manifest, options: SplitOptions) -> SplitRecord:
+        code = self._codes(manifest, options)
+        files, counts, untrained, unreachable = [], [], [], 0
+        for record in manifest.clients:
+            client = record.client
+            shard = open_shard(self.path / shard_path(client), client, record.file)
+
+            def write(path: Path, shard: Any = shard) -> FileRecord:
+                if code is None:
+                    split = random_split(shard.label, shard.node, shard.client, options)
+                else:
+                    split = from_codes(code[shard.node])
+                return write_split(path, split)
+
+            file = self.writer.once(split_path(options.name, client), write)
+            split = open_split(self.path / split_path(options.name, client), shard.nodes, file)
+            _require_labels(shard.label, split, client, options)
+            files.append(file)
+            counts.append([len(split.train), len(split.val), len(split.test)])
+            if not len(split.train):
+                untrained.append(client)
+            unreachable += int((~np.isin(shard.label[split.test], shard.label[split.train])).sum())
+        if not any(train for train, _, _ in counts):
+            raise ShoalError(
+                f"data.split {options.protocol}: no client has a training node; change the split or use fewer clients"
+            )
+        result = SplitRecord(counts, untrained, unreachable, files)
+        _report_split(result, options)
+        return result
+
+    def _codes(self, manifest: Manifest, options: SplitOptions) -> np.ndarray | None:
+        """Part of every node, int8 `[nodes]`, or None where each client draws its own."""
+        if self.clients is not None:
+            code = np.zeros(manifest.nodes, dtype=np.int8)
+            for client in range(self.clients.clients):
+                node, split = self.clients.shard(client).node, self.clients.split(options.name, client)
+                for part, rows in enumerate((split.train, split.val, split.test), 1):
+                    code[node[rows]] = part
+            return code
+        if options.protocol == "file":
+            code = read_split_file(options.file)
+            if len(code) != manifest.nodes:
+                raise ShoalError(
+                    f"{options.file}: {len(code)} entries for {manifest.nodes} nodes of {manifest.name}; give one each"
+                )
+            return code
+        if options.protocol == "public":
+            code_of_dataset = self.lazy.graph.split
+            if code_of_dataset is None:
+                raise ShoalError(
+                    f"data.split public: {manifest.name} has no split of its own; take stratified or per_client"
+                )
+            return code_of_dataset
+        return None
+
+    def _hops(self, manifest: Manifest, kernel: Kernel) -> list[FileRecord]:
+        needed = hops_bytes(manifest.nodes, manifest.features, kernel)
+        finished = self.writer.bytes_finished(hops_path(kernel.name, 0).parent)
+        require_disk(self.path, needed - finished, "the hops")
+
+        def files() -> Iterator[FileRecord]:
+            with progress(f"hops {kernel.name}", len(manifest.clients), "clients") as step:
+                for record in manifest.clients:
+                    shard = open_shard(self.path / shard_path(record.client), record.client, record.file)
+                    yield self.writer.once(hops_path(kernel.name, record.client), partial(_write_hops, shard, kernel))
+                    step.advance()
+
+        return list(files())
+
+
+def _write_hops(shard: Shard, kernel: Kernel, path: Path) -> FileRecord:
+    return write_hops(path, shard, kernel)
+
+
+def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions) -> None:
+    for rows in (split.train, split.val, split.test):
+        if len(rows) and label[rows].min() < 0:
+            raise ShoalError(
+                f"data.split {options.protocol}: client {client} has an unlabelled node in its split; mark it 0 (none)"
+            )
+
+
+def _report(graph: Graph) -> None:
+    c = graph.cleaning
+    kind = " (synthetic)" if graph.synthetic else ""
+    say(
+        f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
+        f"{graph.features} features, {graph.classes} classes; of {c.entries_read:,} entries read, "
+        f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
+        f"{c.reversed_added:,} missing reverses added"
+    )
+
+
+def _report_split(split: SplitRecord, options: SplitOptions) -> None:
+    train, val, test = np.sum(split.counts, axis=0)
+    line = f"split {options.name}: {train:,} train, {val:,} validation, {test:,} test nodes"
+    if split.unreachable:
+        line += f"; {split.unreachable:,} test nodes of classes their client has no training node of"
+    if split.without_training:
+        some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
+        line += f"; {len(split.without_training)} clients without a training node ({some})"
+    say(line)

@@ -1,0 +1,93 @@
+"""A client whose code or upload fails ends the run or is left out of the round, and never reaches the aggregate."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import parse_config
+from engine.run import run
+from engine.run_folder import read_metrics, read_summary
+from storage.errors import ShoalError
+
+METHOD = """
+from dataclasses import dataclass
+import torch
+from algorithms.fedavg import FedAvg
+from algorithms.protocol import Upload
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    kind: str = "raises"
+
+    def upload(self, client, down, phase):
+        sent = super().upload(client, down, phase)
+        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
+        if client.info.client != 2:
+            return sent
+        if self.kind == "raises":
+            raise RuntimeError("no luck")
+        if self.kind == "nan":
+            return Upload({"w": sent.entries["w"] * float("nan")}, sent.weight)
+        return Upload({"other": sent.entries["w"]}, sent.weight)
+"""
+
+
+def start(folder: Path, **changes: Any) -> Path:
+    (folder / "failing.py").write_text(METHOD)
+    plain = {
+        "name": "failing",
+        "rounds": 2,
+        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
+        "partition": {"clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": f"{folder / 'failing.py'}:Failing"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(folder / "runs"), "tensorboard": False},
+    }
+    return run(parse_config({**plain, **changes}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("raises", "RuntimeError: no luck"), ("nan", "NaN or infinity in 'w'"), ("other", "gives no 'w'")],
+)
+def test_left_out_or_the_end(tmp_path: Path, kind: str, message: str) -> None:
+    algorithm = {"name": f"{tmp_path / 'failing.py'}:Failing", "kind": kind}
+    with pytest.raises(ShoalError, match=rf"round 1, client 2: .*{message}"):
+        start(tmp_path, algorithm=algorithm)
+    folder = start(
+        tmp_path, algorithm=algorithm, name="skipping", engine={"backend": "local", "on_client_error": "skip"}
+    )
+    lines = read_metrics(folder)
+    assert [line["cohort"] for line in lines] == [[0, 1, 3], [0, 1, 3]]
+    assert all(message.split(":")[0] in line["failures"]["2"] for line in lines)
+    assert "Traceback" in (folder / "run.log").read_text()
+    assert np.isfinite(lines[-1]["loss"])
+    assert read_summary(folder)["scopes"]["global"]["last"]["test"]["rows"] > 0
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match="no client of the cohort answered"):
+        start(tmp_path, train={"lr": 1e30, "optimizer": "sgd"}, engine={"backend": "local", "on_client_error": "skip"})
+
+
+def test_a_round_in_which_nobody_is_online(tmp_path: Path) -> None:
+    np.save(tmp_path / "trace.npy", np.array([[1, 1, 0, 1], [0, 0, 0, 0]]))
+    trace = {"trace": str(tmp_path / "trace.npy")}
+    folder = start(tmp_path, algorithm={"name": "fedgta"}, participation=trace, rounds=4)
+    lines = read_metrics(folder)
+    assert [line["cohort"] for line in lines] == [[0, 1, 3], [], [0, 1, 3], []]
+    assert lines[0]["scopes"]["served"] == lines[1]["scopes"]["served"]
+    assert lines[1]["bytes_up"] == 0
+
+
+def test_out_of_time(tmp_path: Path) -> None:
+    limited = {"root": str(tmp_path / "runs"), "tensorboard": False, "max_seconds": 1e-6}
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, algorithm={"name": "fedavg"}, run=limited)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(read_metrics(folder)) == 1
+    assert (folder / "checkpoints" / "round-000001").is_dir()

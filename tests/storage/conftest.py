@@ -1,0 +1,69 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.graph import Graph, clean_edges
+from storage.hops import write_hops
+from storage.induced import induced
+from storage.manifest import ClientRecord, Manifest, SplitRecord
+from storage.propagation import Kernel
+from storage.shard import open_shard, write_shard
+from storage.split import SplitOptions, random_split, write_split
+from storage.store import Store, hops_path, shard_path, split_path
+
+OPTIONS = SplitOptions("stratified", 0, (0.5, 0.2, 0.3))
+
+
+def build_graph(seed: int, nodes: int, density: float, features: int = 3, classes: int = 2) -> Graph:
+    """A random graph; labels lie in -1 to `classes` - 1."""
+    rng = np.random.default_rng(seed)
+    edges = np.argwhere(np.triu(rng.random((nodes, nodes)) < density, 1)).T
+    indptr, indices, cleaning = clean_edges(edges, nodes, "test")
+    x = rng.standard_normal((nodes, features)).astype(np.float32)
+    return Graph("small", indptr, indices, x, rng.integers(-1, classes, nodes), classes, cleaning=cleaning)
+
+
+@pytest.fixture(scope="session")
+def make_graph() -> Callable[..., Graph]:
+    return build_graph
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Callable[..., Store]:
+    """A store of 30 nodes: clients of 20, 9 and 1 nodes, one split, one kernel of two hops."""
+
+    def make(dtype: str = "float32") -> Store:
+        root, kernel = tmp_path / "store", Kernel(2, dtype=dtype)
+        graph = build_graph(0, 30, 0.2)
+        row_of = np.full(30, -1, dtype=np.int32)
+        clients, splits, hops, counts = [], [], [], []
+        for client, nodes in enumerate((np.arange(20), np.arange(20, 29), np.array([29]))):
+            part = induced(graph.indptr, graph.indices, nodes, row_of)
+            file = write_shard(root / shard_path(client), client, part, graph.y, graph.x, dtype)
+            shard = open_shard(root / shard_path(client), client, file)
+            split = random_split(shard.label, shard.node, client, OPTIONS)
+            labelled = shard.label[shard.label >= 0]
+            classes = np.bincount(labelled, minlength=2).tolist()
+            clients.append(ClientRecord(client, shard.nodes, shard.entries, len(labelled), classes, file))
+            counts.append([len(split.train), len(split.val), len(split.test)])
+            splits.append(write_split(root / split_path(OPTIONS.name, client), split))
+            hops.append(write_hops(root / hops_path(kernel.name, client), shard, kernel))
+        Manifest(
+            identity={"dataset": {"dataset": "small"}, "partition": {"method": "file"}},
+            name="small",
+            synthetic=True,
+            nodes=30,
+            features=3,
+            classes=2,
+            dtype=dtype,
+            cleaning={},
+            quality={},
+            clients=clients,
+            splits={OPTIONS.name: SplitRecord(counts, [2], 0, splits)},
+            hops={kernel.name: hops},
+        ).write(root)
+        return Store(root)
+
+    return make

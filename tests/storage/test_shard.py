@@ -1,0 +1,109 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from storage import arrow_file
+from storage.arrow_file import fixed_rows
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.induced import Induced, induced
+from storage.shard import ROWS_AT_A_TIME, Shard, check_bounds, open_shard, write_shard
+
+NODES = np.arange(0, 20, 2)
+
+
+def part_of(graph: Graph) -> Induced:
+    return induced(graph.indptr, graph.indices, NODES, np.full(graph.nodes, -1, dtype=np.int32))
+
+
+def without_edges(nodes: int) -> Induced:
+    return Induced(np.arange(nodes), np.zeros(nodes + 1, dtype=np.int64), np.empty(0, dtype=np.int32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_round_trip(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str) -> None:
+    graph = make_graph(0, 20, 0.4)
+    assert {-1, 0, 1} <= set(graph.y[NODES])
+    part = part_of(graph)
+    record = write_shard(tmp_path / "a.arrow", 7, part, graph.y, graph.x, dtype)
+    shard = open_shard(tmp_path / "a.arrow", 7, record)
+    assert (shard.client, shard.nodes, shard.entries) == (7, 10, len(part.indices))
+    np.testing.assert_array_equal(shard.node, part.node)
+    np.testing.assert_array_equal(shard.label, graph.y[part.node])
+    np.testing.assert_array_equal(shard.indptr, part.indptr)
+    np.testing.assert_array_equal(shard.indices, part.indices)
+    np.testing.assert_array_equal(shard.x, graph.x[part.node].astype(dtype))
+    found = [a.dtype.name for a in (shard.node, shard.label, shard.indptr, shard.indices, shard.x)]
+    assert found == ["int64", "int32", "int32", "int32", dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sparse_features_give_the_same_file_as_dense(
+    tmp_path: Path, make_graph: Callable[..., Graph], dtype: str
+) -> None:
+    graph = make_graph(1, 20, 0.3, features=9)
+    x = np.maximum(graph.x, 0)
+    dense = write_shard(tmp_path / "dense.arrow", 0, part_of(graph), graph.y, x, dtype)
+    sparse = write_shard(tmp_path / "sparse.arrow", 0, part_of(graph), graph.y, sp.csr_array(x), dtype)
+    assert dense == sparse
+
+
+def test_features_may_be_a_map_and_of_more_rows_than_a_block(tmp_path: Path) -> None:
+    nodes = ROWS_AT_A_TIME + 3
+    np.save(tmp_path / "x.npy", np.arange(nodes, dtype=np.float32)[:, None])
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    write_shard(tmp_path / "a.arrow", 0, without_edges(nodes), np.zeros(nodes, dtype=np.int64), x, "float32")
+    np.testing.assert_array_equal(open_shard(tmp_path / "a.arrow", 0).x, x)
+
+
+def test_no_edges_and_one_node(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.arrow", 0, without_edges(1), np.array([-1]), np.ones((1, 2)), "float32")
+    shard = open_shard(tmp_path / "a.arrow", 0)
+    assert (shard.nodes, shard.entries, shard.label.tolist(), shard.indptr.tolist()) == (1, 0, [-1], [0, 0])
+    assert shard.indices.dtype == np.int32
+    assert shard.x.tolist() == [[1.0, 1.0]]
+
+
+def test_too_large_for_float16(tmp_path: Path) -> None:
+    x = np.array([[1.0], [7e4]], dtype=np.float32)
+    with pytest.raises(ShoalError, match=r"^data\.dtype: float16 ends at 65504, but client 5 has .*; use float32$"):
+        write_shard(tmp_path / "a.arrow", 5, without_edges(2), np.zeros(2, dtype=np.int64), x, "float16")
+    write_shard(tmp_path / "a.arrow", 5, without_edges(2), np.zeros(2, dtype=np.int64), x, "float32")
+
+
+def test_too_many_entries_are_refused_by_client(tmp_path: Path) -> None:
+    indices = np.broadcast_to(np.int32(0), 2**31)
+    part = Induced(np.array([0]), np.array([0, 2**31]), indices)
+    with pytest.raises(ShoalError, match=r"^client 5: 2147483648 adjacency entries, .* use more clients$"):
+        write_shard(tmp_path / "a.arrow", 5, part, np.array([0]), np.ones((1, 1)), "float32")
+
+
+def test_a_shard_without_features(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    arrow_file.write(path, "shard", {"node": fixed_rows(np.ones((2, 1)))})
+    with pytest.raises(ShoalError, match=rf"^{path}: column 'neighbors' is missing; .*$"):
+        open_shard(path, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"indptr": [0, 3, 2]}, "the row pointer decreases"),
+        ({"indices": [1, 2]}, "a neighbour lies outside rows 0 to 1"),
+        ({"indices": [-1, 0]}, "a neighbour lies outside rows 0 to 1"),
+        ({"label": [0, 2]}, "a label lies outside -1 to 1"),
+        ({"label": [-2, 0]}, "a label lies outside -1 to 1"),
+    ],
+)
+def test_bounds(changed: dict[str, list[int]], fault: str) -> None:
+    arrays = {"node": [4, 9], "label": [-1, 1], "indptr": [0, 1, 2], "indices": [1, 0]}
+    sound = {name: np.array(values, dtype=np.int32) for name, values in arrays.items()}
+    faults: list[str] = []
+    check_bounds(Shard(client=0, x=np.ones((2, 1)), **sound), 2, faults.append)
+    assert faults == []
+    damaged = {**sound, **{name: np.array(values, dtype=np.int32) for name, values in changed.items()}}
+    check_bounds(Shard(client=0, x=np.ones((2, 1)), **damaged), 2, faults.append)
+    assert faults == [fault]

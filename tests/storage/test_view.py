@@ -1,0 +1,150 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from storage.arrow_file import checksum
+from storage.graph import Graph
+from storage.store import Store, hops_path, shard_path, split_path
+from storage.view import Memo, View
+
+SPLIT = "stratified-50-20-30-seed0"
+
+
+def view_of(store: Store, client: int = 0, memo: Memo | None = None) -> View:
+    kernel = next(iter(store.manifest.hops))
+    shard, split, hops = store.shard(client), store.split(SPLIT, client), store.hops(kernel, client)
+    return View(("test", client), shard, split, hops, 2, memo or Memo(2**20))
+
+
+def lies_in_map_of(path: Path, tensor: Tensor) -> bool:
+    """Whether the kernel says that the memory of a tensor is a map of the file."""
+    start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(str(path)):
+            low, high = (int(address, 16) for address in line.split()[0].split("-"))
+            if low <= start and end <= high:
+                return True
+    return False
+
+
+def whole(graph: Graph) -> sp.csr_array:
+    return sp.csr_array((np.ones(graph.entries), graph.indices, graph.indptr), shape=(graph.nodes, graph.nodes))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tensors_lie_in_the_files_and_never_change_them(make_store: Callable[..., Store], dtype: str) -> None:
+    store = make_store(dtype)
+    shard = store.path / shard_path(0)
+    hops = store.path / hops_path(next(iter(store.manifest.hops)), 0)
+    before = {path: checksum(path) for path in (shard, hops)}
+    view = view_of(store)
+    crow, col = view.adjacency.crow_indices(), view.adjacency.col_indices()
+    in_shard = [view.x, crow, col]
+    in_hops = [view.hop(1), view.hop(2)]
+    assert view.x.dtype == view.hop(2).dtype == getattr(torch, dtype)
+    assert crow.dtype == col.dtype == torch.int32
+    assert all(lies_in_map_of(shard, tensor) for tensor in in_shard)
+    assert all(lies_in_map_of(hops, tensor) for tensor in in_hops)
+    assert not lies_in_map_of(shard, view.label)
+
+    values = [tensor.clone() for tensor in (*in_shard, *in_hops)]
+    for tensor in (*in_shard, *in_hops):
+        tensor.fill_(3)
+        assert (tensor == 3).all()
+    assert {path: checksum(path) for path in before} == before
+    again = view_of(store)
+    fresh = again.x, again.adjacency.crow_indices(), again.adjacency.col_indices(), again.hop(1), again.hop(2)
+    assert all(torch.equal(a, b) for a, b in zip(fresh, values))
+
+
+@pytest.mark.parametrize("client", [0, 1, 2])
+def test_adjacency_degree_label_equal_the_whole_graph_sliced(
+    make_store: Callable[..., Store], make_graph: Callable[..., Graph], client: int
+) -> None:
+    graph, view = make_graph(0, 30, 0.2), view_of(make_store(), client)
+    expected = whole(graph)[view.node][:, view.node].toarray()
+    np.testing.assert_array_equal(view.adjacency.to_dense().numpy(), expected)
+    np.testing.assert_array_equal(view.degree.numpy(), expected.sum(1) + 1)
+    np.testing.assert_array_equal(view.label.numpy(), graph.y[view.node])
+    np.testing.assert_array_equal(view.x.numpy(), graph.x[view.node])
+    assert view.degree.dtype == view.adjacency.dtype == torch.float32
+    assert view.label.dtype == view.train.dtype == torch.int64
+    assert (view.client, view.nodes, view.features, view.entries) == (client, len(expected), 3, expected.sum())
+
+
+def test_products_with_the_adjacency(make_store: Callable[..., Store]) -> None:
+    view = view_of(make_store())
+    dense = view.adjacency.to_dense()
+    torch.testing.assert_close(view.adjacency @ view.x, dense @ view.x)
+
+
+def test_rows_are_those_of_the_split(make_store: Callable[..., Store]) -> None:
+    store = make_store()
+    view, split = view_of(store), store.split(SPLIT, 0)
+    for name in ("train", "val", "test"):
+        assert getattr(view, name).tolist() == getattr(split, name).tolist()
+        assert not lies_in_map_of(store.path / split_path(SPLIT, 0), getattr(view, name))
+
+
+def test_views_share_ones_and_a_memo(make_store: Callable[..., Store]) -> None:
+    store, memo = make_store(), Memo(2**20)
+    first, second = view_of(store, 0, memo), view_of(store, 1, memo)
+    assert first.degree.shape != second.degree.shape
+    assert view_of(store, 0, memo).degree is first.degree
+    large, small = first.adjacency.values(), second.adjacency.values()
+    assert large.data_ptr() == small.data_ptr()
+    assert memo.bytes == first.degree.nbytes + second.degree.nbytes
+
+
+class Builds:
+    """Tensors of 40 bytes, and the order in which they were asked for."""
+
+    def __init__(self, memo: Memo) -> None:
+        self.memo, self.built = memo, ""
+
+    def get(self, keys: str) -> None:
+        for key in keys:
+            self.memo.get(key, lambda key=key: self.build(key))
+
+    def build(self, key: str) -> tuple[Tensor, list[Tensor]]:
+        self.built += key
+        return torch.zeros(4), [torch.zeros(3, dtype=torch.int64)]
+
+
+def test_least_recently_used_goes_first() -> None:
+    builds = Builds(Memo(100))
+    builds.get("ababa")
+    assert (builds.built, builds.memo.bytes) == ("ab", 80)
+    builds.get("c")  # b goes
+    builds.get("ac")
+    assert (builds.built, builds.memo.bytes) == ("abc", 80)
+    builds.get("ba")  # a goes, then c
+    assert (builds.built, builds.memo.bytes) == ("abcba", 80)
+
+
+def test_the_newest_stays_whatever_its_size() -> None:
+    builds = Builds(Memo(0))
+    builds.get("aab")
+    assert (builds.built, builds.memo.bytes) == ("ab", 40)
+
+
+def test_what_entries_weigh() -> None:
+    memo = Memo(2**20)
+    size = {"size": (2, 2), "check_invariants": False}
+    memo.get("own", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], torch.rand(2), **size))
+    assert memo.bytes == 3 * 8 + 2 * 8 + 2 * 4
+    memo.get("shared", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], memo.ones(2), **size))
+    assert memo.bytes == 48
+
+
+def test_ones_grow() -> None:
+    memo = Memo(0)
+    few, many = memo.ones(3), memo.ones(100)
+    assert few.tolist() == [1.0] * 3
+    assert many.shape == (100,)
+    assert many.data_ptr() == memo.ones(7).data_ptr()
