@@ -53,7 +53,7 @@ def show_run(run: Path) -> None:
         f"{size(traffic['down_per_client_round'])} down; in all {size(traffic['up'])} up, {size(traffic['down'])} down"
     )
     _line(
-        f"{seconds['round_median']:.3f} s a round (median), {seconds['wall']:.1f} s in all, "
+        f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds, "
         f"peak memory of all processes {size(summary['peak_memory_bytes'])}"
     )
     _line(f"run folder: {run}")

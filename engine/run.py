@@ -139,7 +139,7 @@ class _Driver:
                 with progress(self.config.name, self.config.rounds, "rounds", done) as step:
                     while done < self.config.rounds:
                         try:
-                            line = federation.round()
+                            line = self._round(federation, done)
                             done = line["round"]
                             self._log_failures(line)
                             self.folder.append(line)
@@ -157,12 +157,22 @@ class _Driver:
                             say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
                             raise KeyboardInterrupt
             lines = read_metrics(self.folder.path)
-            self.folder.summarize(summarize_run(lines, self.store.manifest, memory.stop(), time.monotonic() - began))
+            self.folder.summarize(summarize_run(lines, self.store.manifest, memory.stop()))
         finally:
             memory.stop()
             if board:
                 board.close()
             federation.close()
+
+    def _round(self, federation: Federation, done: int) -> dict[str, Any]:
+        """One round; if it fails, the rounds before it are kept in a checkpoint."""
+        try:
+            return federation.round()
+        except ShoalError:
+            if done:
+                self._save(federation)
+                say(f"kept a checkpoint of round {done}; go on with: shoal run {self.folder.path} --resume")
+            raise
 
     def _out_of_time(self, began: float) -> bool:
         limit = self.config.run.max_seconds

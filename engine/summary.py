@@ -14,7 +14,7 @@ def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "no
     return max(scored, key=lambda line: line["scopes"][scope]["val"][weighting], default=None)
 
 
-def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, wall: float) -> dict[str, Any]:
+def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int) -> dict[str, Any]:
     """Plain values for summary.json: accuracies of the last and the best-validation round, bytes, seconds, memory."""
     scored = [line for line in lines if "scopes" in line]
     scopes: dict[str, Any] = {}
@@ -37,7 +37,10 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "up_per_client_round": sum(line["bytes_up"] for line in lines) / visits,
             "down_per_client_round": sum(line["bytes_down"] for line in lines) / visits,
         },
-        "seconds": {"round_median": median(line["seconds"]["round"] for line in lines), "wall": wall},
+        "seconds": {
+            "round_median": median(line["seconds"]["round"] for line in lines),
+            "rounds": sum(line["seconds"]["round"] for line in lines),
+        },
         "peak_memory_bytes": peak_memory,
         "environment": environment(),
     }

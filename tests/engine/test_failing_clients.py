@@ -69,6 +69,16 @@ def test_left_out_or_the_end(tmp_path: Path, kind: str, message: str) -> None:
     assert read_summary(folder)["scopes"]["global"]["last"]["test"]["rows"] > 0
 
 
+def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
+    method = METHOD.replace("if client.info.client != 2:", "if client.state['visits'] < 3:")
+    (tmp_path / "late.py").write_text(method)
+    algorithm = {"name": f"{tmp_path / 'late.py'}:Failing"}
+    with pytest.raises(ShoalError, match="round 3, client 0"):
+        start(tmp_path, algorithm=algorithm, rounds=5)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]
+
+
 def test_nobody_answers(tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match="no client of the cohort answered"):
         start(tmp_path, train={"lr": 1e30, "optimizer": "sgd"}, engine={"backend": "local", "on_client_error": "skip"})
