@@ -32,8 +32,12 @@ def _absolute(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def _method(value: Any) -> Any:
+    """A method given by its bare name; the file of one's own is found from any working directory."""
+    plain = {"name": value} if isinstance(value, str) else value
+    if isinstance(plain, dict) and ".py:" in str(plain.get("name")):
+        plain = {**plain, "name": _absolute(plain["name"])}
+    return plain
 
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
@@ -234,7 +238,7 @@ class Config(Section):
     propagation: PropagationConfig = PropagationConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    algorithm: Annotated[NamedConfig, BeforeValidator(_named)]
+    algorithm: Annotated[NamedConfig, BeforeValidator(_method)]
     participation: ParticipationConfig = ParticipationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = EngineConfig()

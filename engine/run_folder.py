@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from algorithms.loading import describe
 from engine.config import Config, changes_numbers, fingerprint_of, flatten, number_keys
 from storage.errors import ShoalError
 
@@ -18,8 +19,16 @@ CONFIG, METRICS, SUMMARY, LOG = "config.yaml", "metrics.jsonl", "summary.json", 
 
 
 def run_path(config: Config) -> Path:
-    """`<run.root>/<name>-<8 hex digits of the keys that change numbers>`."""
-    return Path(config.run.root) / f"{config.name}-{fingerprint_of(number_keys(config.plain()))}"
+    """`<run.root>/<name>-<8 hex digits of the keys that change numbers>`; a method's own file counts with its text.
+
+    Raises:
+        ShoalError: Unknown method, or its file cannot be read.
+    """
+    values = number_keys(config.plain())
+    source = describe(config.algorithm.name, {}).source
+    if source is not None:
+        values["algorithm.name"] = [Path(config.algorithm.name).name, source]
+    return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
 
 
 class RunFolder:

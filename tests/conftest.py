@@ -25,6 +25,7 @@ from engine.state import FederationState
 from storage.graph import TEST, TRAIN, VAL, clean_edges
 from storage.shard import Shard
 from storage.split import Split
+from storage.store import Store
 from storage.view import Memo, View
 
 CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
@@ -145,8 +146,6 @@ def views(start: Start) -> Callable[..., list[View]]:
     """Gives the data of all clients of a server."""
 
     def views(server: Server | None = None) -> list[View]:
-        from storage.store import Store
-
         job = (server or start()).job
         store = Store(job.store_path)
         return [job.view(store, client, Memo(2**24)) for client in range(store.clients)]

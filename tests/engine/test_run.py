@@ -62,6 +62,17 @@ def test_keys_that_change_no_numbers_share_a_folder(config: Path) -> None:
     assert run(load_config(config, ["train.lr=0.02"])) != folder
 
 
+def test_an_edited_method_is_another_run(config: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = "from dataclasses import dataclass\nfrom algorithms.local import Local\n"
+    own.write_text(text + "@dataclass(frozen=True)\nclass Own(Local):\n    pass\n")
+    choice = ["rounds=1", f"algorithm={own}:Own"]
+    folder = run(load_config(config, choice))
+    assert run(load_config(config, choice)) == folder
+    own.write_text(own.read_text() + "# edited\n")
+    assert run(load_config(config, choice)) != folder
+
+
 def test_fresh_starts_over(config: Path) -> None:
     folder = run(load_config(config))
     numbers = [line["loss"] for line in read_metrics(folder)]

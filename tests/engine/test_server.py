@@ -101,6 +101,7 @@ def test_scopes_of_a_method_with_a_model(
         for i in cohort:
             models[i] = server.state.server["w"].clone()
             trained[i] = server.state.server["models"][i].clone()
+        assert server.state.downloads.keys() == set(server.state.newest.values())
         if "scopes" not in line:
             continue
         evaluated.append(number)

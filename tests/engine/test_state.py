@@ -55,7 +55,7 @@ def test_tensors_and_back(state: FederationState) -> None:
 
 
 def test_a_draft_leaves_its_state_alone(start: Callable[..., Server]) -> None:
-    server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5})
+    server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5, "evaluation.every": 3})
     server.round()
     before = server.state
     tensors, plain = before.to_tensors()
