@@ -2,12 +2,14 @@
 
 import warnings
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from storage.errors import ShoalError
+from storage.spmm import converts_halves, spmm
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,29 @@ class Kernel:
 
 
 def propagate(
-    indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, r: float, out: np.ndarray, column_block: int = 256
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: np.ndarray,
+    r: float,
+    out: np.ndarray,
+    path: Literal["numba", "torch"] = "numba",
+    column_block: int = 256,
 ) -> None:
     """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
 
-    Columns are independent, so working in blocks of them changes no bit of the result and bounds the memory:
-    beside the arrays given, three float32 blocks `[N, column_block]` and four bytes an entry of A.
+    Beside the arrays given, Shoal's own kernel needs under 50 bytes a node, torch three float32 blocks
+    `[N, column_block]` and four bytes an entry of A. The two differ in the order of their sums. A column's bits
+    depend on no other column, and on no number of threads.
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
         indices: Neighbours, int32 `[E]`; A is symmetric, has no self loops, and its entries are ones.
-        x: Features, float32 or float16 `[N, F]`; a read-only memory map will do.
+        x: Features, float32 or float16 `[N, F]`, C-contiguous; a read-only memory map will do.
         r: Exponent of the normalisation, in [0, 1].
-        out: Written, float32 or float16 `[N, F]`; sums are float32 and rounded once.
-        column_block: Columns of x worked on at a time.
+        out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
+        path: `numba`, Shoal's kernel on one core (`storage/spmm.py`), or `torch`, its reference, on torch's threads;
+            also taken for float16 on a processor that does not know it.
+        column_block: Columns of x that torch works on at a time.
 
     Raises:
         ShoalError: A value of the result is too large for a float16 `out`.
@@ -61,25 +72,18 @@ def propagate(
     assert x.shape == out.shape, (x.shape, out.shape)
     assert len(indptr) == len(x) + 1, (len(indptr), len(x))
     assert int(indptr[-1]) == len(indices) < 2**31, (int(indptr[-1]), len(indices))
-    adjacency = _adjacency(indptr, indices)
-    degree = torch.from_numpy(np.diff(indptr) + 1.0)[:, None]
-    sent, received = degree.pow(-r).float(), degree.pow(r - 1).float()
-    source, target = _shared(x), torch.from_numpy(out)
-    limit = torch.finfo(target.dtype).max
-    for start in range(0, x.shape[1], column_block):
-        columns = slice(start, start + column_block)
-        scaled = torch.empty(source[:, columns].shape)
-        scaled.copy_(source[:, columns]).mul_(sent)
-        # A third faster than `adjacency @ scaled` on one core, and needs no MKL.
-        result = torch.sparse.mm(adjacency, scaled, "sum")
-        result.add_(scaled).mul_(received)
-        if target.dtype == torch.float16 and len(result):
-            low, high = result.aminmax()
-            if (peak := float(max(-low, high))) > limit:
-                raise ShoalError(
-                    f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32"
-                )
-        target[:, columns] = result
+    for array in (x, out):
+        assert array.dtype in (np.float32, np.float16), array.dtype
+        assert array.flags.c_contiguous, array.strides
+    assert not np.may_share_memory(x, out)
+    sent, received = _scalings(indptr, r)
+    if path == "numba" and (converts_halves() or np.float16 not in (x.dtype, out.dtype)):
+        peak = _by_numba(indptr, indices, x, sent, received, out)
+    else:
+        peak = _by_torch(indptr, indices, x, sent, received, out, column_block)
+    limit = float(np.finfo(out.dtype).max)
+    if out.dtype == np.float16 and peak > limit:
+        raise ShoalError(f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
 
 
 def hops(indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, kernel: Kernel) -> list[np.ndarray]:
@@ -93,6 +97,68 @@ def hops(indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, kernel: Kernel)
         propagate(indptr, indices, result[-1] if result else x, kernel.r, out)
         result.append(out)
     return result
+
+
+def _scalings(indptr: np.ndarray, r: float) -> tuple[np.ndarray, np.ndarray]:
+    """D^(-r) and D^(r-1), float32 `[N]` each."""
+    neighbours = np.diff(indptr)
+    # Most nodes share their degree with others: powers of a table, not of every node.
+    degree = np.arange(1.0, neighbours.max(initial=0) + 2)
+    sent, received = (degree**-r).astype(np.float32), (degree ** (r - 1)).astype(np.float32)
+    return sent[neighbours], received[neighbours]
+
+
+def _by_numba(
+    indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, sent: np.ndarray, received: np.ndarray, out: np.ndarray
+) -> float:
+    peak = spmm(
+        _read_only(indptr),
+        _read_only(indices.astype(np.int32, copy=False)),
+        _read_only(_words(x)),
+        _read_only(sent),
+        _read_only(received),
+        _words(out),
+    )
+    return float(np.int32(peak).view(np.float32))
+
+
+def _by_torch(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: np.ndarray,
+    sent: np.ndarray,
+    received: np.ndarray,
+    out: np.ndarray,
+    column_block: int,
+) -> float:
+    adjacency = _adjacency(indptr, indices)
+    source, target = _shared(x), torch.from_numpy(out)
+    scale, rescale = _shared(sent)[:, None], _shared(received)[:, None]
+    peak = 0.0
+    for start in range(0, x.shape[1], column_block):
+        columns = slice(start, start + column_block)
+        scaled = torch.empty(source[:, columns].shape)
+        scaled.copy_(source[:, columns]).mul_(scale)
+        # A third faster than `adjacency @ scaled` on one core, and needs no MKL.
+        result = torch.sparse.mm(adjacency, scaled, "sum")
+        result.add_(scaled).mul_(rescale)
+        if target.dtype == torch.float16 and len(result):
+            low, high = result.aminmax()
+            peak = max(peak, -float(low), float(high))
+        target[:, columns] = result
+    return peak
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    """float16 as the uint16 that numba can hold."""
+    return array.view(np.uint16) if array.dtype == np.float16 else array
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A view nobody writes to, so that maps and arrays in memory share one compiled kernel."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _adjacency(indptr: np.ndarray, indices: np.ndarray) -> Tensor:

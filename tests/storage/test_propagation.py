@@ -1,4 +1,7 @@
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from torch_geometric.utils import add_self_loops
 
 from storage.errors import ShoalError
 from storage.propagation import Kernel, hops, propagate
+from storage.spmm import converts_halves
 
 
 def random_graph(seed: int, nodes: int, density: float) -> np.ndarray:
@@ -40,7 +44,7 @@ def features(seed: int, nodes: int, width: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((nodes, width)).astype(np.float32)
 
 
-def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: int) -> np.ndarray:
+def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: Any) -> np.ndarray:
     out = np.full_like(x, np.nan)
     propagate(*csr(adjacency), x, r, out, **options)
     return out
@@ -107,27 +111,137 @@ def test_sums_of_float16_are_float32() -> None:
     assert out[0, 0] == pytest.approx(leaves / 2, rel=1e-3)
 
 
-def test_overflow_of_float16_is_refused() -> None:
+@pytest.mark.parametrize("path", ["numba", "torch"])
+def test_overflow_of_float16_is_refused(path: str) -> None:
     x = np.full((3, 2), 6e4, dtype=np.float16)
     star = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=np.float64)
-    with pytest.raises(ShoalError, match=r"propagation\.dtype: float16 .* use float32"):
-        one_hop(star, x, 1.0)
+    with pytest.raises(ShoalError, match=r"propagation\.dtype: float16 ends at 65504, .* 80000; use float32"):
+        one_hop(star, x, 1.0, path=path)
+    with pytest.raises(ShoalError, match="80000; use float32"):
+        one_hop(star, -x, 1.0, path=path)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize("value", [65505.0, -65519.0, np.inf, -np.inf])
+def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it(path: str, value: float) -> None:
+    x, out = np.array([[1.0, value]], dtype=np.float32), np.empty((1, 2), dtype=np.float16)
+    with pytest.raises(ShoalError, match="use float32"):
+        propagate(*csr(np.zeros((1, 1))), x, 0.5, out, path=path)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+def test_the_largest_float16_and_nan_pass(path: str) -> None:
+    x = np.array([[65504.0, -65504.0, np.nan]], dtype=np.float32)
+    out = np.empty((1, 3), dtype=np.float16)
+    propagate(*csr(np.zeros((1, 1))), x, 0.5, out, path=path)
+    np.testing.assert_array_equal(out, x)
+
+
+def test_float16_is_read_exactly_and_written_to_nearest_even() -> None:
+    no_edges = csr(np.zeros((1, 1)))
+    halves = np.arange(2**16).astype(np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)][None]
+    read = np.empty(halves.shape, dtype=np.float32)
+    propagate(*no_edges, halves, 0.5, read)
+    assert np.array_equal(read.view(np.uint32), halves.astype(np.float32).view(np.uint32))
+    # Every float16, what lies halfway to the next, and its two neighbours in float32.
+    ascending = np.unique(halves.astype(np.float32))
+    halfway = (ascending[1:] + ascending[:-1]) / 2
+    x = np.concatenate([ascending, halfway, np.nextafter(halfway, np.inf), np.nextafter(halfway, -np.inf)])
+    x = x.astype(np.float32)[None]
+    written = np.empty(x.shape, dtype=np.float16)
+    propagate(*no_edges, x, 0.5, written)
+    assert np.array_equal(written.view(np.uint16), x.astype(np.float16).view(np.uint16))
+
+
+WIDTHS = (1, 3, 7, 8, 9, 16, 31, 32, 33, 63, 100, 128)
+
+
+@pytest.mark.parametrize("pointer", [np.int32, np.int64])
+@pytest.mark.parametrize("out_dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("r", [0.0, 0.25, 0.5, 1.0])
+def test_the_kernel_equals_dense_algebra_and_torch(r: float, dtype: type, out_dtype: type, pointer: type) -> None:
+    adjacency = random_graph(19, 150, 0.6)
+    adjacency[:, 40:50] = adjacency[40:50] = 0
+    indptr, indices = csr(adjacency)
+    # A sum of 80 float32 terms, and where `out` is float16, one rounding: neighbours of one float16 lie 2^-10 apart.
+    exact = {"rtol": 1e-5, "atol": 1e-5} if out_dtype == np.float32 else {"rtol": 2.0**-10, "atol": 1e-5}
+    for width in WIDTHS:
+        x = features(width, 150, width).astype(dtype)
+        results = {}
+        for path in ("numba", "torch"):
+            results[path] = np.full(x.shape, np.nan, dtype=out_dtype)
+            propagate(indptr.astype(pointer), indices, x, r, results[path], path=path)
+        expected = operator(adjacency, r) @ x.astype(np.float64)
+        np.testing.assert_allclose(results["numba"], expected, **exact)
+        np.testing.assert_allclose(results["numba"].astype(np.float64), results["torch"], **exact)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_column_depends_on_no_other_column(dtype: type) -> None:
+    adjacency, x = random_graph(20, 90, 0.4), features(21, 90, 100).astype(dtype)
+    whole = one_hop(adjacency, x, 0.5)
+    assert np.array_equal(one_hop(adjacency, x, 0.5), whole)
+    for start, width in [(0, 1), (5, 7), (11, 8), (40, 33), (3, 64), (1, 99)]:
+        columns = slice(start, start + width)
+        assert np.array_equal(one_hop(adjacency, x[:, columns].copy(), 0.5), whole[:, columns])
+
+
+def test_several_threads_at_once_and_either_pointer_change_no_bit() -> None:
+    adjacency, x = random_graph(22, 300, 0.3), features(23, 300, 65)
+    indptr, indices = csr(adjacency)
+    pointers = [indptr, indptr.astype(np.int32)] * 4
+    outs = [np.empty_like(x) for _ in pointers]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda pointer, out: propagate(pointer, indices, x, 0.5, out), pointers, outs))
+    assert all(np.array_equal(out, outs[0]) for out in outs)
+
+
+def test_one_node() -> None:
+    x = features(24, 1, 40)
+    assert np.array_equal(one_hop(np.zeros((1, 1)), x, 0.25), x)
+
+
+def test_what_the_kernel_cannot_read_is_refused() -> None:
+    adjacency, x = random_graph(25, 20, 0.2), features(26, 20, 8)
+    out = np.empty_like(x)
+    for bad_x, bad_out in [
+        (x[:, ::2], out[:, :4].copy()),
+        (np.asfortranarray(x), out),
+        (x, np.asfortranarray(out)),
+        (x.astype(np.float64), out),
+        (x, out.astype(np.float64)),
+        (x, out[:-1]),
+        (x, x),
+    ]:
+        with pytest.raises(AssertionError):
+            propagate(*csr(adjacency), bad_x, 0.5, bad_out)
+
+
+def test_whether_the_processor_converts_float16() -> None:
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = next((line.split() for line in cpuinfo.open() if line.startswith("flags")), []) if cpuinfo.exists() else []
+    if not flags:
+        pytest.skip("the system does not list the flags of an x86 processor")
+    assert converts_halves() == ("f16c" in flags)
 
 
 @pytest.mark.parametrize("column_block", [1, 3, 16, 100])
-def test_column_blocks_change_no_bit(column_block: int) -> None:
+def test_column_blocks_of_torch_change_no_bit(column_block: int) -> None:
     adjacency, x = random_graph(9, 70, 0.3), features(10, 70, 37)
-    assert np.array_equal(one_hop(adjacency, x, 0.5, column_block=column_block), one_hop(adjacency, x, 0.5))
+    blocks = one_hop(adjacency, x, 0.5, path="torch", column_block=column_block)
+    assert np.array_equal(blocks, one_hop(adjacency, x, 0.5, path="torch"))
 
 
-def test_threads_change_no_bit() -> None:
+def test_threads_of_torch_change_no_bit() -> None:
     adjacency, x = random_graph(11, 200, 0.3), features(12, 200, 33)
     threads = torch.get_num_threads()
     try:
         results = []
         for count in (1, 2):
             torch.set_num_threads(count)
-            results.append(one_hop(adjacency, x, 0.5))
+            results.append(one_hop(adjacency, x, 0.5, path="torch"))
     finally:
         torch.set_num_threads(threads)
     assert np.array_equal(*results)
