@@ -91,16 +91,16 @@ class PartitionConfig(Section):
     """How nodes become clients.
 
     Attributes:
-        method: `metis`, `louvain`, `random` or `file`.
+        method: `metis`, `kaminpar`, `semi-external`, `louvain`, `random` or `file`.
         clients: Number of clients.
         seed: Seed of the partitioner.
         resolution: Of Louvain; larger finds smaller communities.
-        imbalance: Of METIS; 1.03 allows clients 3 % above the mean.
+        imbalance: Of METIS, KaMinPar and semi-external; 1.03 allows clients 3 % above the mean.
         balance: What Louvain's packing balances: all `nodes`, or `labelled` ones.
         file: The array of method `file`, the client of every node.
     """
 
-    method: Literal["metis", "louvain", "random", "file"] = "metis"
+    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "file"] = "metis"
     clients: Positive = 10
     seed: int = Field(0, ge=0)
     resolution: float = Field(1.0, gt=0)

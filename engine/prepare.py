@@ -48,7 +48,7 @@ def source(config: Config) -> DataSource:
 
 def partition_options(config: Config) -> PartitionOptions:
     """The partition a config names."""
-    return PartitionOptions(**config.partition.model_dump())
+    return PartitionOptions(**config.partition.model_dump(), memory_limit=config.engine.memory_limit)
 
 
 def identity(config: Config) -> dict[str, Any]:

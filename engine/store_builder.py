@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.config import Config
 from engine.progress import progress, say
-from partition import PartitionOptions, partition
+from partition import PartitionOptions, Workspace, partition
 from partition.quality import quality
 from storage.arrow_file import FileRecord, checksum
 from storage.atomic import replacing
@@ -111,7 +111,7 @@ class StoreBuilder:
 
         def write(path: Path) -> FileRecord:
             say(f"partition: {options.method} into {options.clients} clients")
-            assignment = partition(graph, options)
+            assignment = partition(graph, options, workspace=Workspace(self.path, say))
             with replacing(path) as unfinished, unfinished.open("wb") as f:
                 np.save(f, assignment)
             return FileRecord(path.stat().st_size, checksum(path))

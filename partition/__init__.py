@@ -6,21 +6,36 @@ import numpy as np
 
 from partition.cover import assert_cover
 from partition.from_file import by_file
+from partition.in_memory_kaminpar import by_kaminpar
 from partition.louvain import by_louvain
 from partition.metis import by_metis
 from partition.options import PartitionOptions
 from partition.random import by_random
+from partition.semi_external import by_semi_external
+from partition.workspace import Workspace
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["METHODS", "PartitionOptions", "partition"]
+__all__ = ["METHODS", "PartitionOptions", "Workspace", "partition"]
 
-Method = Callable[[Graph, PartitionOptions, np.ndarray | None], np.ndarray]
+Method = Callable[[Graph, PartitionOptions, np.ndarray | None, Workspace | None], np.ndarray]
 
-METHODS: dict[str, Method] = {"metis": by_metis, "louvain": by_louvain, "random": by_random, "file": by_file}
+METHODS: dict[str, Method] = {
+    "metis": by_metis,
+    "kaminpar": by_kaminpar,
+    "semi-external": by_semi_external,
+    "louvain": by_louvain,
+    "random": by_random,
+    "file": by_file,
+}
 
 
-def partition(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+def partition(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
     Args:
@@ -28,10 +43,11 @@ def partition(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray
         options: Method, number of clients and what the method needs.
         labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
             training nodes, where every client must get one. Default: every node with a label.
+        workspace: Where temporary files of 'kaminpar' and 'semi-external' go, and who is told of progress.
 
     Raises:
         ShoalError: The method is unknown, clients are fewer than one or more than nodes, or what a file holds
-            is not such a cover.
+            is not such a cover; a memory limit cannot be kept, or temporary files cannot be written.
     """
     if not 1 <= options.clients <= graph.nodes:
         raise ShoalError(
@@ -45,6 +61,6 @@ def partition(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray
         assert labelled_mask.shape == (graph.nodes,)
         assert labelled_mask.dtype == np.bool_
 
-    assignment = METHODS[options.method](graph, options, labelled_mask)
+    assignment = METHODS[options.method](graph, options, labelled_mask, workspace)
     assert_cover(assignment, graph.nodes, options.clients)
     return assignment

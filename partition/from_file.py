@@ -3,11 +3,17 @@
 import numpy as np
 
 from partition.options import PartitionOptions
+from partition.workspace import Workspace
 from storage.errors import ShoalError
 from storage.graph import Graph
 
 
-def by_file(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+def by_file(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
     """The client of every node as read from `options.file`, or the graph's own if that is None, int32 `[N]`.
 
     Raises:

@@ -7,10 +7,16 @@ import numpy as np
 
 from partition.options import PartitionOptions
 from partition.packing import pack
+from partition.workspace import Workspace
 from storage.graph import Graph
 
 
-def by_louvain(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+def by_louvain(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
     """Communities of the whole graph, packed by nodes or by labelled nodes, int32 `[N]`."""
     labelled = None
     if options.balance == "labelled":

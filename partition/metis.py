@@ -5,10 +5,16 @@ import pymetis
 
 from partition.cover import fill_empty
 from partition.options import PartitionOptions
+from partition.workspace import Workspace
 from storage.graph import Graph
 
 
-def by_metis(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+def by_metis(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
     """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     On tiny graphs METIS may leave a part empty; it then gets one node of the largest part, as `fill_empty`

@@ -3,10 +3,16 @@
 import numpy as np
 
 from partition.options import PartitionOptions
+from partition.workspace import Workspace
 from storage.graph import Graph
 
 
-def by_random(graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None = None) -> np.ndarray:
+def by_random(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
     """A seeded permutation of the nodes dealt out in turn, int32 `[N]`: sizes differ by at most one."""
     assignment = np.empty(graph.nodes, dtype=np.int32)
     order = np.random.default_rng(options.seed).permutation(graph.nodes)

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,33 @@ def build(
 @pytest.fixture(scope="session")
 def make_graph() -> MakeGraph:
     return build
+
+
+@pytest.fixture(scope="session")
+def planted() -> Graph:
+    """12 communities of 150 nodes under random ids; a node has about 16 neighbours in its own and 3 elsewhere."""
+    rng = np.random.default_rng(5)
+    nodes, size = 1800, 150
+    source = rng.integers(nodes, size=8 * nodes)
+    inside = np.stack([source, source // size * size + rng.integers(size, size=8 * nodes)], axis=1)
+    edges = np.concatenate([inside, rng.integers(nodes, size=(3 * nodes // 2, 2))])
+    return build(nodes, rng.permutation(nodes)[edges])
+
+
+@pytest.fixture
+def mapped_graph(tmp_path: Path) -> Callable[[Graph], Graph]:
+    """Puts the edges of a graph on disk."""
+
+    def mapped(graph: Graph) -> Graph:
+        np.save(tmp_path / "indptr.npy", graph.indptr)
+        np.save(tmp_path / "indices.npy", graph.indices)
+        return replace(
+            graph,
+            indptr=np.load(tmp_path / "indptr.npy", mmap_mode="r"),
+            indices=np.load(tmp_path / "indices.npy", mmap_mode="r"),
+        )
+
+    return mapped
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,88 @@
+"""Reading a graph that lies on disk: whole rows, block by block, in order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Level:
+    """A graph of the multilevel scheme, undirected and without self loops; every array may be a memory map.
+
+    Attributes:
+        indptr: Row pointer, int64 `[N + 1]`.
+        indices: Neighbours of every node, int32 `[E]`; every edge appears both ways.
+        weights: Weight of every entry, int32 `[E]`; None: all one.
+        node_weights: Nodes of the finest graph that every node stands for, int32 `[N]`; None: all one.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray | None = None
+    node_weights: np.ndarray | None = None
+
+    @property
+    def nodes(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def entries(self) -> int:
+        """Number of directed entries: twice the number of undirected edges."""
+        return int(self.indptr[-1])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive whole rows of a level.
+
+    Attributes:
+        first: The first node.
+        indptr: Row pointer that starts at 0, int64 `[rows + 1]`.
+        indices: Neighbours, int32.
+        weights: Weight of every entry, int32; None: all one.
+        node_weights: Weight of every node of the block, int32 `[rows]`; None: all one.
+    """
+
+    first: int
+    indptr: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray | None
+    node_weights: np.ndarray | None
+
+
+def blocks(level: Level, entries: int) -> Iterator[Block]:
+    """All rows in ascending order, in blocks of at most `entries` entries, or of one row where that has more."""
+    for start in range(0, level.nodes, ROWS):
+        pointer = read(level.indptr, start, min(start + ROWS, level.nodes) + 1)
+        row = 0
+        while row < len(pointer) - 1:
+            stop = int(np.searchsorted(pointer, pointer[row] + entries, side="right")) - 1
+            stop = min(max(stop, row + 1), len(pointer) - 1)
+            low, high, first = int(pointer[row]), int(pointer[stop]), start + row
+            yield Block(
+                first,
+                pointer[row : stop + 1] - low,
+                read(level.indices, low, high),
+                None if level.weights is None else read(level.weights, low, high),
+                None if level.node_weights is None else level.node_weights[first : first + stop - row],
+            )
+            row = stop
+
+
+def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """`array[start:stop]` of a one-dimensional array, of a memory map as a copy.
+
+    The copy is read from the file: pages touched through the map would count as memory of this process until
+    the machine runs short of it.
+    """
+    if not isinstance(array, np.memmap) or not array.flags.c_contiguous or array.filename is None:
+        return np.asarray(array[start:stop])
+    whole = array
+    # A slice keeps the offset of the map it was cut from.
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    inside = array.ctypes.data - whole.ctypes.data + start * array.itemsize
+    return np.fromfile(array.filename, array.dtype, stop - start, offset=whole.offset + inside)

@@ -1,0 +1,40 @@
+"""What a partitioner may use and tell while it works; none of it changes the result."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.errors import ShoalError
+
+
+def silent(line: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Attributes:
+    folder: Where temporary files go; None: the system's folder for them. One that lies in memory makes
+        `semi-external` pointless.
+    report: Called with one line a step, for a user who waits.
+    """
+
+    folder: Path | None = None
+    report: Callable[[str], None] = silent
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder of its own, removed with what lies in it when the block ends.
+
+        Raises:
+            ShoalError: It cannot be made or written, because the disk is full for instance.
+        """
+        where = Path(tempfile.gettempdir()) if self.folder is None else self.folder
+        try:
+            with tempfile.TemporaryDirectory(prefix="shoal-partition-", dir=where) as folder:
+                yield Path(folder)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ShoalError(f"{where}: cannot be written: {reason}; free space or choose another folder") from error
