@@ -8,7 +8,7 @@ matrix of ones. Results go to newly allocated memory, in huge pages where the sy
 counts one row of features an entry, entries * F * itemsize / s; a copy's one read and one write, 2 * bytes / s.
 In `partition order` nodes are sorted by the communities that edges are drawn from or, with `--order metis`, by METIS's
 500 parts, which cut as many edges (55 %) of the large graph but take two minutes and 5.6 GB, in a process of their own.
-All else stays below 4 GB.
+All else takes 4 GB.
 """
 
 import argparse
@@ -39,8 +39,7 @@ PARTS = 500
 LEVELS = ((2_000, 0.45), (20_000, 0.24), (100_000, 0.19), (None, 0.12))
 GOALS = {"float16": 3.0, "float32": 1.8}
 COPY = "copy (numpy)"
-R = 0.5
-CHECKED = 200
+R, CHECKED = 0.5, 200
 
 
 def draw_edges(nodes: int, count: int, seed: int) -> np.ndarray:
@@ -178,11 +177,10 @@ def main() -> None:
     for nodes, count, ordered in [(100_000, 1_250_000, True)] if args.quick else full:
         planted = draw_edges(nodes, count, seed=0)
         edges = numbered(np.random.default_rng(2).permutation(nodes))[planted]
-        graph = csr(edges, nodes)
-        cases = [("random ids", graph)]
+        cases = [("random ids", csr(edges, nodes))]
         if ordered and args.order == "metis":
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                order = pool.submit(metis_order, *graph).result()
+                order = pool.submit(metis_order, *cases[0][1]).result()
             cases.append(("partition order (metis)", csr(numbered(order)[edges], nodes)))
         elif ordered:
             cases.append(("partition order (planted)", csr(planted, nodes)))
@@ -191,8 +189,8 @@ def main() -> None:
             seconds = measure(indptr, indices, args.features, args.repeats)
             case = f"{nodes / 1e6:g}M {name}"
             figures[case] = {"nodes": nodes, "entries": len(indices), "seconds": seconds}
-            table, more = report(case, seconds, nodes, len(indices), args.features)
-            targets |= more
+            table, held = report(case, seconds, nodes, len(indices), args.features)
+            targets |= held
             Console(width=120).print(table)
     print_figures(figures, targets)
 

@@ -13,6 +13,7 @@ from engine.store_builder import LazyGraph, StoreBuilder, hops_lie_there, shards
 from partition import PartitionOptions
 from storage.arrow_file import checksum
 from storage.datasets import DataSource, data_root, fingerprint, load
+from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
 from storage.manifest import NAME
@@ -21,9 +22,8 @@ from storage.split import (
     SplitOptions,
 )
 from storage.store import WHOLE, Store
-from storage.writer import writing
 
-OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize")
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit")
 
 
 def source(config: Config) -> DataSource:
@@ -34,7 +34,7 @@ def source(config: Config) -> DataSource:
     """
     hints = get_type_hints(DataSource)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
-    options = {}
+    options: dict[str, Any] = {}
     for key, value in config.data.options.items():
         if key not in known:
             raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}")
@@ -43,6 +43,8 @@ def source(config: Config) -> DataSource:
         except ValidationError as error:
             raise ShoalError(f"data.options.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
     data = config.data
+    if config.engine.memory_limit is not None:
+        options["memory_limit"] = config.engine.memory_limit
     return DataSource(data.dataset, root=data.root, path=data.path, row_normalize=data.row_normalize, **options)
 
 

@@ -16,6 +16,7 @@ from partition import PartitionOptions, Workspace, partition
 from partition.quality import quality
 from storage.arrow_file import FileRecord, checksum
 from storage.atomic import replacing
+from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.hops import hops_bytes, write_hops
@@ -33,7 +34,7 @@ from storage.split import (
     write_split,
 )
 from storage.store import Store, hops_path, shard_path, split_path
-from storage.writer import StoreWriter, require_disk
+from storage.writer import StoreWriter
 
 
 class LazyGraph:

@@ -1,11 +1,8 @@
-"""Writing a store so that it can be interrupted anywhere: a lock, a log of finished files, the manifest last."""
+"""Writing a store so that it can be interrupted anywhere: a log of finished files, the manifest last."""
 
-import fcntl
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,39 +87,3 @@ class StoreWriter:
         if entry is None or not full.exists() or full.stat().st_size != entry["bytes"]:
             return None
         return FileRecord(entry["bytes"], entry["sha256"])
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Holds the lock of a store folder, which is made if it is not there.
-
-    Raises:
-        ShoalError: Another process is preparing the same store, or the folder cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("w")
-    except OSError as error:
-        raise ShoalError(
-            f"{path}: cannot be made: {error.strerror}; set data.store to a folder that can be written"
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ShoalError(f"{path}: another prepare is writing this store; wait for it or set data.store") from None
-        yield
-
-
-def require_disk(folder: Path, needed: int, what: str) -> None:
-    """Compares what a step will write with the free space of the file system.
-
-    Raises:
-        ShoalError: It does not fit.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ShoalError(
-            f"{folder}: {what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; "
-            "free space or set data.store"
-        )

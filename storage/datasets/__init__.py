@@ -1,14 +1,15 @@
-"""Whole graphs by name: published ones, the user's own, and a synthetic one."""
+"""Whole graphs by name: published ones, the user's own, and synthetic ones."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from storage.datasets import files, sbm
+from storage.datasets import files, sbm, twin
 from storage.datasets.digits import load_digits
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
+from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.source import DataSource, data_root
@@ -30,6 +31,8 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "reddit": load_reddit,
     "files": files.load_files,
     "sbm": sbm.load_sbm,
+    **dict.fromkeys(PUBLISHED, load_ogb),
+    **dict.fromkeys(twin.ORIGINALS, twin.load_twin),
 }
 
 
@@ -41,9 +44,14 @@ def load(options: DataSource) -> Graph:
             line says which.
     """
     name = _known(options)
+    in_blocks = LOADERS[name] in (load_ogb, twin.load_twin)
+    if in_blocks and options.row_normalize:
+        raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
     graph = LOADERS[name](name, options)
     where = str(files.parts(files.location(options))["x"]) if name == "files" else f"dataset '{name}'"
-    check_finite(graph.x, where)
+    # The features of these are checked as they are written, or finite as drawn.
+    if not in_blocks:
+        check_finite(graph.x, where)
     return replace(graph, x=row_normalized(graph.x, where)) if options.row_normalize else graph
 
 
@@ -60,6 +68,11 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     if name == "sbm":
         content |= {key: getattr(options, key) for key in sbm.FIELDS}
         content["blocks"] = options.blocks or options.classes
+        content["homophily"], content["signal"] = sbm.strengths(options)
+    if name in PUBLISHED:
+        content["feature_dtype"] = feature_dtype(name, options)
+    if name in twin.ORIGINALS:
+        content |= twin.Twin.of(name, options).identity
     if name == "files":
         content |= files.fingerprint(options)
     return content

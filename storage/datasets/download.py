@@ -16,14 +16,17 @@ from storage.errors import ShoalError
 PATIENCE_SECONDS = 20.0
 
 
-def published(dataset: str, folder: Path, names: Sequence[str], url: Callable[[str], str]) -> list[Path]:
+def published(
+    dataset: str, folder: Path, names: Sequence[str], url: Callable[[str], str], nested: bool = False
+) -> list[Path]:
     """Paths of a dataset's files, each downloaded first if it is not there.
 
     Args:
         dataset: What an error calls it.
         folder: Where the files lie; the layout is PyG's, `<data root>/<family>/<name>/raw`.
         names: Of the files.
-        url: Address of a file by name; that of a .zip is unpacked, all its files into `folder`.
+        url: Address of a file by name; that of a .zip is unpacked, all its files into the folder of the file.
+        nested: The .zip holds one folder, whose tree goes into `folder`; names are paths in it.
 
     Raises:
         ShoalError: A file is not there, and its download failed or was silent for `PATIENCE_SECONDS`.
@@ -33,7 +36,7 @@ def published(dataset: str, folder: Path, names: Sequence[str], url: Callable[[s
         if path.is_file():
             continue
         try:
-            _download(url(name), path)
+            _download(url(name), path, folder if nested else None)
         except (OSError, HTTPException, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())
             raise ShoalError(
@@ -43,7 +46,7 @@ def published(dataset: str, folder: Path, names: Sequence[str], url: Callable[[s
     return [folder / name for name in names]
 
 
-def _download(url: str, path: Path) -> None:
+def _download(url: str, path: Path, tree: Path | None) -> None:
     with _open(url) as answer:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -55,7 +58,7 @@ def _download(url: str, path: Path) -> None:
             if announced is not None and part.stat().st_size != int(announced):
                 raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
             if url.endswith(".zip"):
-                _unpack(part, path.parent)
+                _unpack(part, path.parent, tree)
             else:
                 part.replace(path)
         finally:
@@ -64,17 +67,22 @@ def _download(url: str, path: Path) -> None:
         raise OSError(f"it has no {path.name}")
 
 
-def _unpack(archive: Path, folder: Path) -> None:
+def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
+    """Puts all files into `folder`, or, where a folder for the tree is given, each where it belongs in that."""
     with zipfile.ZipFile(archive) as files:
         for member in files.infolist():
-            if not member.is_dir():
-                part = folder / f"{Path(member.filename).name}.{os.getpid()}.part"
-                try:
-                    with files.open(member) as source, part.open("wb") as file:
-                        shutil.copyfileobj(source, file, 1 << 20)
-                    part.replace(folder / Path(member.filename).name)
-                finally:
-                    part.unlink(missing_ok=True)
+            inner = Path(member.filename)
+            if member.is_dir() or ".." in inner.parts:
+                continue
+            target = folder / inner.name if tree is None else tree.joinpath(*inner.parts[1:])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f"{target.name}.{os.getpid()}.part")
+            try:
+                with files.open(member) as source, part.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
 
 
 def _open(url: str) -> Any:

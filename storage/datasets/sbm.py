@@ -9,6 +9,7 @@ from storage.errors import ShoalError
 from storage.graph import Graph, clean_edges
 
 FIELDS = ("nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed")
+HOMOPHILY, SIGNAL = 0.8, 1.0
 TOP_UPS = 20
 
 
@@ -24,6 +25,7 @@ def load_sbm(name: str, options: DataSource) -> Graph:
     Raises:
         ShoalError: An option is out of range; names its key.
     """
+    homophily, signal = strengths(options)
     _check(options)
     nodes, blocks = options.nodes, options.blocks or options.classes
     streams = np.random.SeedSequence(options.seed).spawn(3)
@@ -47,15 +49,23 @@ def load_sbm(name: str, options: DataSource) -> Graph:
         return source[y[source] != y[target]], target[y[source] != y[target]]
 
     total = round(nodes * options.degree / 2)
-    equal = round(total * options.homophily)
+    equal = round(total * homophily)
     keys = np.concatenate([_distinct(inside, equal, nodes), _distinct(across, total - equal, nodes)])
     indptr, indices, cleaning = clean_edges(np.stack(np.divmod(keys, nodes)), nodes, name)
 
     centres = for_features.standard_normal((options.classes, options.features))
-    centres *= options.signal / np.linalg.norm(centres, axis=1, keepdims=True)
+    centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
     x = for_features.standard_normal((nodes, options.features), dtype=np.float32)
     x += centres.astype(np.float32)[y]
     return Graph(name, indptr, indices, x, y, options.classes, cleaning=cleaning, synthetic=True)
+
+
+def strengths(options: DataSource) -> tuple[float, float]:
+    """Homophily and signal, as given or by default."""
+    return (
+        HOMOPHILY if options.homophily is None else options.homophily,
+        SIGNAL if options.signal is None else options.signal,
+    )
 
 
 def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int, nodes: int) -> np.ndarray:
@@ -72,14 +82,15 @@ def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int,
 
 def _check(options: DataSource) -> None:
     blocks = options.classes if options.blocks is None else options.blocks
+    homophily, signal = strengths(options)
     for key, holds, rule in (
         ("classes", options.classes >= 2, "at least 2"),
         ("blocks", blocks >= options.classes, f"at least data.classes ({options.classes})"),
         ("nodes", options.nodes >= 2 * blocks, f"at least two a community ({2 * blocks})"),
         ("features", options.features >= 1, "at least 1"),
         ("degree", 0 <= options.degree < options.nodes, "at least 0 and less than data.nodes"),
-        ("homophily", 0 <= options.homophily <= 1, "in 0..1"),
-        ("signal", options.signal >= 0, "at least 0"),
+        ("homophily", 0 <= homophily <= 1, "in 0..1"),
+        ("signal", signal >= 0, "at least 0"),
         ("seed", options.seed >= 0, "at least 0"),
     ):
         if not holds:

@@ -18,35 +18,50 @@ class DataSource:
         root: Folder of published files; None means the variable SHOAL_DATA, else `~/.cache/shoal`.
         path: The user's own graph, an .npz file or a folder; dataset `files` only.
         row_normalize: Scale every row of the features to sum 1.
-        neighbors: Nearest neighbours of an image; dataset `digits` only, as all below belong to `sbm` only.
-        nodes: Number of nodes N.
+        scratch: Folder for what OGB graphs and twins derive on disk; None means the folder of published files.
+        memory_limit: Bytes of memory to read OGB graphs and draw twins in; does not change the graph.
+        feature_dtype: How features of an OGB graph are kept on disk, `float32` or `float16`; None means float16
+            for ogbn-papers100m, else float32.
+        scale: Counts of a twin over those of the original.
+        neighbors: Nearest neighbours of an image; dataset `digits` only.
+        nodes: Number of nodes N; dataset `sbm` only, as the next four.
         classes: Number of classes C.
         features: Number of features F.
         blocks: Number of communities, each of one class; None means as many as classes.
         degree: Average degree.
-        homophily: Share of edges that join nodes of one class, 0 to 1.
-        signal: Norm of a class centre, in standard deviations of the noise of one feature.
-        seed: Of everything random.
+        homophily: Share of edges that join nodes of one class, 0 to 1; `sbm` and twins. None: 0.8, or the twin's.
+        signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
+            None: 1, or the twin's.
+        seed: Of everything random in `sbm` and twins.
     """
 
     dataset: str
     root: str | None = None
     path: str | None = None
     row_normalize: bool = False
+    scratch: str | None = None
+    memory_limit: int = 4 << 30
+    feature_dtype: str | None = None
+    scale: float = 1.0
     neighbors: int = 8
     nodes: int = 10000
     classes: int = 10
     features: int = 32
     blocks: int | None = None
     degree: float = 10.0
-    homophily: float = 0.8
-    signal: float = 1.0
+    homophily: float | None = None
+    signal: float | None = None
     seed: int = 0
 
 
 def data_root(root: str | None) -> Path:
     """Absolute folder of published files: `root`, else the variable SHOAL_DATA, else `~/.cache/shoal`."""
     return Path(root or os.environ.get("SHOAL_DATA") or "~/.cache/shoal").expanduser().resolve()
+
+
+def derived_root(options: DataSource) -> Path:
+    """Absolute folder below which arrays made from published files or drawn at random are kept."""
+    return Path(options.scratch).expanduser().resolve() if options.scratch else data_root(options.root)
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from storage.arrow_file import FileRecord, checksum
+from storage.disk import require_disk, writing
 from storage.errors import ShoalError
-from storage.writer import PROGRESS, StoreWriter, require_disk, writing
+from storage.writer import PROGRESS, StoreWriter
 
 IDENTITY = {"dataset": {"dataset": "small"}, "partition": {"clients": 3}}
 FILE = Path("clients") / "00000.arrow"
@@ -17,7 +18,7 @@ FILE = Path("clients") / "00000.arrow"
 HOLD = """
 import sys
 from pathlib import Path
-from storage.writer import writing
+from storage.disk import writing
 with writing(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from storage.datasets import LOADERS, DataSource, data_root, fingerprint, load
+from storage.datasets.ogb import PUBLISHED
+from storage.datasets.twin import ORIGINALS
 from storage.errors import ShoalError
 
 RAW_FILES = {
@@ -32,7 +34,7 @@ def write_graph(folder: Path, x: np.ndarray) -> DataSource:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    message = r"^data\.dataset: unknown dataset 'coraa'.*cora.*physics.*files, sbm$"
+    message = r"^data\.dataset: unknown dataset 'coraa'.*cora.*physics.*files, sbm, ogbn-arxiv.*papers100m-like$"
     with pytest.raises(ShoalError, match=message):
         load(DataSource("coraa"))
 
@@ -53,7 +55,7 @@ def test_missing_file_offline_is_one_line(name: str, tmp_path: Path, capfd: pyte
 
 
 def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
-    assert set(LOADERS) == set(RAW_FILES) | {"digits", "files", "sbm"}
+    assert set(LOADERS) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {"digits", "files", "sbm"}
 
 
 def test_addresses_are_those_of_pyg() -> None:
@@ -97,7 +99,10 @@ def test_row_normalize_of_a_graph(tmp_path: Path) -> None:
 
 def changed(options: DataSource) -> set[str]:
     """The fields whose change changes the fingerprint."""
-    other = {"dataset": "cora", "root": "/r", "path": "/p", "row_normalize": True, "blocks": 20}
+    other = {
+        "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
+        "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16",
+    }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):
         value = other[field.name] if field.name in other else getattr(options, field.name) + 1
@@ -112,6 +117,10 @@ def test_fingerprint_holds_what_defines_the_content_and_nothing_else() -> None:
     assert changed(DataSource("sbm")) == {
         "dataset", "row_normalize",
         "nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed",
+    }  # fmt: skip
+    assert changed(DataSource("ogbn-arxiv")) == {"dataset", "row_normalize", "feature_dtype"}
+    assert changed(DataSource("products-like")) == {
+        "dataset", "row_normalize", "scale", "homophily", "signal", "seed"
     }  # fmt: skip
 
 

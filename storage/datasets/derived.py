@@ -1,0 +1,52 @@
+"""A folder of arrays made from something else, used again for as long as that stays the same."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import replacing
+from storage.disk import writing
+from storage.errors import ShoalError
+
+SOURCE = "source.json"
+
+
+@contextmanager
+def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
+    """Gives the folder, locked, with what an earlier call made from the same source, or empty.
+
+    Args:
+        folder: Made if it is not there.
+        identity: What defines the arrays, in types JSON has; kept in `source.json`.
+
+    Raises:
+        ShoalError: Another process is at work in the folder, it cannot be made, or it holds files not made here.
+    """
+    with writing(folder):
+        note = folder / SOURCE
+        # the lock file is there already
+        others = [path for path in folder.iterdir() if path.name not in (SOURCE, ".lock")]
+        if not note.exists() and any(not path.name.endswith(".unfinished") for path in others):
+            raise ShoalError(f"{folder}: holds {others[0].name}, which is not Shoal's; set data.options.scratch")
+        if not note.exists() or _read(note) != dict(identity):
+            for path in others:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            with replacing(note) as unfinished:
+                unfinished.write_text(json.dumps(identity))
+        yield folder
+
+
+def digest(identity: Mapping[str, Any]) -> str:
+    """8 hexadecimal digits over an identity, for the name of a folder."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _read(note: Path) -> Any:
+    try:
+        return json.loads(note.read_text())
+    except ValueError:
+        return None

@@ -1,0 +1,87 @@
+"""A twin in the very files that OGB publishes its original in, for whoever reads those."""
+
+import gzip
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from storage.datasets.ogb import PARTS, PUBLISHED, Published
+from storage.datasets.twin import Twin
+from storage.npy_rows import npy_header
+
+YEAR = 2015
+
+
+def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
+    """Writes the raw files of the twin's original, block by block, and gives their folder.
+
+    Args:
+        root: Data root; gets `ogbn_arxiv`, `ogbn_products` or `ogbn_papers100M`.
+        twin: The graph.
+        compress: Deflate .npz files, as `numpy.savez_compressed` does.
+    """
+    known = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
+    folder = root / known.folder
+    for path in (folder / "raw", folder / "split" / known.split):
+        path.mkdir(parents=True, exist_ok=True)
+    (_write_npz if known.binary else _write_csv)(folder / "raw", twin, compress)
+    _write_split(folder, known, twin)
+    return folder
+
+
+def _write_csv(raw: Path, twin: Twin, compress: bool) -> None:
+    _csv(raw / "edge.csv.gz", (block.T for block in twin.edge_blocks()))
+    _csv(raw / "node-feat.csv.gz", twin.feature_rows())
+    _csv(raw / "node-label.csv.gz", (block[:, None] for block in twin.labels()))
+    _csv(raw / "num-node-list.csv.gz", [np.array([[twin.nodes]])])
+    _csv(raw / "num-edge-list.csv.gz", [np.array([[twin.edges]])])
+
+
+def _write_npz(raw: Path, twin: Twin, compress: bool) -> None:
+    method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    years = (np.full((len(block), 1), YEAR) for block in twin.split_codes())
+    with zipfile.ZipFile(raw / "data.npz", "w", method) as archive:
+        _member(archive, "edge_index", (2, twin.edges), np.int64, _sources_then_targets(twin))
+        _member(archive, "node_feat", (twin.nodes, twin.features), np.float32, twin.feature_rows())
+        _member(archive, "node_year", (twin.nodes, 1), np.int64, years)
+        _member(archive, "num_nodes_list", (1,), np.int64, [np.array([twin.nodes])])
+        _member(archive, "num_edges_list", (1,), np.int64, [np.array([twin.edges])])
+    with zipfile.ZipFile(raw / "node-label.npz", "w", method) as archive:
+        labels = (np.where(block < 0, np.nan, block) for block in twin.labels())
+        _member(archive, "node_label", (twin.nodes, 1), np.float32, labels)
+
+
+def _sources_then_targets(twin: Twin) -> Iterator[np.ndarray]:
+    for end in (0, 1):
+        for block in twin.edge_blocks():
+            yield block[end]
+
+
+def _write_split(folder: Path, known: Published, twin: Twin) -> None:
+    for part, name in PARTS.items():
+        ids, first = [], 0
+        for block in twin.split_codes():
+            ids.append(first + np.flatnonzero(block == part))
+            first += len(block)
+        _csv(folder / "split" / known.split / f"{name}.csv.gz", [np.concatenate(ids)[:, None]])
+
+
+def _csv(path: Path, blocks: Iterable[np.ndarray]) -> None:
+    options = csv.WriteOptions(include_header=False)
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for block in blocks:
+            columns = [pa.array(np.ascontiguousarray(column)) for column in block.T]
+            csv.write_csv(pa.table(columns, [str(number) for number in range(len(columns))]), file, options)
+
+
+def _member(
+    archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: type, blocks: Iterable[np.ndarray]
+) -> None:
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        file.write(npy_header(shape, np.dtype(dtype)))
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype=dtype).data.cast("B"))

@@ -1,0 +1,82 @@
+"""An .npy file written row block by row block, whole or not at all; a killed write goes on where it was."""
+
+import io
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from storage.atomic import cannot_write
+from storage.disk import require_disk
+from storage.errors import ShoalError
+from storage.journal import Journal
+
+HEADER_BYTES = 128
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """The head of a C-ordered .npy file of up to two axes: always 128 bytes, so it can be written last."""
+    head = io.BytesIO()
+    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, description)
+    assert len(head.getvalue()) == HEADER_BYTES
+    return head.getvalue()
+
+
+def write_rows(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    blocks: Callable[[int], Iterable[np.ndarray]],
+    commit_bytes: int,
+    where: str,
+) -> None:
+    """Writes an array block by block unless it is there.
+
+    Args:
+        path: The .npy file.
+        shape: Of the whole array.
+        dtype: Of the file; blocks are cast.
+        blocks: `blocks(first)` gives the rows from number `first` on, in blocks of any size.
+        commit_bytes: A kill loses about this much work.
+        where: Source of the blocks, for an error.
+
+    Raises:
+        ShoalError: The blocks hold fewer or more rows than `shape` says, or they do not fit on the disk.
+    """
+    if path.exists():
+        return
+    row_bytes = dtype.itemsize * int(np.prod(shape[1:]))
+    unfinished, log = path.with_name(path.name + ".unfinished"), path.with_name(path.name + ".rows")
+    journal = Journal(log)
+    done = journal.entries[-1]["rows"] if journal.entries and unfinished.exists() else 0
+    require_disk(path.parent, (shape[0] - done) * row_bytes, path.name)
+    try:
+        with unfinished.open("r+b" if done else "wb") as file:
+            file.truncate(HEADER_BYTES + done * row_bytes if done else 0)
+            if not done:
+                file.write(npy_header(shape, dtype))
+            file.seek(0, os.SEEK_END)
+            committed = done
+            for block in blocks(done):
+                file.write(np.ascontiguousarray(block, dtype=dtype).data)
+                done += len(block)
+                if (done - committed) * row_bytes >= commit_bytes:
+                    to_disk(file)
+                    journal.append({"rows": done})
+                    committed = done
+            if done != shape[0]:
+                raise ShoalError(f"{where}: {done} rows, but {shape[0]} are announced; get the file again")
+            to_disk(file)
+        os.replace(unfinished, path)
+        log.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def to_disk(file: BinaryIO) -> None:
+    """Waits until what was written cannot be lost with the machine's power."""
+    file.flush()
+    os.fsync(file.fileno())
