@@ -16,11 +16,13 @@ from partition import PartitionOptions, Workspace, partition
 from partition.quality import quality
 from storage.arrow_file import FileRecord, checksum
 from storage.atomic import replacing
+from storage.datasets import DataSource
 from storage.disk import require_disk
 from storage.errors import ShoalError
+from storage.gather import gathered
 from storage.graph import Graph
 from storage.hops import hops_bytes, write_hops
-from storage.induced import induced
+from storage.induced import Induced, kept_entries
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
 from storage.shard import Shard, open_shard, write_shard
@@ -86,6 +88,7 @@ class StoreBuilder:
         """`options` None and a store of `clients`: the whole graph as one client, split as its clients are."""
         self.path, self.lazy, self.options, self.clients = path, lazy, options, clients
         self.dtype = config.data.dtype
+        self.memory_limit = config.engine.memory_limit or DataSource.memory_limit
         self.writer = StoreWriter(path, made)
         self.made = made
 
@@ -128,22 +131,15 @@ class StoreBuilder:
         itemsize = np.dtype(self.dtype).itemsize
         needed = graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
-        measured = quality(graph, assignment, count).as_dict()
-        row_of = np.full(graph.nodes, -1, dtype=np.int32)
-        by_client = np.argsort(assignment, kind="stable")
-        ends = np.concatenate([[0], np.cumsum(np.bincount(assignment, minlength=count))])
-        records = []
-        with progress("shards", count, "clients") as step:
-            for client in range(count):
-                nodes = by_client[ends[client] : ends[client + 1]]
-
-                def write(path: Path, client: int = client, nodes: np.ndarray = nodes) -> FileRecord:
-                    part = induced(graph.indptr, graph.indices, nodes, row_of)
-                    return write_shard(path, client, part, graph.y, graph.x, self.dtype)
-
-                file = self.writer.once(shard_path(client), write)
-                records.append(self._record(client, file, graph.classes))
+        kept = kept_entries(graph.indptr, graph.indices, assignment)
+        measured = quality(graph, assignment, count, kept).as_dict()
+        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
+        with progress("shards", count, "clients", count - len(missing)) as step:
+            for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit):
+                self.writer.once(shard_path(client), partial(_write_shard, client, part, graph.y, x))
                 step.advance()
+        files = [self.writer.finished(shard_path(client)) for client in range(count)]
+        records = [self._record(client, file, graph.classes) for client, file in enumerate(files) if file is not None]
         return Manifest(
             identity=self.made,
             name=graph.name,
@@ -236,6 +232,10 @@ class StoreBuilder:
                     step.advance()
 
         return list(files())
+
+
+def _write_shard(client: int, part: Induced, label: np.ndarray, x: np.ndarray, path: Path) -> FileRecord:
+    return write_shard(path, client, part, label, x)
 
 
 def _write_hops(shard: Shard, kernel: Kernel, path: Path) -> FileRecord:

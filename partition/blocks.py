@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ROWS = 1 << 18
+from storage.mapped import read, row_blocks
 
 
 @dataclass(frozen=True)
@@ -55,34 +55,11 @@ class Block:
 
 def blocks(level: Level, entries: int) -> Iterator[Block]:
     """All rows in ascending order, in blocks of at most `entries` entries, or of one row where that has more."""
-    for start in range(0, level.nodes, ROWS):
-        pointer = read(level.indptr, start, min(start + ROWS, level.nodes) + 1)
-        row = 0
-        while row < len(pointer) - 1:
-            stop = int(np.searchsorted(pointer, pointer[row] + entries, side="right")) - 1
-            stop = min(max(stop, row + 1), len(pointer) - 1)
-            low, high, first = int(pointer[row]), int(pointer[stop]), start + row
-            yield Block(
-                first,
-                pointer[row : stop + 1] - low,
-                read(level.indices, low, high),
-                None if level.weights is None else read(level.weights, low, high),
-                None if level.node_weights is None else level.node_weights[first : first + stop - row],
-            )
-            row = stop
-
-
-def read(array: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """`array[start:stop]` of a one-dimensional array, of a memory map as a copy.
-
-    The copy is read from the file: pages touched through the map would count as memory of this process until
-    the machine runs short of it.
-    """
-    if not isinstance(array, np.memmap) or not array.flags.c_contiguous or array.filename is None:
-        return np.asarray(array[start:stop])
-    whole = array
-    # A slice keeps the offset of the map it was cut from.
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    inside = array.ctypes.data - whole.ctypes.data + start * array.itemsize
-    return np.fromfile(array.filename, array.dtype, stop - start, offset=whole.offset + inside)
+    for first, indptr, low, high in row_blocks(level.indptr, entries):
+        yield Block(
+            first,
+            indptr,
+            read(level.indices, low, high),
+            None if level.weights is None else read(level.weights, low, high),
+            None if level.node_weights is None else level.node_weights[first : first + len(indptr) - 1],
+        )

@@ -5,8 +5,9 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from partition.blocks import ROWS, Level, blocks
+from partition.blocks import Level, blocks
 from partition.tally import shift_for, slot_of, slots_for, widest_row
+from storage.mapped import ROWS
 
 
 def number_clusters(label_N: np.ndarray) -> int:

@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from partition.balance import balance, largest
-from partition.blocks import ROWS, Level, read
+from partition.blocks import Level
 from partition.cover import fill_empty
 from partition.memory import BLOCK, BUCKET
 from partition.options import PartitionOptions
 from partition.workspace import Workspace
 from storage.graph import Graph
+from storage.mapped import ROWS, read
 
 # Flags of a ParHIP file: no edge weights, no node weights, 32-bit nodes; offsets have 64 bits.
 PARHIP = 1 | 2 | 8

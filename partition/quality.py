@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from storage.graph import Graph
-
-BLOCK = 1 << 22
+from storage.induced import kept_entries
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,14 @@ class Quality:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
 
-def quality(graph: Graph, assignment: np.ndarray, clients: int) -> Quality:
+def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarray | None = None) -> Quality:
     """Quality of `assignment`, the client of every node, integers `[N]` in `0..clients-1`.
 
-    Entries are read in blocks: memory grows with nodes, and `graph.indices` may be a memory map.
+    Entries are read in blocks: memory grows with nodes, and `graph.indices` may be a memory map. They are not read if
+    `kept_N`, see `kept_entries`, is given.
     """
-    kept_N = kept_entries(graph.indptr, graph.indices, assignment)
+    if kept_N is None:
+        kept_N = kept_entries(graph.indptr, graph.indices, assignment)
     nodes = np.bincount(assignment, minlength=clients)
     entries = np.zeros(clients, dtype=np.int64)
     np.add.at(entries, assignment, kept_N)
@@ -79,22 +80,6 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int) -> Quality:
         classes=tuple((labels_NC > 0).sum(1).tolist()),
         isolated=tuple(isolated.tolist()),
     )
-
-
-def kept_entries(indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, block: int = BLOCK) -> np.ndarray:
-    """Neighbours of every node inside its own client, int64 `[N]`; reads `block` entries at a time."""
-    kept_N = np.zeros(len(indptr) - 1, dtype=np.int64)
-    entries = int(indptr[-1])
-    for start in range(0, entries, block):
-        stop = min(start + block, entries)
-        # The block may begin and end within a node.
-        first = int(np.searchsorted(indptr, start, side="right")) - 1
-        last = int(np.searchsorted(indptr, stop, side="left"))
-        degrees = np.diff(np.clip(indptr[first : last + 1], start, stop))
-        row = np.repeat(np.arange(last - first), degrees)
-        same = assignment[first:last][row] == assignment[indices[start:stop]]
-        kept_N[first:last] += np.bincount(row[same], minlength=last - first)
-    return kept_N
 
 
 def label_skew(labels_NC: np.ndarray) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pymetis
 
 from partition.balance import balance, deal, largest
-from partition.blocks import ROWS, Level, read
+from partition.blocks import Level
 from partition.clustering import cluster
 from partition.contraction import contract, mapped, number_clusters
 from partition.cover import fill_empty
@@ -15,6 +15,7 @@ from partition.options import PartitionOptions
 from partition.refinement import refine
 from partition.workspace import Workspace
 from storage.graph import Graph
+from storage.mapped import ROWS, read
 
 # A part holds at least so many clusters; each further level of contraction halves the number.
 CLUSTERS = 20

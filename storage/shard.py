@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import scipy.sparse as sp
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile
@@ -15,7 +13,6 @@ from storage.errors import ShoalError
 from storage.induced import Induced
 
 MAX_ENTRIES = 2**31
-ROWS_AT_A_TIME = 65_536
 
 
 @dataclass(frozen=True)
@@ -47,30 +44,24 @@ class Shard:
         return len(self.indices)
 
 
-def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: Any, dtype: str) -> FileRecord:
-    """Writes one client's shard; features are read and, if sparse, made dense block by block.
+def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np.ndarray) -> FileRecord:
+    """Writes one client's shard.
 
     Args:
         path: File to write.
         client: Number of the client, for errors.
         part: The client's rows and induced edges.
         label: Label of every node of the whole graph, `[nodes]`.
-        x: Features of the whole graph, `[nodes, F]`: array, memory map or SciPy CSR.
-        dtype: `float32` or `float16`, how features are stored.
+        x: Features of the client's rows, float32 or float16 `[N, F]`; one that did not fit float16 is infinite.
 
     Raises:
-        ShoalError: 2^31 entries or more, a feature that does not fit `dtype`, or the disk is full.
+        ShoalError: 2^31 entries or more, a feature that did not fit float16, or the disk is full.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
             f"client {client}: {len(part.indices)} adjacency entries, a shard holds fewer than 2^31; use more clients"
         )
-    features = np.empty((len(part.node), x.shape[1]), dtype=dtype)
-    for start in range(0, len(part.node), ROWS_AT_A_TIME):
-        block = x[part.node[start : start + ROWS_AT_A_TIME]]
-        with np.errstate(over="ignore"):  # what is too large becomes infinity, and is refused as such
-            features[start : start + ROWS_AT_A_TIME] = block.toarray() if sp.issparse(block) else block
-    if dtype == "float16" and np.isinf(features).any():
+    if x.dtype == np.float16 and np.isinf(x).any():
         raise ShoalError(
             f"data.dtype: float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; "
             "use float32"
@@ -81,7 +72,7 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: An
         "neighbors": pa.ListArray.from_arrays(
             pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
         ),
-        "x": arrow_file.fixed_rows(features),
+        "x": arrow_file.fixed_rows(x),
     }
     return arrow_file.write(path, "shard", columns)
 

@@ -349,9 +349,9 @@ def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., 
 
 
 def test_a_whole_graph_above_the_memory_limit(make_config: Callable[..., Config]) -> None:
-    config = make_config(engine__memory_limit="2KiB")
+    config = make_config(engine__memory_limit="24KiB")
     # 400 rows of 5 features and of two hops, and 2400 neighbours, at 4 bytes each.
-    numbers = r"the whole graph takes 32\.8 KiB, engine\.memory_limit is 2\.0 KiB"
+    numbers = r"the whole graph takes 32\.8 KiB, engine\.memory_limit is 24\.0 KiB"
     with pytest.raises(ShoalError, match=rf"^algorithm\.name fedavg: {numbers}; raise the limit or .*$"):
         prepare(config, whole=True)
     prepare(config)

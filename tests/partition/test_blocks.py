@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from partition import blocks as module
-from partition.blocks import Level, blocks, read
+from partition.blocks import Level, blocks
+from storage import mapped
+from storage.mapped import read
 
 
 def rows_of(level, entries):
@@ -18,7 +19,7 @@ def rows_of(level, entries):
 @pytest.mark.parametrize("rows", [1, 3, 100])
 @pytest.mark.parametrize("entries", [1, 2, 5, 100])
 def test_blocks_hold_every_row_once_in_order(monkeypatch, rows, entries):
-    monkeypatch.setattr(module, "ROWS", rows)
+    monkeypatch.setattr(mapped, "ROWS", rows)
     level = Level(
         np.array([0, 2, 2, 7, 8, 8]),
         np.arange(8, dtype=np.int32),

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partition.quality import kept_entries, quality
+from partition.quality import quality
+from storage.induced import kept_entries
 
 
 def test_a_graph_one_can_check_by_hand(make_graph):

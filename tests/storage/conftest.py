@@ -4,9 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from storage.gather import gathered
 from storage.graph import Graph, clean_edges
 from storage.hops import write_hops
-from storage.induced import induced
+from storage.induced import kept_entries
 from storage.manifest import ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
 from storage.shard import open_shard, write_shard
@@ -37,11 +38,11 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
     def make(dtype: str = "float32") -> Store:
         root, kernel = tmp_path / "store", Kernel(2, dtype=dtype)
         graph = build_graph(0, 30, 0.2)
-        row_of = np.full(30, -1, dtype=np.int32)
+        assignment = np.repeat(np.arange(3, dtype=np.int32), [20, 9, 1])
+        kept = kept_entries(graph.indptr, graph.indices, assignment)
         clients, splits, hops, counts = [], [], [], []
-        for client, nodes in enumerate((np.arange(20), np.arange(20, 29), np.array([29]))):
-            part = induced(graph.indptr, graph.indices, nodes, row_of)
-            file = write_shard(root / shard_path(client), client, part, graph.y, graph.x, dtype)
+        for client, part, x in gathered(graph, assignment, kept, range(3), dtype, 1 << 30):
+            file = write_shard(root / shard_path(client), client, part, graph.y, x)
             shard = open_shard(root / shard_path(client), client, file)
             split = random_split(shard.label, shard.node, client, OPTIONS)
             labelled = shard.label[shard.label >= 0]

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import ShoalError
+from storage.gather import gathered
 from storage.graph import Graph
 from storage.hops import write_hops
-from storage.induced import induced
 from storage.propagation import Kernel
 from storage.shard import Shard, open_shard, write_shard
 
@@ -16,8 +16,9 @@ from storage.shard import Shard, open_shard, write_shard
 @pytest.fixture
 def shard(tmp_path: Path, make_graph: Callable[..., Graph]) -> Shard:
     graph = make_graph(3, 25, 0.2)
-    part = induced(graph.indptr, graph.indices, np.arange(25), np.full(25, -1, dtype=np.int32))
-    write_shard(tmp_path / "shard.arrow", 0, part, graph.y, graph.x, "float32")
+    one = np.zeros(25, dtype=np.int32)
+    ((_, part, x),) = gathered(graph, one, np.diff(graph.indptr), [0], "float32", 1 << 30)
+    write_shard(tmp_path / "shard.arrow", 0, part, graph.y, x)
     return open_shard(tmp_path / "shard.arrow", 0)
 
 

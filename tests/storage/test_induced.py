@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import breadth_first_order, connected_components, shortest_path
 
 from storage.graph import Graph
-from storage.induced import Induced, induced
+from storage.induced import Induced, induced, kept_entries
 
 
 def whole(graph: Graph) -> sp.csr_array:
@@ -21,11 +21,15 @@ def dense(part: Induced) -> np.ndarray:
     return sp.csr_array((np.ones(len(part.indices)), part.indices, part.indptr), shape=shape).toarray()
 
 
+def part_of(indptr: np.ndarray, indices: np.ndarray, nodes: np.ndarray) -> Induced:
+    assignment = np.ones(len(indptr) - 1, dtype=np.int32)
+    assignment[nodes] = 0
+    kept = kept_entries(indptr, indices, assignment)
+    return next(induced(indptr, indices, assignment, kept, [0]))
+
+
 def of(graph: Graph, nodes: np.ndarray) -> Induced:
-    scratch = np.full(graph.nodes, -1, dtype=np.int32)
-    part = induced(graph.indptr, graph.indices, nodes, scratch)
-    assert (scratch == -1).all()
-    return part
+    return part_of(graph.indptr, graph.indices, nodes)
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,10 +71,10 @@ def test_by_hand() -> None:
     edges = {0: [2, 3, 4], 1: [2, 4], 2: [0, 1, 3, 4], 3: [0, 2], 4: [0, 1, 2]}
     indptr = np.cumsum([0, *(len(neighbours) for neighbours in edges.values())])
     indices = np.concatenate([*edges.values()]).astype(np.int32)
-    part = induced(indptr, indices, np.array([0, 1, 3, 4]), np.full(5, -1, dtype=np.int32))
-    assert part.node.tolist() == [0, 3, 4, 1]
-    assert part.indptr.tolist() == [0, 2, 3, 5, 6]
-    assert part.indices.tolist() == [1, 2, 0, 0, 3, 2]
+    found = part_of(indptr, indices, np.array([0, 1, 3, 4]))
+    assert found.node.tolist() == [0, 3, 4, 1]
+    assert found.indptr.tolist() == [0, 2, 3, 5, 6]
+    assert found.indices.tolist() == [1, 2, 0, 0, 3, 2]
 
 
 @pytest.mark.parametrize("nodes", [[7], [7, 9]])
@@ -84,7 +88,17 @@ def test_clients_without_edges(make_graph: Callable[..., Graph], nodes: list[int
 
 def test_the_same_every_time(make_graph: Callable[..., Graph]) -> None:
     graph, nodes = make_graph(2, 60, 0.1), np.arange(0, 60, 2)
-    scratch = np.full(60, -1, dtype=np.int32)
-    first, again = (induced(graph.indptr, graph.indices, nodes, scratch) for _ in range(2))
+    first, again = (of(graph, nodes) for _ in range(2))
     for a, b in zip((first.node, first.indptr, first.indices), (again.node, again.indptr, again.indices)):
         np.testing.assert_array_equal(a, b)
+
+
+def test_clients_of_one_pass_are_those_of_many(make_graph: Callable[..., Graph]) -> None:
+    graph = make_graph(5, 90, 0.1)
+    assignment = np.random.default_rng(5).integers(0, 4, 90).astype(np.int32)
+    kept = kept_entries(graph.indptr, graph.indices, assignment)
+    together = list(induced(graph.indptr, graph.indices, assignment, kept, [3, 0, 2]))
+    for client, found in zip([3, 0, 2], together):
+        alone = of(graph, np.flatnonzero(assignment == client))
+        for a, b in zip((found.node, found.indptr, found.indices), (alone.node, alone.indptr, alone.indices)):
+            np.testing.assert_array_equal(a, b)

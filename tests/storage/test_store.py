@@ -114,6 +114,6 @@ def test_hops_of_another_shard(store: Store) -> None:
 def test_neighbours_and_labels_out_of_bounds(store: Store) -> None:
     path = store.path / "clients/00002.arrow"
     part = Induced(np.array([29]), np.array([0, 1]), np.array([1]))
-    write_shard(path, 2, part, np.full(30, 7), np.ones((30, 3), dtype=np.float32), "float32")
+    write_shard(path, 2, part, np.full(30, 7), np.ones((1, 3), dtype=np.float32))
     faults = verify(with_shard(store, 2, path))
     assert faults == [f"{path}: a neighbour lies outside rows 0 to 0", f"{path}: a label lies outside -1 to 1"]

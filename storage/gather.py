@@ -1,0 +1,92 @@
+"""Graphs and features of many clients, gathered in as few passes over the whole graph as memory allows."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.induced import Induced, count_by_client, induced
+from storage.mapped import read
+
+ROWS_A_BLOCK = 65_536
+# row_of, kept and the assignment; the last two are given, but they are there.
+OF_NODE = 12
+# Ids in three orders, and row pointers.
+OF_ROW = 56
+# A client's columns and, once more, in their final order.
+OF_ENTRY = 8
+
+
+def gathered(
+    graph: Graph, assignment: np.ndarray, kept: np.ndarray, clients: Sequence[int], dtype: str, memory_limit: int
+) -> Iterator[tuple[int, Induced, np.ndarray]]:
+    """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
+
+    Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
+
+    Args:
+        graph: The whole graph; its arrays may be memory maps, its features a SciPy CSR, or drawn when read.
+        assignment: Client of every node, integers `[nodes]`.
+        kept: See `kept_entries`.
+        clients: Numbers of the clients, in the order in which they are given.
+        dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
+        memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
+
+    Raises:
+        ShoalError: The limit does not hold one client.
+    """
+    for group in _groups(graph, assignment, kept, clients, np.dtype(dtype).itemsize, memory_limit):
+        parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
+        yield from zip(group, parts, _features(graph.x, [part.node for part in parts], dtype))
+
+
+def _groups(
+    graph: Graph, assignment: np.ndarray, kept: np.ndarray, clients: Sequence[int], itemsize: int, memory_limit: int
+) -> list[list[int]]:
+    """Consecutive clients that fit into memory together."""
+    nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
+    count_by_client(assignment, kept, nodes, entries)
+    needed = nodes * (graph.features * itemsize + OF_ROW) + entries * OF_ENTRY
+    fixed = OF_NODE * graph.nodes
+    groups: list[list[int]] = []
+    room = 0
+    for client in clients:
+        if needed[client] > memory_limit - fixed:
+            least = -(-int(fixed + needed[clients].max()) >> 20)
+            raise ShoalError(
+                f"engine.memory_limit is {-(-memory_limit >> 20)}MiB, but the shard of client {client} "
+                f"({nodes[client]} nodes) does not fit: raise it to {least}MiB or use more clients"
+            )
+        if needed[client] > room:
+            groups.append([])
+            room = memory_limit - fixed
+        groups[-1].append(client)
+        room -= needed[client]
+    return groups
+
+
+def _features(x: Any, node: list[np.ndarray], dtype: str) -> list[np.ndarray]:
+    """Rows of x for every array of ids, read block by block in ascending order."""
+    ends = np.cumsum([0, *map(len, node)])
+    ids = np.concatenate(node) if node else np.empty(0, dtype=np.int64)
+    order = np.argsort(ids)
+    ids = ids[order]
+    found = np.empty((len(ids), x.shape[1]), dtype=dtype)
+    cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
+    for number, (low, high) in enumerate(pairwise(cuts)):
+        if low < high:
+            with np.errstate(over="ignore"):
+                found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
+    return [found[start:end] for start, end in pairwise(ends)]
+
+
+def _rows(x: Any, first: int, ids: np.ndarray) -> np.ndarray:
+    """Some rows of one block, ascending."""
+    if isinstance(x, np.memmap):
+        return read(x, first, min(first + ROWS_A_BLOCK, len(x)))[ids - first]
+    rows = x[ids]
+    return rows.toarray() if sp.issparse(rows) else rows

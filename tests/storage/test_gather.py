@@ -1,0 +1,70 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from storage.errors import ShoalError
+from storage.gather import ROWS_A_BLOCK, gathered
+from storage.graph import Graph
+from storage.induced import induced, kept_entries
+
+Gathered = dict[int, tuple[np.ndarray, np.ndarray]]
+
+
+def of(
+    graph: Graph, assignment: np.ndarray, clients: list[int], dtype: str = "float32", limit: int = 1 << 30
+) -> Gathered:
+    kept = kept_entries(graph.indptr, graph.indices, assignment)
+    found = gathered(graph, assignment, kept, clients, dtype, limit)
+    return {client: (part.node, x) for client, part, x in found}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_features_of_every_kind(tmp_path: Path, make_graph: Callable[..., Graph], dtype: str) -> None:
+    graph = make_graph(1, 40, 0.2, features=5)
+    x = np.maximum(graph.x, 0)
+    np.save(tmp_path / "x.npy", x)
+    assignment = np.random.default_rng(0).integers(0, 3, 40).astype(np.int32)
+    for kind in (x, sp.csr_array(x), np.load(tmp_path / "x.npy", mmap_mode="r")):
+        found = of(replace(graph, x=kind), assignment, [2, 0], dtype)
+        assert list(found) == [2, 0]
+        for client, (node, rows) in found.items():
+            assert set(node) == set(np.flatnonzero(assignment == client))
+            assert rows.dtype == dtype
+            np.testing.assert_array_equal(rows, x[node].astype(dtype))
+
+
+def test_more_rows_than_a_block(tmp_path: Path) -> None:
+    nodes = 2 * ROWS_A_BLOCK + 3
+    np.save(tmp_path / "x.npy", np.arange(nodes, dtype=np.float32)[:, None])
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    empty = np.empty(0, dtype=np.int32)
+    graph = Graph("none", np.zeros(nodes + 1, dtype=np.int64), empty, x, np.zeros(nodes, dtype=np.int64), 1)
+    for client, (node, rows) in of(graph, (np.arange(nodes) % 2).astype(np.int32), [0, 1]).items():
+        np.testing.assert_array_equal(node, np.arange(client, nodes, 2))
+        np.testing.assert_array_equal(rows[:, 0], node)
+
+
+def test_less_memory_means_more_passes_and_the_same_clients(
+    make_graph: Callable[..., Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph(2, 60, 0.2)
+    assignment = (np.arange(60) % 6).astype(np.int32)
+    wanted = of(graph, assignment, list(range(6)))
+    monkeypatch.setattr("storage.gather.ROWS_A_BLOCK", 7)
+    passes = []
+    monkeypatch.setattr("storage.gather.induced", lambda *args: passes.append(args[-1]) or induced(*args))
+    found = of(graph, assignment, list(range(6)), limit=4000)
+    assert 1 < len(passes) < 6
+    assert list(found) == list(range(6))
+    for client in found:
+        for a, b in zip(found[client], wanted[client]):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_limit_below_one_client_says_what_would_do(make_graph: Callable[..., Graph]) -> None:
+    with pytest.raises(ShoalError, match=r"^engine\.memory_limit is 1MiB, but client 0 .* raise it to \d+MiB"):
+        of(make_graph(0, 30, 0.2), np.zeros(30, dtype=np.int32), [0], limit=1 << 10)
