@@ -110,12 +110,20 @@ class PartitionConfig(Section):
 
 
 class PropagationConfig(Section):
-    """X^(k) = (D^(r-1) (A+I) D^(-r))^k X, computed once: K = `hops`, r, how they are stored, and of which rows."""
+    """X^(k) = (D^(r-1) (A+I) D^(-r))^k X, computed once.
+
+    Attributes:
+        hops: K.
+        r: Exponent of the normalisation.
+        dtype: How hops are stored.
+        rows: Rows that are kept, `all` or `labelled`. With the latter a client sees its labelled nodes, their
+            neighbours and the edges among these only: label propagation is limited to them, hops are not.
+    """
 
     hops: int = Field(3, ge=0)
     r: float = Field(0.5, ge=0, le=1)
     dtype: Literal["float32", "float16"] = "float32"
-    rows: Literal["all"] = "all"
+    rows: Literal["all", "labelled"] = "all"
 
 
 class NamedConfig(BaseModel):
@@ -248,7 +256,7 @@ class Config(Section):
 
     def kernel(self) -> Kernel:
         """The hops that the run reads."""
-        return Kernel(self.propagation.hops, self.propagation.r, self.propagation.dtype)
+        return Kernel(self.propagation.hops, self.propagation.r, self.propagation.dtype, self.propagation.rows)
 
     def split_options(self) -> SplitOptions:
         """The split that the run reads."""

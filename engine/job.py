@@ -91,9 +91,9 @@ class Job:
 
     def view(self, store: Store, client: int, memo: Memo) -> View:
         """A client's data."""
-        hops = store.hops(self.kernel, client) if self.kernel else []
         name = (self.store, self.split, self.kernel, client)
-        return View(name, store.shard(client), store.split(self.split, client), hops, store.manifest.classes, memo)
+        shard, split, hops = store.data(self.split, self.kernel, client)
+        return View(name, shard, split, hops, store.manifest.classes, memo)
 
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
@@ -111,7 +111,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         id=job_id,
         store=str(Path(store.path).resolve()),
         split=config.split_options().name,
-        kernel=hops.name if hops.hops else None,
+        kernel=hops.name if hops.stored else None,
         hops=hops.hops,
         method=describe(config.algorithm.name, config.algorithm.options),
         model=config.model.name,

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from engine.config import Config, fingerprint_of, flatten
+from engine.progress import watch
 from engine.report import size
 from engine.store_builder import LazyGraph, StoreBuilder, hops_lie_there, shards_lie_there, split_lies_there
 from partition import PartitionOptions
@@ -22,6 +23,7 @@ from storage.split import (
     SplitOptions,
 )
 from storage.store import WHOLE, Store
+from storage.watch import watched_by
 
 OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit")
 
@@ -82,6 +84,11 @@ def prepare(config: Config, whole: bool = False, mend: bool = True) -> Store:
     Raises:
         ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.
     """
+    with watched_by(watch):
+        return _prepare(config, whole, mend)
+
+
+def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     path = store_path(config)
     wanted = config.split_options(), config.kernel()
     made = identity(config)

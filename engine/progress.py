@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from storage.watch import Advance
+
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -22,18 +24,18 @@ class Step:
         self._began = self._shown = time.monotonic()
         self._task = bar.add_task(what, total=total, completed=done, rate="", note="") if bar else None
 
-    def advance(self, note: str = "") -> None:
-        """One more is done; `note` says what else is worth seeing."""
-        self._done += 1
+    def advance(self, note: str = "", count: int = 1) -> None:
+        """So many more are done; `note` says what else is worth seeing."""
+        self._done += count
         now = time.monotonic()
         rate = (self._done - self._first) / max(now - self._began, 1e-9)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f} {self._unit}/s", note=note)
+            self._bar.update(self._task, completed=self._done, rate=f"{_short(rate)} {self._unit}/s", note=note)
         elif now - self._shown >= SECONDS_BETWEEN_LINES or self._done == self._total:
             self._shown = now
-            left = (self._total - self._done) / rate
+            left = (self._total - self._done) / max(rate, 1e-9)
             print(
-                f"{self._what}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {left:.0f} s left"
+                f"{self._what}: {self._done}/{self._total} {self._unit}, {_short(rate)}/s, {left:.0f} s left"
                 + (f", {note}" if note else ""),
                 file=sys.stderr,
                 flush=True,
@@ -61,6 +63,17 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
     )
     with Progress(*columns, console=console) as bar:
         yield Step(what, total, unit, bar, done)
+
+
+@contextmanager
+def watch(what: str, total: int, unit: str, done: int) -> Iterator[Advance]:
+    """Shows a step of reading or partitioning; see `storage.watch`."""
+    with progress(what, total, unit, done) as step:
+        yield lambda count: step.advance(count=count)
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.1f}" if rate < 1000 else f"{rate:,.0f}"
 
 
 def say(line: str) -> None:

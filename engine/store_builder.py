@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import Config
+from engine.hop_tasks import hops_on_cluster
 from engine.progress import progress, say
 from partition import PartitionOptions, Workspace, partition
 from partition.quality import quality
@@ -21,7 +22,7 @@ from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.gather import gathered
 from storage.graph import Graph
-from storage.hops import hops_bytes, write_hops
+from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
 from storage.induced import Induced, kept_entries
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
@@ -37,6 +38,9 @@ from storage.split import (
 )
 from storage.store import Store, hops_path, shard_path, split_path
 from storage.writer import StoreWriter
+
+# Hops of so many bytes are worth the start of a cluster.
+CLUSTER_BYTES = 1 << 30
 
 
 class LazyGraph:
@@ -65,7 +69,7 @@ def split_lies_there(path: Path, manifest: Manifest, split: SplitOptions) -> boo
 def hops_lie_there(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
     """Whether hops were made, and are on disk."""
     records = manifest.hops.get(kernel.name)
-    return kernel.hops == 0 or (records is not None and _lie_there(path, partial(hops_path, kernel.name), records))
+    return not kernel.stored or (records is not None and _lie_there(path, partial(hops_path, kernel.name), records))
 
 
 def _lie_there(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
@@ -88,6 +92,7 @@ class StoreBuilder:
         """`options` None and a store of `clients`: the whole graph as one client, split as its clients are."""
         self.path, self.lazy, self.options, self.clients = path, lazy, options, clients
         self.dtype = config.data.dtype
+        self.config = config
         self.memory_limit = config.engine.memory_limit or DataSource.memory_limit
         self.writer = StoreWriter(path, made)
         self.made = made
@@ -220,26 +225,37 @@ class StoreBuilder:
         return None
 
     def _hops(self, manifest: Manifest, kernel: Kernel) -> list[FileRecord]:
-        needed = hops_bytes(manifest.nodes, manifest.features, kernel)
-        finished = self.writer.bytes_finished(hops_path(kernel.name, 0).parent)
-        require_disk(self.path, needed - finished, "the hops")
+        missing = [c for c in manifest.clients if self.writer.finished(hops_path(kernel.name, c.client)) is None]
+        rows = sum(self._rows_kept(client, kernel) for client in missing)
+        needed = hops_bytes(rows, manifest.features, kernel)
+        require_disk(self.path, needed, "the hops")
+        if kernel.rows == "labelled":
+            say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
+        made = self._hops_here(missing, kernel)
+        if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
+            made = hops_on_cluster(self.config, self.path, missing, manifest.features, kernel)
+        count = len(manifest.clients)
+        with progress(f"hops {kernel.name}", count, "clients", count - len(missing)) as step:
+            for client, record in made:
+                self.writer.add(hops_path(kernel.name, client), record)
+                step.advance()
+        files = [self.writer.finished(hops_path(kernel.name, client)) for client in range(count)]
+        return [file for file in files if file is not None]
 
-        def files() -> Iterator[FileRecord]:
-            with progress(f"hops {kernel.name}", len(manifest.clients), "clients") as step:
-                for record in manifest.clients:
-                    shard = open_shard(self.path / shard_path(record.client), record.client, record.file)
-                    yield self.writer.once(hops_path(kernel.name, record.client), partial(_write_hops, shard, kernel))
-                    step.advance()
+    def _hops_here(self, clients: Sequence[ClientRecord], kernel: Kernel) -> Iterator[tuple[int, FileRecord]]:
+        for client in clients:
+            path = self.path / hops_path(kernel.name, client.client)
+            yield client.client, write_hops(path, self._open(client), kernel)
 
-        return list(files())
+    def _rows_kept(self, client: ClientRecord, kernel: Kernel) -> int:
+        return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(self._open(client)).sum())
+
+    def _open(self, client: ClientRecord) -> Shard:
+        return open_shard(self.path / shard_path(client.client), client.client, client.file)
 
 
 def _write_shard(client: int, part: Induced, label: np.ndarray, x: np.ndarray, path: Path) -> FileRecord:
     return write_shard(path, client, part, label, x)
-
-
-def _write_hops(shard: Shard, kernel: Kernel, path: Path) -> FileRecord:
-    return write_hops(path, shard, kernel)
 
 
 def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions) -> None:

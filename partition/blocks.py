@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.mapped import read, row_blocks
+from storage.watch import step
+
+LONG = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,20 @@ class Block:
 
 
 def blocks(level: Level, entries: int) -> Iterator[Block]:
-    """All rows in ascending order, in blocks of at most `entries` entries, or of one row where that has more."""
+    """All rows in ascending order, in blocks of at most `entries` entries, or of one row where that has more.
+
+    A pass over so many entries that it takes a while is shown as a step.
+    """
+    if level.entries < LONG:
+        yield from _blocks(level, entries)
+        return
+    with step("pass over the edges", level.entries, "entries") as advance:
+        for block in _blocks(level, entries):
+            yield block
+            advance(len(block.indices))
+
+
+def _blocks(level: Level, entries: int) -> Iterator[Block]:
     for first, indptr, low, high in row_blocks(level.indptr, entries):
         yield Block(
             first,

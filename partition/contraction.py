@@ -8,6 +8,7 @@ import numpy as np
 from partition.blocks import Level, blocks
 from partition.tally import shift_for, slot_of, slots_for, widest_row
 from storage.mapped import ROWS
+from storage.prefetch import fetch_ahead
 
 
 def number_clusters(label_N: np.ndarray) -> int:
@@ -104,6 +105,7 @@ def _count(
             continue
         weight_C[own] += 1 if node_weights is None else node_weights[row]
         for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(coarse_N, indices, e)
             degree_C[own] += coarse_N[indices[e]] != own
 
 
@@ -122,12 +124,14 @@ def _between(
     for row in range(len(indptr) - 1):
         own = coarse_N[first + row]
         for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(coarse_N, indices, e)
             at[bucket_C[own] + 1] += coarse_N[indices[e]] != own
     at = np.cumsum(at)
     records = np.empty((at[-1], 2 if weights is None else 3), dtype=np.int32)
     for row in range(len(indptr) - 1):
         own = coarse_N[first + row]
         for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(coarse_N, indices, e)
             other = coarse_N[indices[e]]
             if other != own:
                 to = at[bucket_C[own]]

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 
 from partition.blocks import Level, blocks
+from storage.prefetch import fetch_ahead
 
 PASSES = 6
 # A pass that moves no more than this share of the nodes is the last.
@@ -68,6 +69,7 @@ def _move(
             continue
         count = 0
         for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(part_N, indices, e)
             part = part_N[indices[e]]
             if connection_P[part] == 0:
                 touched[count] = part

@@ -3,6 +3,8 @@
 import numba
 import numpy as np
 
+from storage.prefetch import fetch_ahead
+
 # 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -71,6 +73,7 @@ def tally(
     mask = slots_for(stop - start) - 1
     count = 0
     for e in range(start, stop):
+        fetch_ahead(label_N, indices, e)
         label = label_N[indices[e]]
         weight = np.int64(1) if weights is None else np.int64(weights[e])
         slot = slot_of(label, shift)

@@ -23,6 +23,7 @@ from storage.errors import ShoalError
 from storage.graph import Cleaning
 from storage.journal import Journal
 from storage.npy_rows import HEADER_BYTES, npy_header, to_disk
+from storage.watch import step
 
 Blocks = Callable[[int], Iterable[np.ndarray]]
 
@@ -124,7 +125,7 @@ class _Build:
         require_disk(self.work, 2 * KEY_BYTES * (self.edges - read), "the edges being sorted")
         files = _Buckets([self._bucket(bucket) for bucket in range(count)], saved.get("bytes", [0] * count))
         keys = np.empty(2 * self.slice, dtype=np.uint64)
-        with files:
+        with files, step(f"{self.where}: edges", self.edges, "edges", read) as advance:
             for block in blocks(read):
                 self._check_block(block)
                 for first in range(0, block.shape[1], self.slice):
@@ -135,6 +136,7 @@ class _Build:
                     loops += len(source) - found // 2
                     files.write(keys[:found], 0, self.shift)
                 read += block.shape[1]
+                advance(block.shape[1])
                 if files.unsaved >= self.commit_bytes:
                     journal.append({"edges": read, "loops": loops, "bytes": files.save()})
             if read != self.edges:
@@ -163,12 +165,14 @@ class _Build:
             self.indptr.seek(HEADER_BYTES)
             if not done:
                 self.indptr.write(bytes(KEY_BYTES))
+            advance = stack.enter_context(step(f"{self.where}: sort", self._bucket_count(), "buckets", len(done)))
             for bucket in range(len(done), self._bucket_count()):
                 self._rows(self._bucket(bucket), bucket << self.shift, self.shift)
                 for file in (self.indptr, self.indices):
                     to_disk(file)
                 journal.append({"indices": self.entries, "given": self.given, "distinct": self.distinct})
                 self._bucket(bucket).unlink()
+                advance(1)
             for file, length, dtype in (
                 (self.indptr, self.nodes + 1, np.int64),
                 (self.indices, self.entries, np.int32),

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+import numba
 import numpy as np
+import pyarrow as pa
 
 from storage import arrow_file
-from storage.arrow_file import FileRecord
+from storage.arrow_file import FileRecord, MappedFile
+from storage.induced import induced, kept_entries
 from storage.propagation import Kernel, hops
 from storage.shard import Shard
+from storage.split import Split
 
 
 def write_hops(path: Path, shard: Shard, kernel: Kernel) -> FileRecord:
@@ -17,9 +21,55 @@ def write_hops(path: Path, shard: Shard, kernel: Kernel) -> FileRecord:
         ShoalError: The disk is full, or a value does not fit `kernel.dtype`.
     """
     columns = hops(shard.indptr, shard.indices, shard.x, kernel)
+    if kernel.rows == "labelled":
+        return _write_labelled(path, shard, columns)
     return arrow_file.write(path, "hops", {f"hop{k}": arrow_file.fixed_rows(x) for k, x in enumerate(columns, 1)})
 
 
-def hops_bytes(nodes: int, features: int, kernel: Kernel) -> int:
-    """Bytes that the hops of `nodes` rows take on disk."""
-    return nodes * features * kernel.hops * np.dtype(kernel.dtype).itemsize
+def _write_labelled(path: Path, shard: Shard, columns: list[np.ndarray]) -> FileRecord:
+    """Writes the labelled rows and their neighbours as a graph of its own, features included."""
+    dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
+    kept = kept_entries(shard.indptr, shard.indices, dropped)
+    part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
+    neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
+    rows = {f"hop{k}": arrow_file.fixed_rows(x[part.node]) for k, x in enumerate([shard.x, *columns])}
+    return arrow_file.write(path, "hops", {"row": pa.array(part.node), "neighbors": neighbors, **rows})
+
+
+def labelled_and_neighbours(shard: Shard) -> np.ndarray:
+    """The rows that `rows: labelled` keeps, bool `[N]`."""
+    kept = shard.label >= 0
+    _add_neighbours(shard.indptr, shard.indices, np.flatnonzero(kept), kept)
+    return kept
+
+
+@numba.njit(cache=True)
+def _add_neighbours(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, kept: np.ndarray) -> None:
+    for row in rows:
+        for e in range(indptr[row], indptr[row + 1]):
+            kept[indices[e]] = True
+
+
+def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[np.ndarray]]:
+    """What a client sees with `rows: labelled`: its labelled nodes, their neighbours, and the edges among them.
+
+    Hops are those of the whole shard; degrees and neighbours are those inside.
+    """
+    row = file.primitive("row")
+    indptr, indices = file.lists("neighbors")
+    x, *further = (file.matrix(name) for name in file.names if name.startswith("hop"))
+    now = np.full(shard.nodes, -1, dtype=np.int32)
+    now[row] = np.arange(len(row), dtype=np.int32)
+    parts = (np.sort(now[rows]) for rows in (split.train, split.val, split.test))
+    return Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x), Split(*parts), further
+
+
+def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
+    """Bytes that the hops of `rows` kept rows take on disk."""
+    kept = kernel.hops + (kernel.rows != "all")
+    return rows * features * kept * np.dtype(kernel.dtype).itemsize
+
+
+def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel) -> int:
+    """Bytes of memory that computing the hops of one shard takes, its mapped file included."""
+    return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + 8 * entries

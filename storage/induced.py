@@ -7,6 +7,7 @@ import numba
 import numpy as np
 
 from storage.mapped import read, row_blocks
+from storage.prefetch import fetch_ahead
 
 ENTRIES_A_BLOCK = 1 << 22
 
@@ -93,6 +94,7 @@ def _count(first: int, pointer: np.ndarray, indices: np.ndarray, assignment: np.
     for row in range(len(pointer) - 1):
         client, same = assignment[first + row], 0
         for e in range(pointer[row], pointer[row + 1]):
+            fetch_ahead(assignment, indices, e)
             same += assignment[indices[e]] == client
         kept[first + row] = same
 
@@ -140,6 +142,7 @@ def _fill(
         if s >= 0:
             at = cursor[s]
             for e in range(pointer[row], pointer[row + 1]):
+                fetch_ahead(assignment, indices, e)
                 if assignment[indices[e]] == client:
                     columns[at] = row_of[indices[e]]
                     at += 1

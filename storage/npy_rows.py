@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,7 @@ from storage.atomic import cannot_write
 from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.journal import Journal
+from storage.watch import step
 
 HEADER_BYTES = 128
 
@@ -54,15 +56,18 @@ def write_rows(
     done = journal.entries[-1]["rows"] if journal.entries and unfinished.exists() else 0
     require_disk(path.parent, (shape[0] - done) * row_bytes, path.name)
     try:
-        with unfinished.open("r+b" if done else "wb") as file:
+        with ExitStack() as stack:
+            file = stack.enter_context(unfinished.open("r+b" if done else "wb"))
             file.truncate(HEADER_BYTES + done * row_bytes if done else 0)
             if not done:
                 file.write(npy_header(shape, dtype))
             file.seek(0, os.SEEK_END)
             committed = done
+            advance = stack.enter_context(step(f"{where}: {path.stem}", shape[0], "rows", done))
             for block in blocks(done):
                 file.write(np.ascontiguousarray(block, dtype=dtype).data)
                 done += len(block)
+                advance(len(block))
                 if (done - committed) * row_bytes >= commit_bytes:
                     to_disk(file)
                     journal.append({"rows": done})

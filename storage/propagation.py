@@ -21,11 +21,13 @@ class Kernel:
         r: Exponent of the normalisation, in [0, 1]: 0.5 is symmetric, 0 averages over a node and its
             neighbours, 1 divides what a node sends by its degree.
         dtype: How a hop is stored, `float32` or `float16`; sums are always float32.
+        rows: Which rows are kept, `all` or `labelled`: those with a label and their neighbours.
     """
 
     hops: int
     r: float = 0.5
     dtype: str = "float32"
+    rows: str = "all"
 
     def __post_init__(self) -> None:
         if self.hops < 0:
@@ -38,7 +40,12 @@ class Kernel:
     @property
     def name(self) -> str:
         """Folder of these hops inside a store, such as `r0.5-k3-float32`."""
-        return f"r{float(self.r)}-k{self.hops}-{self.dtype}"
+        return f"r{float(self.r)}-k{self.hops}-{self.dtype}" + ("" if self.rows == "all" else f"-{self.rows}")
+
+    @property
+    def stored(self) -> bool:
+        """Whether anything is stored: the features themselves are in the shards."""
+        return self.hops > 0 or self.rows != "all"
 
 
 def propagate(

@@ -7,6 +7,7 @@ import numpy as np
 
 from storage.arrow_file import FileRecord, MappedFile, checksum
 from storage.errors import ShoalError
+from storage.hops import only_labelled
 from storage.manifest import Manifest, read_manifest
 from storage.shard import Shard, check_bounds, open_shard
 from storage.split import Split, open_split
@@ -74,22 +75,37 @@ class Store:
         record = self.manifest.splits[name].files[client]
         return open_split(self.path / split_path(name, client), self.manifest.clients[client].nodes, record)
 
+    def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[np.ndarray]]:
+        """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
+
+        Raises:
+            ShoalError: Something was not prepared, there is no such client, or a file is missing or damaged.
+        """
+        shard, rows = self.shard(client), self.split(split, client)
+        if kernel is None:
+            return shard, rows, []
+        file = self._hops(kernel, client)
+        return only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(kernel, client))
+
     def hops(self, kernel: str, client: int) -> list[np.ndarray]:
-        """Maps hop 1, 2, … of a client, each `[N, F]`.
+        """Maps hop 1, 2, … of all rows of a client, each `[N, F]`.
 
         Raises:
             ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
         """
-        if kernel not in self.manifest.hops:
-            raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
-        self._check(client)
-        file = MappedFile(self.path / hops_path(kernel, client), "hops", self.manifest.hops[kernel][client])
+        file = self._hops(kernel, client)
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
             raise ShoalError(
                 f"{file.path}: {file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
             )
         return [file.matrix(name) for name in file.names]
+
+    def _hops(self, kernel: str, client: int) -> MappedFile:
+        if kernel not in self.manifest.hops:
+            raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
+        self._check(client)
+        return MappedFile(self.path / hops_path(kernel, client), "hops", self.manifest.hops[kernel][client])
 
     def _check(self, client: int) -> None:
         if not 0 <= client < self.clients:

@@ -70,10 +70,14 @@ class StoreWriter:
         record = self.finished(relative)
         if record is None:
             record = write(self.path / relative)
-            entry = {"path": str(relative), **asdict(record)}
-            self._append(entry)
-            self._done[str(relative)] = entry
+            self.add(relative, record)
         return record
+
+    def add(self, relative: Path, record: FileRecord) -> None:
+        """Notes a file that is complete on disk."""
+        entry = {"path": str(relative), **asdict(record)}
+        self._append(entry)
+        self._done[str(relative)] = entry
 
     def bytes_finished(self, folder: Path) -> int:
         """Bytes of the complete files in a folder of the store."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import scipy.sparse as sp
 import yaml
 
@@ -395,3 +396,22 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Callable[...,
 def test_options_of_a_dataset(make_config: Callable[..., Config], options: dict[str, Any], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         prepare(make_config(data__options=options))
+
+
+def test_hops_on_a_cluster_are_those_made_here(
+    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = prepare(make_config(data__store=str(tmp_path / "here")))
+    monkeypatch.setattr("engine.store_builder.CLUSTER_BYTES", 0)
+    there = prepare(make_config(data__store=str(tmp_path / "there"), engine__backend="ray", engine__hosts=1))
+    assert here.manifest.hops == there.manifest.hops
+    assert not verify(there)
+    assert not ray.is_initialized()
+
+
+def test_hops_of_labelled_rows_lie_beside_those_of_all(make_config: Callable[..., Config]) -> None:
+    every = prepare(make_config())
+    few = prepare(make_config(propagation__rows="labelled"))
+    assert few.path == every.path
+    assert set(few.manifest.hops) == {"r0.5-k2-float32", "r0.5-k2-float32-labelled"}
+    assert not verify(few)

@@ -66,5 +66,6 @@ def test_less_memory_means_more_passes_and_the_same_clients(
 
 
 def test_a_limit_below_one_client_says_what_would_do(make_graph: Callable[..., Graph]) -> None:
-    with pytest.raises(ShoalError, match=r"^engine\.memory_limit is 1MiB, but client 0 .* raise it to \d+MiB"):
+    message = r"^engine\.memory_limit is 1MiB, but the shard of client 0 .* raise it to \d+MiB"
+    with pytest.raises(ShoalError, match=message):
         of(make_graph(0, 30, 0.2), np.zeros(30, dtype=np.int32), [0], limit=1 << 10)

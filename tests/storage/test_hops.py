@@ -5,12 +5,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage.arrow_file import MappedFile
 from storage.errors import ShoalError
 from storage.gather import gathered
 from storage.graph import Graph
-from storage.hops import write_hops
-from storage.propagation import Kernel
+from storage.hops import labelled_and_neighbours, only_labelled, write_hops
+from storage.propagation import Kernel, hops
 from storage.shard import Shard, open_shard, write_shard
+from storage.split import Split
 
 
 @pytest.fixture
@@ -44,3 +46,32 @@ def test_what_does_not_fit_leaves_no_file(tmp_path: Path, shard: Shard) -> None:
     with pytest.raises(ShoalError, match=r"^propagation\.dtype: float16 ends at 65504, .*; use float32$"):
         write_hops(tmp_path / "hops.arrow", shard, Kernel(1, 1.0, "float16"))
     assert [p.name for p in tmp_path.iterdir()] == ["shard.arrow"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path, shard: Shard, share: float) -> None:
+    shard.label[:] = np.where(np.random.default_rng(0).random(25) < share, shard.label.clip(0), -1)
+    dense = np.zeros((25, 25), dtype=bool)
+    for row in range(25):
+        dense[row, shard.indices[shard.indptr[row] : shard.indptr[row + 1]]] = True
+    labelled = shard.label >= 0
+    wanted = labelled | dense[labelled].any(0)
+    np.testing.assert_array_equal(labelled_and_neighbours(shard), wanted)
+
+    kernel = Kernel(2, rows="labelled")
+    record = write_hops(tmp_path / "few.arrow", shard, kernel)
+    rows = np.flatnonzero(labelled).astype(np.int32)
+    split = Split(rows[::2], rows[1::2], rows[:0])
+    found, parts, further = only_labelled(MappedFile(tmp_path / "few.arrow", "hops", record), shard, split)
+    assert set(found.node) == set(shard.node[wanted])
+    row = np.array([np.flatnonzero(shard.node == node)[0] for node in found.node], dtype=np.int64)
+    inside = np.zeros((len(row), len(row)), dtype=bool)
+    for r in range(len(row)):
+        inside[r, found.indices[found.indptr[r] : found.indptr[r + 1]]] = True
+    np.testing.assert_array_equal(inside, dense[np.ix_(row, row)])
+    np.testing.assert_array_equal(found.label, shard.label[row])
+    for mine, all_rows in zip([found.x, *further], [shard.x, *hops(shard.indptr, shard.indices, shard.x, kernel)]):
+        np.testing.assert_array_equal(mine, all_rows[row])
+    for mine, given in zip((parts.train, parts.val, parts.test), (split.train, split.val, split.test)):
+        assert (np.diff(mine) > 0).all()
+        np.testing.assert_array_equal(np.sort(found.node[mine]), np.sort(shard.node[given]))
