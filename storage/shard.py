@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,10 @@ from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile
 from storage.errors import ShoalError
 from storage.induced import Induced
+from storage.split import Split
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 MAX_ENTRIES = 2**31
 ROWS_AT_A_TIME = 65_536
@@ -45,6 +49,12 @@ class Shard:
     @property
     def entries(self) -> int:
         return len(self.indices)
+
+    def to_pyg(self, split: Split | None = None) -> "Data":
+        """A PyTorch Geometric `Data`, with masks if a split is given; see `storage.adapters.pyg.to_pyg`."""
+        from storage.adapters.pyg import to_pyg
+
+        return to_pyg(self, split)
 
 
 def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: Any, dtype: str) -> FileRecord:
