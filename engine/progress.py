@@ -22,9 +22,9 @@ class Step:
         self._began = self._shown = time.monotonic()
         self._task = bar.add_task(what, total=total, completed=done, rate="", note="") if bar else None
 
-    def advance(self, note: str = "") -> None:
-        """One more is done; `note` says what else is worth seeing."""
-        self._done += 1
+    def advance(self, note: str = "", by: int = 1) -> None:
+        """So many more are done; `note` says what else is worth seeing."""
+        self._done += by
         now = time.monotonic()
         rate = (self._done - self._first) / max(now - self._began, 1e-9)
         if self._bar is not None and self._task is not None:
