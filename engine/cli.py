@@ -118,6 +118,25 @@ def export_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A fi
     console.print(f"written: {export(run)}", soft_wrap=True)
 
 
+@app.command("synthesize")
+def synthesize_command(
+    twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],
+    root: Annotated[Path, typer.Option("--root", help="Data root that gets the files, for data.root.")],
+    scale: Annotated[float, typer.Option("--scale", help="Counts over those of the original.")] = 1.0,
+    homophily: Annotated[float | None, typer.Option("--homophily", help="Share of edges within a class.")] = None,
+    signal: Annotated[float | None, typer.Option("--signal", help="What a class adds to features.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    compress: Annotated[bool, typer.Option("--compress", help="Deflate .npz files.")] = False,
+) -> None:
+    """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
+    from engine.report import console
+    from engine.synthesize import synthesize
+    from storage.datasets import DataSource
+
+    options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
+    console.print(f"written: {synthesize(options, root, compress)}", soft_wrap=True)
+
+
 @app.command("doctor")
 def doctor_command() -> None:
     """Say what is installed, what is missing and what that disables, and what the machine has."""

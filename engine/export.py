@@ -19,7 +19,7 @@ from engine.prepare import prepare
 from engine.progress import progress
 from engine.state import FederationState
 from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN, VAL
+from storage.split import to_codes
 from storage.store import Store
 
 MODELS, PREDICTIONS = "models.safetensors", "predictions.arrow"
@@ -87,14 +87,11 @@ def _named(client: Client, prefix: str) -> dict[str, Tensor]:
 
 def _describe(job: Job, store: Store, client: int, columns: dict[str, list[np.ndarray]]) -> None:
     shard, split = store.shard(client), store.split(job.split, client)
-    part = np.zeros(shard.nodes, dtype=np.int8)
-    for code, rows in ((TRAIN, split.train), (VAL, split.val), (TEST, split.test)):
-        part[rows] = code
     described = {
         "node": shard.node,
         "client": np.full(shard.nodes, client, dtype=np.int32),
         "label": shard.label,
-        "part": part,
+        "part": to_codes(split, shard.nodes),
     }
     for name, values in described.items():
         columns.setdefault(name, []).append(values)

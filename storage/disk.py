@@ -41,5 +41,5 @@ def require_disk(folder: Path, needed: int, what: str) -> None:
     if needed > free:
         raise ShoalError(
             f"{folder}: {what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; "
-            "free space or set data.store"
+            "free space or choose another folder"
         )

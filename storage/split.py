@@ -117,6 +117,14 @@ def from_codes(code: np.ndarray) -> Split:
     return Split(*(np.flatnonzero(code == part).astype(np.int32) for part in (TRAIN, VAL, TEST)))
 
 
+def to_codes(split: Split, nodes: int) -> np.ndarray:
+    """The inverse of `from_codes`: part of every row, int8 `[N]`."""
+    code = np.full(nodes, UNASSIGNED, dtype=np.int8)
+    for part, rows in ((TRAIN, split.train), (VAL, split.val), (TEST, split.test)):
+        code[rows] = part
+    return code
+
+
 def write_split(path: Path, split: Split) -> FileRecord:
     """Writes a split: three rows, `part` and its row numbers."""
     parts: Sequence[np.ndarray] = (split.train, split.val, split.test)

@@ -81,3 +81,27 @@ def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
         losses.append([line["loss"] for line in read_metrics(run(config))])
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
+
+
+def test_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    """Every client of it comes out, together all nodes of the club; `shoal prepare` makes the same of its folder."""
+    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "example.py").write_text(source + "print(sum(shard.nodes for shard in map(store.shard, range(2))))\n")
+    env = {**os.environ, "SHOAL_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
+    (tmp_path / "karate.yaml").write_text(
+        "name: karate\n"
+        "data: {dataset: files, path: karate, fractions: [0.5, 0.2, 0.3]}\n"
+        "partition: {method: metis, clients: 2}\n"
+        "algorithm: fedavg\n"
+    )
+    outputs = []
+    for command in (["example.py"], ["-m", "engine", "prepare", "karate.yaml"]):
+        result = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
+        assert result.returncode == 0, result.stderr
+        outputs.append(result.stdout)
+    *clients, total = outputs[0].splitlines()
+    assert [line.split("(")[0] for line in clients] == ["Data", "Data"]
+    assert total == "34"
+    assert len(list((tmp_path / "data" / "stores").iterdir())) == 1

@@ -9,7 +9,7 @@ from storage.datasets.digits import load_digits
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
-from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb
+from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, stand_in
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.source import DataSource, data_root
@@ -71,6 +71,9 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content["homophily"], content["signal"] = sbm.strengths(options)
     if name in PUBLISHED:
         content["feature_dtype"] = feature_dtype(name, options)
+        made = stand_in(name, options)
+        if made is not None:
+            content["synthetic"] = made
     if name in twin.ORIGINALS:
         content |= twin.Twin.of(name, options).identity
     if name == "files":

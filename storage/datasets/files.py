@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from storage.atomic import cannot_write, replacing
 from storage.datasets.source import DataSource, reading
+from storage.datasets.synthetic import NOTE, mark_synthetic, synthetic_identity
 from storage.errors import ShoalError
-from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
+from storage.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays
+from storage.graph import Graph
 
-REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment")
 ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
 
@@ -22,22 +23,48 @@ def load_files(name: str, options: DataSource) -> Graph:
     and, if there are, `split [N]` (0 none, 1 train, 2 val, 3 test) and `assignment [N]` (client of every
     node). A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is
     memory-mapped. Features other than float16 and float32 become float32. A node without a label has y -1,
-    or NaN where y is of a float type.
+    or NaN where y is of a float type. What `save_graph` wrote of a synthetic graph is called synthetic.
 
     Raises:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
     """
-    arrays, where = _read(location(options))
-    x = _features(arrays["x"], where["x"])
-    nodes = x.shape[0]
-    y = _labels(arrays["y"], nodes, where["y"])
-    split, assignment = arrays.get("split"), arrays.get("assignment")
-    if split is not None:
-        split = _whole(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
-    if assignment is not None:
-        assignment = _whole(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
-    indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
-    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, split, assignment, cleaning)
+    path = location(options)
+    arrays, where = _read(path)
+    return graph_from_arrays(name, arrays, where, synthetic_identity(path) is not None)
+
+
+def save_graph(graph: Graph, folder: str | Path) -> Path:
+    """Writes a graph as the folder that `data.path` takes, in the place of any graph that is there, and gives its path.
+
+    Every edge is written once; classes above the highest label that occurs are not kept.
+
+    Raises:
+        ShoalError: It cannot be written. What is written so far is not taken for a graph, as y.npy comes last.
+    """
+    path = Path(folder).expanduser().resolve()
+    source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
+    once = source < graph.indices
+    arrays: dict[str, Any] = {
+        "edge_index": np.stack([source[once], graph.indices[once]]),
+        "x": graph.x if sp.issparse(graph.x) else graph.x[:],
+        "split": graph.split,
+        "assignment": graph.assignment,
+        "y": graph.y,
+    }
+    try:
+        for name in (*(f"{array}.npy" for array in arrays), "x.npz", NOTE):
+            (path / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if graph.synthetic:
+        mark_synthetic(path, {"dataset": graph.name})
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        file = path / f"{name}.{'npz' if sp.issparse(array) else 'npy'}"
+        with replacing(file) as unfinished, unfinished.open("wb") as sink:
+            sp.save_npz(sink, array) if sp.issparse(array) else np.save(sink, array)
+    return path
 
 
 def location(options: DataSource) -> Path:
@@ -114,43 +141,3 @@ def _csr(file: Path) -> sp.csr_array:
     x.check_format(full_check=True)
     x.sum_duplicates()
     return x
-
-
-def _features(x: Any, where: str) -> Any:
-    if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiub":
-        raise ShoalError(f"{where}: features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
-    if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
-        return x
-    # what is too large for float32 becomes infinity, and is refused as such
-    with np.errstate(over="ignore"):
-        return x.astype(np.float32)
-
-
-def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim == 2:
-        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
-    if y.dtype.kind == "f":
-        y = np.where(np.isnan(y), -1, y)
-    labels = _whole(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
-    if not (labels >= 0).any():
-        raise ShoalError(f"{where}: no node has a label; there is nothing to learn")
-    return labels
-
-
-def _whole(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) -> np.ndarray:
-    """`values` if they are whole numbers within `bounds`, one a node."""
-    low, high = bounds
-    if values.shape != (nodes,):
-        raise ShoalError(f"{where}: shape {list(values.shape)}, but x has {nodes} rows; one value a node")
-    if values.dtype.kind not in "iubf":
-        raise ShoalError(f"{where}: values must be integers, found {values.dtype}")
-    for fault, rule in (
-        (values != np.floor(values) if values.dtype.kind == "f" else None, "an integer"),
-        ((values < low) | (values > high), f"in {low}..{high}"),
-    ):
-        if fault is not None and fault.any():
-            row = int(fault.argmax())
-            raise ShoalError(f"{where}: row {row} is {values[row]}, not {rule}")
-    return values

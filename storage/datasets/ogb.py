@@ -18,6 +18,7 @@ from storage.datasets.derived import derived
 from storage.datasets.download import published
 from storage.datasets.npz_stream import NpzMember
 from storage.datasets.source import DataSource, data_root, derived_root
+from storage.datasets.synthetic import synthetic_identity
 from storage.errors import ShoalError
 from storage.external_csr import external_csr, open_csr
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph
@@ -88,13 +89,15 @@ def load_ogb(name: str, options: DataSource) -> Graph:
 
     Memory stays below `options.memory_limit` beside the interpreter; the first call writes the clean adjacency,
     features, labels and split to `ogb-derived/<name>`, and goes on there if it was killed. x is float32 or float16
-    `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m.
+    `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. What
+    `write_ogb_layout` wrote is called synthetic, and by its twin's name.
 
     Raises:
         ShoalError: A file is missing, damaged or another graph's, or the disk is too small.
     """
     known = PUBLISHED[name]
-    files = _files(name, known, data_root(options.root))
+    identity = stand_in(name, options)
+    files = _files(name, known, data_root(options.root), identity)
     dtype = np.dtype(feature_dtype(name, options))
     limit = options.memory_limit
     with derived(derived_root(options) / "ogb-derived" / name, _stamps(files)) as folder:
@@ -110,7 +113,14 @@ def load_ogb(name: str, options: DataSource) -> Graph:
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
         indptr, indices, cleaning = open_csr(csr)
         mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split)]
-    return Graph(name, indptr, indices, mapped[0], mapped[1], known.classes, split=mapped[2], cleaning=cleaning)
+    made, x, y, split = identity is not None, *mapped
+    name = identity["dataset"] if identity else name
+    return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=made)
+
+
+def stand_in(name: str, options: DataSource) -> dict[str, Any] | None:
+    """What defines the twin whose files lie in the place of the original's; None if there is none."""
+    return synthetic_identity(data_root(options.root) / PUBLISHED[name].folder)
 
 
 def feature_dtype(name: str, options: DataSource) -> str:
@@ -125,18 +135,27 @@ def feature_dtype(name: str, options: DataSource) -> str:
     return found
 
 
-def _files(name: str, known: Published, root: Path) -> dict[str, Path]:
-    """Files by what they hold."""
-    folder = root / known.folder
-    inside = {"data": "raw/data.npz", "node-label": "raw/node-label.npz"} if known.binary else {}
+def raw_files(known: Published) -> dict[str, str]:
+    """Path below the graph's folder of every published file, by what it holds."""
+    inside = {"data": "raw/data.npz", "node-label": "raw/node-label.npz"}
     if not known.binary:
         inside = {part: f"raw/{part}.csv.gz" for part in CSV}
-    inside |= {part: f"split/{known.split}/{part}.csv.gz" for part in PARTS.values()}
+    return inside | {part: f"split/{known.split}/{part}.csv.gz" for part in PARTS.values()}
+
+
+def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | None) -> dict[str, Path]:
+    """Files by what they hold."""
+    folder, inside = root / known.folder, raw_files(known)
     address = f"{URL}/{known.archive}"
-    if not known.binary:
+    if not known.binary and identity is None:
         published(name, folder, list(inside.values()), lambda file: address, nested=True)
     for file in inside.values():
         if not (folder / file).is_file():
+            if identity is not None:
+                raise ShoalError(
+                    f"{folder / file}: not found; the folder holds a part of {identity['dataset']}, which was not "
+                    "written to its end; run `shoal synthesize` again or delete the folder"
+                )
             raise ShoalError(
                 f"{folder / file}: not found; unpack {address} (57 GB) and rename its folder to {folder}, or set "
                 f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{name}'"

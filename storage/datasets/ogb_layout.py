@@ -9,9 +9,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from storage.datasets.ogb import PARTS, PUBLISHED, Published
+from storage.atomic import cannot_write
+from storage.datasets.ogb import PARTS, PUBLISHED, raw_files
+from storage.datasets.synthetic import mark_synthetic, synthetic_identity
 from storage.datasets.twin import Twin
+from storage.disk import require_disk
+from storage.errors import ShoalError
 from storage.npy_rows import npy_header
+from storage.watch import step
 
 YEAR = 2015
 
@@ -19,40 +24,59 @@ YEAR = 2015
 def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     """Writes the raw files of the twin's original, block by block, and gives their folder.
 
+    A twin that lies there is replaced. Before anything else a note is left that the files are synthetic; `load_ogb`
+    reads it.
+
     Args:
         root: Data root; gets `ogbn_arxiv`, `ogbn_products` or `ogbn_papers100M`.
         twin: The graph.
         compress: Deflate .npz files, as `numpy.savez_compressed` does.
+
+    Raises:
+        ShoalError: The folder holds files that are not a twin's, or the disk is too small.
     """
     known = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
     folder = root / known.folder
-    for path in (folder / "raw", folder / "split" / known.split):
-        path.mkdir(parents=True, exist_ok=True)
-    (_write_npz if known.binary else _write_csv)(folder / "raw", twin, compress)
-    _write_split(folder, known, twin)
+    paths = [folder / file for file in raw_files(known).values()]
+    there = [path for path in paths if path.exists()]
+    if there and synthetic_identity(folder) is None:
+        raise ShoalError(f"{there[0]}: is there, and not synthetic; choose another root than {root}")
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        mark_synthetic(folder, twin.identity)
+        if known.binary and not compress:
+            require_disk(folder, 16 * twin.edges + twin.nodes * (4 * twin.features + 12), "the raw files")
+        (_write_npz if known.binary else _write_csv)(folder / "raw", twin, compress)
+        _write_split(folder / "split" / known.split, twin)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
     return folder
 
 
 def _write_csv(raw: Path, twin: Twin, compress: bool) -> None:
-    _csv(raw / "edge.csv.gz", (block.T for block in twin.edge_blocks()))
-    _csv(raw / "node-feat.csv.gz", twin.feature_rows())
-    _csv(raw / "node-label.csv.gz", (block[:, None] for block in twin.labels()))
+    _csv(raw / "edge.csv.gz", _watched("edges", twin.edges, (block.T for block in twin.edge_blocks())))
+    _csv(raw / "node-feat.csv.gz", _watched("features", twin.nodes, twin.feature_rows()))
+    _csv(raw / "node-label.csv.gz", _watched("labels", twin.nodes, (block[:, None] for block in twin.labels())))
     _csv(raw / "num-node-list.csv.gz", [np.array([[twin.nodes]])])
     _csv(raw / "num-edge-list.csv.gz", [np.array([[twin.edges]])])
 
 
 def _write_npz(raw: Path, twin: Twin, compress: bool) -> None:
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
+    ends = _watched("ends of edges", 2 * twin.edges, _sources_then_targets(twin))
     years = (np.full((len(block), 1), YEAR) for block in twin.split_codes())
     with zipfile.ZipFile(raw / "data.npz", "w", method) as archive:
-        _member(archive, "edge_index", (2, twin.edges), np.int64, _sources_then_targets(twin))
-        _member(archive, "node_feat", (twin.nodes, twin.features), np.float32, twin.feature_rows())
-        _member(archive, "node_year", (twin.nodes, 1), np.int64, years)
+        _member(archive, "edge_index", (2, twin.edges), np.int64, ends)
+        features = _watched("features", twin.nodes, twin.feature_rows())
+        _member(archive, "node_feat", (twin.nodes, twin.features), np.float32, features)
+        _member(archive, "node_year", (twin.nodes, 1), np.int64, _watched("years", twin.nodes, years))
         _member(archive, "num_nodes_list", (1,), np.int64, [np.array([twin.nodes])])
         _member(archive, "num_edges_list", (1,), np.int64, [np.array([twin.edges])])
     with zipfile.ZipFile(raw / "node-label.npz", "w", method) as archive:
         labels = (np.where(block < 0, np.nan, block) for block in twin.labels())
-        _member(archive, "node_label", (twin.nodes, 1), np.float32, labels)
+        _member(archive, "node_label", (twin.nodes, 1), np.float32, _watched("labels", twin.nodes, labels))
 
 
 def _sources_then_targets(twin: Twin) -> Iterator[np.ndarray]:
@@ -61,13 +85,13 @@ def _sources_then_targets(twin: Twin) -> Iterator[np.ndarray]:
             yield block[end]
 
 
-def _write_split(folder: Path, known: Published, twin: Twin) -> None:
+def _write_split(folder: Path, twin: Twin) -> None:
     for part, name in PARTS.items():
         ids, first = [], 0
-        for block in twin.split_codes():
+        for block in _watched(f"{name} nodes", twin.nodes, twin.split_codes()):
             ids.append(first + np.flatnonzero(block == part))
             first += len(block)
-        _csv(folder / "split" / known.split / f"{name}.csv.gz", [np.concatenate(ids)[:, None]])
+        _csv(folder / f"{name}.csv.gz", [np.concatenate(ids)[:, None]])
 
 
 def _csv(path: Path, blocks: Iterable[np.ndarray]) -> None:
@@ -85,3 +109,10 @@ def _member(
         file.write(npy_header(shape, np.dtype(dtype)))
         for block in blocks:
             file.write(np.ascontiguousarray(block, dtype=dtype).data.cast("B"))
+
+
+def _watched(what: str, rows: int, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    with step(what, rows, "rows") as advance:
+        for block in blocks:
+            yield block
+            advance(len(block))

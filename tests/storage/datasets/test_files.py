@@ -1,5 +1,6 @@
 """A user's own graph: both layouts bring back what was written; every fault is one line that names the file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from storage.datasets import DataSource, load
+from storage.datasets.files import save_graph
 from storage.errors import ShoalError
 from storage.graph import Graph
 
@@ -237,3 +239,60 @@ def test_refuses_no_path_and_a_path_to_nothing(tmp_path: Path) -> None:
         load(DataSource("files"))
     with pytest.raises(ShoalError, match=rf"^{tmp_path}/nothing: not found"):
         load(DataSource("files", path=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_saved_graph_is_loaded_equal(layout: str, tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    loaded = load(write(tmp_path / "given", layout))
+    assert save_graph(loaded, tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    saved = load(DataSource("files", path=str(tmp_path / "a" / "b")))
+    assert_square(saved)
+    assert saved.cleaning.entries_read == 4
+    for field in ("x", "split", "assignment"):
+        assert np.array_equal(getattr(saved, field), getattr(loaded, field))
+
+
+def test_saved_graph_takes_the_place_of_another(tmp_path: Path) -> None:
+    """Nothing of the old one is left, though the new one maps its features; a folder may be written onto itself."""
+    options = write(tmp_path, "folder")
+    graph = load(options)
+    sparse = replace(graph, x=sp.csr_array(graph.x), split=None, assignment=None, synthetic=True)
+    save_graph(sparse, tmp_path)
+    again = load(options)
+    assert sp.issparse(again.x)
+    assert again.split is None
+    assert again.assignment is None
+    assert again.synthetic
+    save_graph(graph, tmp_path)
+    assert_square(load(options))
+    save_graph(load(options), tmp_path)
+    assert_square(load(options))
+
+
+def test_saved_graph_without_edges(tmp_path: Path) -> None:
+    graph = load(write(tmp_path, "folder", edge_index=np.empty((2, 0), dtype=np.int64)))
+    save_graph(graph, tmp_path)
+    assert load(DataSource("files", path=str(tmp_path))).entries == 0
+
+
+def test_half_saved_graph_is_none(tmp_path: Path) -> None:
+    """The disk takes no split.npy: a folder lies there."""
+    options = write(tmp_path, "folder")
+    graph = load(options)
+    (tmp_path / "split.npy").unlink()
+    (tmp_path / "split.npy.unfinished").mkdir()
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/split\.npy: cannot be written"):
+        save_graph(graph, tmp_path)
+    with pytest.raises(ShoalError, match=r"y\.npy: not found"):
+        load(options)
+    (tmp_path / "file").touch()
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/file[^\n]*: cannot be written[^\n]*$"):
+        save_graph(graph, tmp_path / "file")
+
+
+def test_unreadable_note_is_named(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder")
+    (tmp_path / "SYNTHETIC.json").write_text("{")
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/SYNTHETIC\.json: cannot be read"):
+        load(options)

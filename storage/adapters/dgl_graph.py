@@ -1,0 +1,60 @@
+"""DGL's `DGLGraph`, in and out, by what it offers; DGL itself is imported only to make one."""
+
+from typing import Any
+
+import torch
+
+from storage.adapters.incoming import MASKS, graph_of
+from storage.adapters.outgoing import library, tensors_of
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.shard import Shard
+from storage.split import Split
+
+X, Y = "feat", "label"
+
+
+def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
+    """The graph of a `DGLGraph`: edges made undirected and simple, without weights.
+
+    Args:
+        graph: Of one kind of node; `ndata` holds features, labels, and, if there are, `train_mask`, `val_mask`,
+            `test_mask` and `assignment`, as `from_pyg` takes them.
+        name: What the graph is called.
+        x: Key of the features in `ndata`, as in DGL's own datasets.
+        y: Key of the labels.
+
+    Raises:
+        ShoalError: Several kinds of node or edge, or an entry is missing or wrong; names it.
+    """
+    if not graph.is_homogeneous:
+        raise ShoalError("graph: has several kinds of node or edge; give dgl.to_homogeneous(graph)")
+    keys = {"x": x, "y": y, **{key: key for key in ("assignment", *MASKS)}}
+    values = {ours: graph.ndata.get(theirs) for ours, theirs in keys.items()}
+    where = {ours: f"graph.ndata[{theirs!r}]" for ours, theirs in keys.items()}
+    if values["x"] is not None and len(values["x"]) != graph.num_nodes():
+        raise ShoalError(f"{where['x']}: {len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
+    values["edge_index"], where["edge_index"] = torch.stack(graph.edges()), "graph.edges()"
+    return graph_of(name, values, where)
+
+
+def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None) -> Any:
+    """A `DGLGraph` of both directions of every edge, with the tensors of `tensors_of` in `ndata`.
+
+    Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`.
+
+    Args:
+        graph: What goes out.
+        split: Rows of a shard.
+        module: The library; None imports `dgl`.
+
+    Raises:
+        ShoalError: DGL cannot be imported.
+    """
+    module = library("dgl", "a DGLGraph") if module is None else module
+    tensors = tensors_of(graph, split)
+    made = module.graph(tuple(tensors.pop("edge_index")), num_nodes=graph.nodes)
+    names = {"x": X, "y": Y, "n_id": module.NID}
+    for key, tensor in tensors.items():
+        made.ndata[names.get(key, key)] = tensor
+    return made

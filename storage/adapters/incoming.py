@@ -1,0 +1,94 @@
+"""What comes in: tensors as arrays, adjacencies as edges, masks as one split, together a clean graph."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from storage.datasets.features import check_finite
+from storage.errors import ShoalError
+from storage.from_arrays import REQUIRED, graph_from_arrays
+from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph
+
+MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
+
+
+def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> Graph:
+    """A clean graph from tensors or arrays, which it may share memory with.
+
+    Args:
+        name: Of the graph.
+        values: `edge_index`, `x`, `y`, and, if there are, `train_mask`, `val_mask`, `test_mask` and `assignment`;
+            None is absent.
+        where: What an error calls each of them.
+
+    Raises:
+        ShoalError: A value is missing, of another form than `graph_from_arrays` takes, or not finite.
+    """
+    for key in REQUIRED:
+        if values.get(key) is None:
+            raise ShoalError(f"{where[key]}: missing; a graph needs edges, features and labels")
+    arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
+    masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
+    if masks:
+        arrays["split"] = _split(masks, arrays["x"].shape[0], where)
+    graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]})
+    check_finite(graph.x, where["x"])
+    return graph
+
+
+def to_array(value: Any, where: str) -> Any:
+    """A tensor as an array: NumPy, or SciPy CSR if it is sparse; arrays stay as they are.
+
+    Raises:
+        ShoalError: It is neither.
+    """
+    if isinstance(value, np.ndarray) or sp.issparse(value):
+        return sp.csr_array(value) if sp.issparse(value) else value
+    if not isinstance(value, Tensor):
+        raise ShoalError(f"{where}: must be a tensor or an array, found {type(value).__name__}")
+    value = value.detach().cpu()
+    if value.dtype == torch.bfloat16:  # NumPy has no such type
+        value = value.float()
+    if value.layout == torch.strided:
+        return value.numpy()
+    found = value.to_sparse_coo().coalesce()
+    return sp.csr_array((found.values().numpy(), tuple(found.indices().numpy())), shape=tuple(found.shape))
+
+
+def edge_index_of(adjacency: Any, where: str) -> np.ndarray:
+    """Row and column of every entry, int64 `[2, E]`, of a sparse tensor of torch or of torch_sparse; values are left.
+
+    Raises:
+        ShoalError: It is dense, or not square.
+    """
+    if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
+        sizes = tuple(adjacency.shape)
+        edge_index = adjacency.detach().to_sparse_coo().coalesce().indices()
+    elif hasattr(adjacency, "coo") and hasattr(adjacency, "sparse_sizes"):
+        sizes = tuple(adjacency.sparse_sizes())
+        edge_index = torch.stack(adjacency.coo()[:2])
+    else:
+        raise ShoalError(f"{where}: must be a sparse tensor or a SparseTensor, found {type(adjacency).__name__}")
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
+        raise ShoalError(f"{where}: an adjacency is square, found {list(sizes)}")
+    return edge_index.cpu().numpy()
+
+
+def _split(masks: Mapping[str, np.ndarray], nodes: int, where: Mapping[str, str]) -> np.ndarray:
+    """Part of every node, int8 `[N]`."""
+    code = np.full(nodes, UNASSIGNED, dtype=np.int8)
+    for key, mask in masks.items():
+        if mask.ndim == 2:
+            raise ShoalError(f"{where[key]}: {mask.shape[1]} splits side by side; take one, as in mask[:, 0]")
+        if mask.shape != (nodes,) or mask.dtype not in (np.bool_, np.uint8):
+            found = f"{mask.dtype} {list(mask.shape)}"
+            raise ShoalError(f"{where[key]}: must be a truth value for each of the {nodes} nodes, found {found}")
+        twice = (code != UNASSIGNED) & mask.astype(bool)
+        if twice.any():
+            raise ShoalError(f"{where[key]}: node {int(twice.argmax())} is in another mask, too; one part a node")
+        code[mask.astype(bool)] = MASKS[key]
+    return code

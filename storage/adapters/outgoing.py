@@ -1,0 +1,68 @@
+"""What goes out: a graph or a shard as named tensors."""
+
+import importlib
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from storage.adapters.incoming import MASKS
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.shard import Shard
+from storage.split import Split, to_codes
+
+
+def tensors_of(graph: Graph | Shard, split: Split | None = None) -> dict[str, Tensor]:
+    """A whole graph or a client's, as tensors by PyG's names.
+
+    Args:
+        graph: What goes out.
+        split: Rows of a shard; a graph has its own.
+
+    Returns:
+        `edge_index` int64 `[2, E]`, both directions; `x` as stored, dense `[N, F]`; `y` int64 `[N]`, -1 is unlabelled;
+        with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the numbers of
+        its nodes in the whole graph; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share
+        memory with the graph; what is written there never reaches a file.
+    """
+    source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
+    y = graph.label if isinstance(graph, Shard) else graph.y
+    x: Any = graph.x
+    found = {
+        "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
+        "x": _tensor(x.toarray() if sp.issparse(x) else x[:]),
+        "y": torch.from_numpy(y.astype(np.int64)),
+    }
+    code = None
+    if isinstance(graph, Shard):
+        found["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
+        code = None if split is None else to_codes(split, graph.nodes)
+    else:
+        code = graph.split
+        if graph.assignment is not None:
+            found["assignment"] = _tensor(graph.assignment)
+    if code is not None:
+        found |= {name: torch.from_numpy(code == part) for name, part in MASKS.items()}
+    return found
+
+
+def library(name: str, what: str) -> Any:
+    """The module of an optional library.
+
+    Raises:
+        ShoalError: It is not installed, or does not work with this torch.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ShoalError(
+            f"{name}: {what} needs it, and it cannot be imported ({reason}); see `shoal doctor`"
+        ) from error
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

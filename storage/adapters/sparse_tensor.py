@@ -1,0 +1,47 @@
+"""torch_sparse's `SparseTensor`, in and out, by what it offers; torch_sparse is imported only to make one."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.adapters.incoming import MASKS, edge_index_of, graph_of
+from storage.adapters.outgoing import library
+from storage.graph import Graph
+from storage.shard import Shard
+
+
+def from_sparse_tensor(
+    adjacency: Any, x: Tensor, y: Tensor, masks: dict[str, Tensor] | None = None, name: str = "graph"
+) -> Graph:
+    """The graph of an adjacency: edges made undirected and simple, without weights.
+
+    Args:
+        adjacency: `SparseTensor` `[N, N]`; its transpose gives the same graph.
+        x: Features `[N, F]`.
+        y: One class a node `[N]`; -1 or NaN where there is none.
+        masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`, as far as there are.
+        name: What the graph is called.
+
+    Raises:
+        ShoalError: The adjacency is not square, or a tensor is of a wrong shape, type or value; names it.
+    """
+    values = {"edge_index": edge_index_of(adjacency, "adjacency"), "x": x, "y": y, **(masks or {})}
+    where = {"edge_index": "adjacency", "x": "x", "y": "y", **{key: f"masks[{key!r}]" for key in MASKS}}
+    return graph_of(name, values, where)
+
+
+def to_sparse_tensor(graph: Graph | Shard, module: Any = None) -> Any:
+    """The adjacency as a `SparseTensor` `[N, N]` without values: row pointer and columns int64.
+
+    Args:
+        graph: What goes out.
+        module: The library; None imports `torch_sparse`.
+
+    Raises:
+        ShoalError: torch_sparse cannot be imported.
+    """
+    module = library("torch_sparse", "a SparseTensor") if module is None else module
+    rowptr, col = (torch.from_numpy(array.astype(np.int64)) for array in (graph.indptr, graph.indices))
+    return module.SparseTensor(rowptr=rowptr, col=col, sparse_sizes=(graph.nodes, graph.nodes), is_sorted=True)

@@ -1,0 +1,80 @@
+"""A graph from a user's own arrays, each checked, and named by what the user calls it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from storage.errors import ShoalError
+from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
+
+REQUIRED = ("edge_index", "x", "y")
+OPTIONAL = ("split", "assignment")
+
+
+def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
+    """A clean graph.
+
+    Args:
+        name: Of the graph.
+        arrays: `edge_index [2, E]` (integers, one or both directions), `x [N, F]` (numbers, NumPy or SciPy CSR),
+            `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
+            train, 2 val, 3 test) and `assignment [N]` (client of every node). Features other than float16 and float32
+            become float32; whether they are finite is not checked.
+        where: What an error calls each array.
+        synthetic: Whether nobody published the graph.
+
+    Raises:
+        ShoalError: An array has a wrong shape, type or value; names the array and the first row at fault.
+    """
+    x = _features(arrays["x"], where["x"])
+    nodes = x.shape[0]
+    y = _labels(arrays["y"], nodes, where["y"])
+    split, assignment = arrays.get("split"), arrays.get("assignment")
+    if split is not None:
+        split = _whole(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
+    if assignment is not None:
+        assignment = _whole(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
+    indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
+    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, split, assignment, cleaning, synthetic)
+
+
+def _features(x: Any, where: str) -> Any:
+    if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiub":
+        raise ShoalError(f"{where}: features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
+    if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
+        return x
+    # what is too large for float32 becomes infinity, and is refused as such
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
+
+
+def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim == 2:
+        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
+    if y.dtype.kind == "f":
+        y = np.where(np.isnan(y), -1, y)
+    labels = _whole(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
+    if not (labels >= 0).any():
+        raise ShoalError(f"{where}: no node has a label; there is nothing to learn")
+    return labels
+
+
+def _whole(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) -> np.ndarray:
+    """`values` if they are whole numbers within `bounds`, one a node."""
+    low, high = bounds
+    if values.shape != (nodes,):
+        raise ShoalError(f"{where}: shape {list(values.shape)}, but x has {nodes} rows; one value a node")
+    if values.dtype.kind not in "iubf":
+        raise ShoalError(f"{where}: values must be integers, found {values.dtype}")
+    for fault, rule in (
+        (values != np.floor(values) if values.dtype.kind == "f" else None, "an integer"),
+        ((values < low) | (values > high), f"in {low}..{high}"),
+    ):
+        if fault is not None and fault.any():
+            row = int(fault.argmax())
+            raise ShoalError(f"{where}: row {row} is {values[row]}, not {rule}")
+    return values

@@ -1,0 +1,47 @@
+"""A square 0-1-2-3 with a diagonal 0-2, by hand: what every adapter must bring in and out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from storage.graph import Graph
+
+EDGES = [[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]]
+
+
+@pytest.fixture
+def square() -> Callable[..., dict[str, Any]]:
+    """Tensors of the square, edges given one way, with some changed; None leaves one out."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        given = {
+            "edge_index": torch.tensor(EDGES),
+            "x": torch.arange(8, dtype=torch.float32).reshape(4, 2),
+            "y": torch.tensor([0, 1, -1, 2]),
+            "train_mask": torch.tensor([True, False, False, False]),
+            "val_mask": torch.tensor([False, True, False, False]),
+            "test_mask": torch.tensor([False, False, False, True]),
+        } | changes
+        return {key: value for key, value in given.items() if value is not None}
+
+    return make
+
+
+@pytest.fixture
+def assert_square() -> Callable[[Graph], None]:
+    def check(graph: Graph) -> None:
+        assert graph.indptr.tolist() == [0, 3, 5, 8, 10]
+        assert graph.indices.tolist() == [1, 2, 3, 0, 2, 0, 1, 3, 0, 2]
+        assert graph.indptr.dtype == np.int64
+        assert graph.indices.dtype == np.int32
+        assert np.array_equal(graph.x, [[0, 1], [2, 3], [4, 5], [6, 7]])
+        assert graph.y.tolist() == [0, 1, -1, 2]
+        assert graph.y.dtype == np.int64
+        assert (graph.classes, graph.synthetic) == (3, False)
+        assert graph.split is not None
+        assert graph.split.tolist() == [1, 2, 0, 3]
+
+    return check

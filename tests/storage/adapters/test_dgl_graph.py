@@ -1,0 +1,111 @@
+"""DGLGraph in and out. DGL has no build for this torch: a duck type keeps to the part of its interface we use."""
+
+import importlib.util
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from storage.adapters import from_dgl, to_dgl
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.store import Store
+
+Square = Callable[..., dict[str, Any]]
+NAMES = {"x": "feat", "y": "label"}
+
+
+class DGLGraph:
+    """As dgl.DGLGraph: ndata takes tensors of one row a node, edges come as sources and targets."""
+
+    is_homogeneous = True
+
+    def __init__(self, edges: tuple[Tensor, Tensor], num_nodes: int) -> None:
+        source, target = edges
+        assert source.dtype == target.dtype in (torch.int64, torch.int32)
+        assert num_nodes > max(source.max(), target.max()) if len(source) else True
+        self._edges, self._nodes = (source, target), num_nodes
+        self.ndata: dict[str, Tensor] = {}
+
+    def num_nodes(self) -> int:
+        return self._nodes
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        return self._edges
+
+
+def graph(data: tuple[Tensor, Tensor], *, num_nodes: int) -> DGLGraph:
+    return DGLGraph(data, num_nodes)
+
+
+DGL = SimpleNamespace(graph=graph, NID="_ID")
+
+
+def given(square: Square, **changes: Any) -> DGLGraph:
+    tensors = square(**changes)
+    made = DGLGraph(tuple(tensors.pop("edge_index")), 4)
+    made.ndata.update({NAMES.get(key, key): tensor for key, tensor in tensors.items()})
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_graph_in(dtype: torch.dtype, square: Square, assert_square: Callable[[Graph], None]) -> None:
+    assert_square(from_dgl(given(square, edge_index=square()["edge_index"].to(dtype))))
+
+
+def test_other_names_of_features_and_labels(square: Square, assert_square: Callable[[Graph], None]) -> None:
+    made = given(square)
+    made.ndata["h"], made.ndata["c"] = made.ndata.pop("feat"), made.ndata.pop("label")
+    assert_square(from_dgl(made, "mine", x="h", y="c"))
+
+
+def test_graph_out_is_what_came_in(square: Square, assert_square: Callable[[Graph], None]) -> None:
+    out = to_dgl(from_dgl(given(square)), module=DGL)
+    assert_square(from_dgl(out))
+    assert out.num_nodes() == 4
+    assert len(out.edges()[0]) == 10
+    assert set(out.ndata) == {"feat", "label", "train_mask", "val_mask", "test_mask"}
+
+
+def test_shard_out_keeps_the_numbers_of_its_nodes(make_store: Callable[..., Store]) -> None:
+    store = make_store()
+    shard = store.shard(1)
+    out = to_dgl(shard, store.split(next(iter(store.manifest.splits)), 1), module=DGL)
+    assert out.ndata["_ID"].tolist() == shard.node.tolist()
+    assert sorted(out.ndata["_ID"].tolist()) == list(range(20, 29))
+    assert out.ndata["train_mask"].any()
+    lonely = to_dgl(store.shard(2), module=DGL)
+    assert (lonely.num_nodes(), len(lonely.edges()[0])) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "message"),
+    [
+        ("feat", {"x": None}, "missing"),
+        ("label", {"y": None}, "missing"),
+        ("feat", {"x": torch.ones(3, 2)}, "3 rows for 4 nodes"),
+        ("label", {"y": torch.ones(4, 2)}, "multi-label"),
+        ("test_mask", {"test_mask": torch.ones(4, 2, dtype=torch.bool)}, "2 splits"),
+    ],
+)
+def test_refuses(key: str, changes: dict[str, Any], message: str, square: Square) -> None:
+    with pytest.raises(ShoalError, match=rf"^graph\.ndata\['{key}'\]: .*{message}") as caught:
+        from_dgl(given(square, **changes))
+    assert "\n" not in caught.value.line
+
+
+def test_refuses_several_kinds_of_nodes(square: Square) -> None:
+    made = given(square)
+    made.is_homogeneous = False
+    with pytest.raises(ShoalError, match=r"^graph: .*to_homogeneous"):
+        from_dgl(made)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dgl") is not None, reason="DGL is installed")
+def test_without_dgl_one_line(square: Square) -> None:
+    with pytest.raises(ShoalError, match=r"^dgl: a DGLGraph needs it.*shoal doctor") as caught:
+        to_dgl(from_dgl(given(square)))
+    assert "\n" not in caught.value.line

@@ -1,0 +1,191 @@
+"""PyG's own Data in, by hand; out, its own algebra on the result; every fault names the attribute."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import KarateClub
+from torch_geometric.nn import GCNConv
+from torch_geometric.transforms import ToSparseTensor
+
+from storage.adapters import from_pyg, to_pyg
+from storage.datasets import DataSource, load
+from storage.datasets.files import save_graph
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.store import Store
+
+Square = Callable[..., dict[str, Any]]
+Check = Callable[[Graph], None]
+
+
+def test_data_in(square: Square, assert_square: Check) -> None:
+    graph = from_pyg(Data(**square()), "mine")
+    assert_square(graph)
+    assert graph.name == "mine"
+    assert graph.cleaning.reversed_added == 5
+    assert graph.assignment is None
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_adjacency_instead_of_edges(layout: torch.layout, square: Square, assert_square: Check) -> None:
+    data = ToSparseTensor(layout=layout)(Data(**square()))
+    assert data.edge_index is None
+    assert_square(from_pyg(data))
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        torch.tensor([0.0, 1.0, torch.nan, 2.0]),
+        torch.tensor([[0], [1], [-1], [2]]),
+        torch.tensor([0, 1, -1, 2], dtype=torch.int8),
+        torch.tensor([0.0, 1.0, torch.nan, 2.0], dtype=torch.bfloat16),
+    ],
+)
+def test_labels_as_floats_column_or_bytes(y: torch.Tensor, square: Square, assert_square: Check) -> None:
+    assert_square(from_pyg(Data(**square(y=y))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_features_become_float32(dtype: torch.dtype, square: Square, assert_square: Check) -> None:
+    graph = from_pyg(Data(**square(x=square()["x"].to(dtype))))
+    assert graph.x.dtype == np.float32
+    assert_square(graph)
+
+
+def test_features_with_a_gradient_and_sparse_ones(square: Square, assert_square: Check) -> None:
+    assert_square(from_pyg(Data(**square(x=square()["x"].requires_grad_()))))
+    sparse = from_pyg(Data(**square(x=square()["x"].to_sparse_csr())))
+    assert sp.issparse(sparse.x)
+    assert np.array_equal(sparse.x.toarray(), square()["x"])
+
+
+def test_masks_may_be_absent_and_clients_there(square: Square) -> None:
+    bare = {"train_mask": None, "val_mask": None, "test_mask": None}
+    graph = from_pyg(Data(**square(**bare, assignment=torch.tensor([1, 0, 0, 1]))))
+    assert graph.split is None
+    assert graph.assignment is not None
+    assert graph.assignment.tolist() == [1, 0, 0, 1]
+    some = from_pyg(Data(**square(val_mask=None)))
+    assert some.split is not None
+    assert some.split.tolist() == [1, 0, 0, 3]
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_no_edges(nodes: int) -> None:
+    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=torch.ones(nodes, 2), y=torch.zeros(nodes))
+    graph = from_pyg(data)
+    assert (graph.nodes, graph.entries, graph.classes) == (nodes, 0, 1)
+    assert graph.to_pyg().edge_index.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("x", None, "missing"),
+        ("y", None, "missing"),
+        ("edge_index", None, "missing"),
+        ("x", [[1.0], [2.0]], "must be a tensor or an array, found list"),
+        ("x", torch.tensor([[1.0], [torch.nan], [2.0], [3.0]]), "row 1 .*NaN"),
+        ("x", torch.tensor([[1.0], [2.0], [3.0], [1e300]], dtype=torch.float64), "row 3 "),
+        ("x", torch.ones(4), r"\[N, F\]"),
+        ("y", torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]]), "multi-label"),
+        ("y", torch.tensor([0.0, 1.5, 0.0, 1.0]), r"row 1 is 1\.5, not an integer"),
+        ("y", torch.tensor([0, 1, 2]), "x has 4 rows"),
+        ("y", torch.full((4,), torch.nan), "no node has a label"),
+        ("edge_index", torch.tensor([[0, 4], [1, 2]]), "names node 4"),
+        ("edge_index", torch.tensor([[0.0], [1.0]]), "must be integers"),
+        ("edge_index", torch.tensor([[0, 1], [1, 2], [2, 3]]), r"shape \[2, E\]"),
+        ("train_mask", torch.ones(4, 10, dtype=torch.bool), "10 splits side by side"),
+        ("val_mask", torch.ones(3, dtype=torch.bool), r"4 nodes, found bool \[3\]"),
+        ("test_mask", torch.tensor([0, 1, 3]), r"found int64 \[3\]"),
+        ("val_mask", torch.tensor([True, False, False, False]), "node 0 is in another mask"),
+        ("assignment", torch.tensor([0, 1, -1, 1]), "row 2 is -1"),
+    ],
+)
+def test_refuses(attribute: str, value: Any, message: str, square: Square) -> None:
+    with pytest.raises(ShoalError, match=rf"^data\.{attribute}: .*{message}") as caught:
+        from_pyg(Data(**square(**{attribute: value})))
+    assert "\n" not in caught.value.line
+
+
+def test_refuses_an_adjacency_that_is_dense_or_not_square(square: Square) -> None:
+    for adj_t, message in ((torch.eye(4), "found Tensor"), (torch.ones(4, 5).to_sparse_csr(), r"found \[4, 5\]")):
+        with pytest.raises(ShoalError, match=rf"^data\.adj_t: .*{message}"):
+            from_pyg(Data(**square(edge_index=None, adj_t=adj_t)))
+
+
+@pytest.mark.parametrize("data", [HeteroData(), KarateClub(), None])
+def test_refuses_what_is_no_data(data: Any) -> None:
+    with pytest.raises(ShoalError, match=rf"^data: .*found {type(data).__name__}; "):
+        from_pyg(data)
+
+
+def test_graph_in_and_out_is_what_it_was(square: Square) -> None:
+    karate = KarateClub()[0]
+    out = from_pyg(karate).to_pyg()
+    assert out.validate()
+    assert torch.equal(out.edge_index, karate.coalesce().edge_index)
+    assert torch.equal(out.x, karate.x)
+    assert torch.equal(out.y, karate.y)
+    assert torch.equal(out.train_mask, karate.train_mask)
+    assert not out.val_mask.any()
+    clients = torch.tensor([1, 0, 0, 1], dtype=torch.int32)
+    assert torch.equal(from_pyg(Data(**square(assignment=clients))).to_pyg().assignment, clients)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_shard_out(dtype: str, make_store: Callable[..., Store], make_graph: Callable[..., Graph]) -> None:
+    """Edges by the node's own numbers are those of the whole graph between nodes of the client."""
+    store, graph = make_store(dtype), make_graph(0, 30, 0.2)
+    for client in range(store.clients):
+        shard, split = store.shard(client), store.split(next(iter(store.manifest.splits)), client)
+        data = shard.to_pyg(split)
+        assert data.validate()
+        assert data.num_nodes == shard.nodes
+        node = data.n_id.numpy()
+        inside = np.isin(np.arange(30), node)
+        source = np.repeat(np.arange(30), np.diff(graph.indptr))
+        kept = inside[source] & inside[graph.indices]
+        given = set(zip(source[kept].tolist(), graph.indices[kept].tolist()))
+        assert set(zip(*data.n_id[data.edge_index].tolist())) == given
+        assert data.edge_index.shape[1] == len(given)
+        assert torch.equal(data.x, torch.from_numpy(graph.x[node]).to(getattr(torch, dtype)))
+        assert np.array_equal(data.y, graph.y[node])
+        for mask, rows in zip((data.train_mask, data.val_mask, data.test_mask), (split.train, split.val, split.test)):
+            assert torch.equal(mask.nonzero().flatten(), torch.from_numpy(rows).long())
+    assert "train_mask" not in store.shard(0).to_pyg()
+
+
+def test_writing_into_what_went_out_leaves_the_file(make_store: Callable[..., Store]) -> None:
+    store = make_store()
+    before = store.shard(0).x.copy()
+    store.shard(0).to_pyg().x.zero_()
+    assert np.array_equal(store.shard(0).x, before)
+
+
+def test_a_layer_of_pyg_takes_what_went_out(square: Square) -> None:
+    """GCN by dense algebra on the square: D^-1/2 (A + I) D^-1/2 X W."""
+    data = to_pyg(from_pyg(Data(**square())))
+    layer = GCNConv(2, 3, bias=False)
+    a = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]], dtype=torch.float32)
+    scale = a.sum(1) ** -0.5
+    expected = (scale[:, None] * a * scale) @ data.x @ layer.lin.weight.T
+    assert torch.allclose(layer(data.x, data.edge_index), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_saved_graph_is_loaded_equal(sparse: bool, square: Square, assert_square: Check, tmp_path: Path) -> None:
+    x = square()["x"]
+    graph = from_pyg(Data(**square(x=x.to_sparse_csr() if sparse else x, assignment=torch.tensor([1, 0, 0, 1]))))
+    read = load(DataSource("files", path=str(save_graph(graph, tmp_path / "mine"))))
+    assert sp.issparse(read.x) == sparse
+    assert_square(from_pyg(read.to_pyg()))
+    assert read.assignment is not None
+    assert read.assignment.tolist() == [1, 0, 0, 1]
