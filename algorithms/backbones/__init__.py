@@ -1,20 +1,37 @@
-"""Models, one file each, all mapping the hops of some nodes to logits and an embedding."""
+"""Models, one file each, all mapping some nodes to logits and an embedding.
+
+A decoupled backbone reads rows of the hops, a coupled one features and the matrices of a neighbourhood.
+"""
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from algorithms.backbones.gamlp import GAMLP
+from algorithms.backbones.gat import GAT
+from algorithms.backbones.gcn import GCN
+from algorithms.backbones.gcnii import GCNII
+from algorithms.backbones.gin import GIN
 from algorithms.backbones.mlp import MLP
 from algorithms.backbones.output import Output
+from algorithms.backbones.sage import GraphSAGE
 from algorithms.backbones.sgc import SGC
 from storage.errors import ShoalError
 
 __all__ = ["BACKBONES", "Output", "build"]
 
-BACKBONES: dict[str, type[nn.Module]] = {"gamlp": GAMLP, "mlp": MLP, "sgc": SGC}
+BACKBONES: dict[str, type[nn.Module]] = {
+    "gamlp": GAMLP,
+    "gat": GAT,
+    "gcn": GCN,
+    "gcnii": GCNII,
+    "gin": GIN,
+    "mlp": MLP,
+    "sage": GraphSAGE,
+    "sgc": SGC,
+}
 
 
 def build(
@@ -46,14 +63,9 @@ def build(
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
-        if not _fits(value, known[key]):
+        try:
+            TypeAdapter(known[key]).validate_python(value, strict=True)
+        except ValidationError:
             kind = inspect.formatannotation(known[key])
-            raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}")
+            raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}") from None
     return backbone(features, classes, hops, dropout, **options)
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """Whether an option has its annotated type; a whole number is a float, a truth value is no number."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, kind) or (kind is float and isinstance(value, int))
