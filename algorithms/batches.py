@@ -6,8 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from algorithms.client import Client
-from algorithms.flat_model import Inputs
-from algorithms.neighbourhood import Neighbourhood, sampled
+from algorithms.neighbourhood import Inputs, Neighbourhood, sampled
 
 
 def batches(client: Client) -> Callable[[Tensor | None], Inputs]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from algorithms.backbones.output import Output
-from algorithms.flat_model import FlatModel, Inputs
-from algorithms.neighbourhood import whole
+from algorithms.flat_model import FlatModel
+from algorithms.neighbourhood import Inputs, whole
 from algorithms.protocol import Tree
 from storage.view import View
 

@@ -1,15 +1,12 @@
 """A model whose parameters lie one behind the other in one vector."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
+from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.output import Output
-from algorithms.neighbourhood import Neighbourhood
-
-Inputs = Sequence[Tensor] | Neighbourhood
+from algorithms.neighbourhood import Inputs
 
 
 class FlatModel:
@@ -44,7 +41,8 @@ class FlatModel:
     @property
     def coupled(self) -> Coupled | None:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
-        return self.module if isinstance(self.module, Coupled) else None
+        inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
+        return inner if isinstance(inner, Coupled) else None
 
     def load(self, w: Tensor) -> None:
         """Overwrites all parameters, `[P]`."""

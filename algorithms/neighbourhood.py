@@ -28,6 +28,10 @@ class Neighbourhood(NamedTuple):
     rows: Tensor | None = None
 
 
+# Rows of hops for a decoupled backbone, a neighbourhood for a coupled one.
+Inputs = Sequence[Tensor] | Neighbourhood
+
+
 def whole(data: View, operator: Operator, layers: int) -> Neighbourhood:
     """All nodes of a client; the matrix is built once and kept on the host while there is room.
 

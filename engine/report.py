@@ -32,7 +32,7 @@ def show_run(run: Path) -> None:
     kind = " (synthetic)" if summary["synthetic"] else ""
     title = (
         f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
-        f"{summary['rounds']} rounds, {config['model']['name']}"
+        f"{summary['rounds']} rounds, {_models(config)}"
     )
     table = _numbers(title)
     table.add_column("scope")
@@ -57,6 +57,11 @@ def show_run(run: Path) -> None:
         f"peak memory of all processes {size(summary['peak_memory_bytes'])}"
     )
     _line(f"run folder: {run}")
+
+
+def _models(config: dict[str, Any]) -> str:
+    models = config["model"]
+    return ", ".join(model["name"] for model in (models if isinstance(models, list) else [models]))
 
 
 def show_next(config_path: str) -> None:

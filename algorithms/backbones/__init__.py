@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.gamlp import GAMLP
 from algorithms.backbones.gat import GAT
 from algorithms.backbones.gcn import GCN
@@ -20,7 +21,7 @@ from algorithms.backbones.sage import GraphSAGE
 from algorithms.backbones.sgc import SGC
 from storage.errors import ShoalError
 
-__all__ = ["BACKBONES", "Output", "build"]
+__all__ = ["BACKBONES", "Output", "build", "width_of"]
 
 BACKBONES: dict[str, type[nn.Module]] = {
     "gamlp": GAMLP,
@@ -35,7 +36,13 @@ BACKBONES: dict[str, type[nn.Module]] = {
 
 
 def build(
-    name: str, features: int, classes: int, hops: int, dropout: float, options: Mapping[str, object]
+    name: str,
+    features: int,
+    classes: int,
+    hops: int,
+    dropout: float,
+    options: Mapping[str, object],
+    embedding: int | None = None,
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -46,6 +53,7 @@ def build(
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`).
+        embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
@@ -68,4 +76,12 @@ def build(
         except ValidationError:
             kind = inspect.formatannotation(known[key])
             raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}") from None
-    return backbone(features, classes, hops, dropout, **options)
+    module = backbone(features, classes, hops, dropout, **options)
+    if embedding is None or embedding == width_of(module):
+        return module
+    return Adapted(backbone(features, embedding, hops, dropout, **options), embedding, classes, dropout)
+
+
+def width_of(module: nn.Module) -> int:
+    """Width of a backbone's embedding: what its classifier reads."""
+    return module.head.linears[-1].in_features  # type: ignore
