@@ -3,6 +3,7 @@
 A decoupled backbone reads rows of the hops, a coupled one features and the matrices of a neighbourhood.
 """
 
+import importlib
 import inspect
 from collections.abc import Mapping
 
@@ -10,29 +11,34 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from algorithms.backbones.adapted import Adapted
-from algorithms.backbones.gamlp import GAMLP
-from algorithms.backbones.gat import GAT
-from algorithms.backbones.gcn import GCN
-from algorithms.backbones.gcnii import GCNII
-from algorithms.backbones.gin import GIN
-from algorithms.backbones.mlp import MLP
 from algorithms.backbones.output import Output
-from algorithms.backbones.sage import GraphSAGE
-from algorithms.backbones.sgc import SGC
 from storage.errors import ShoalError
 
-__all__ = ["BACKBONES", "Output", "build", "width_of"]
+__all__ = ["BACKBONES", "Output", "backbone", "build", "width_of"]
 
-BACKBONES: dict[str, type[nn.Module]] = {
-    "gamlp": GAMLP,
-    "gat": GAT,
-    "gcn": GCN,
-    "gcnii": GCNII,
-    "gin": GIN,
-    "mlp": MLP,
-    "sage": GraphSAGE,
-    "sgc": SGC,
+# By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
+BACKBONES = {
+    "gamlp": "algorithms.backbones.gamlp:GAMLP",
+    "gat": "algorithms.backbones.gat:GAT",
+    "gcn": "algorithms.backbones.gcn:GCN",
+    "gcnii": "algorithms.backbones.gcnii:GCNII",
+    "gin": "algorithms.backbones.gin:GIN",
+    "mlp": "algorithms.backbones.mlp:MLP",
+    "sage": "algorithms.backbones.sage:GraphSAGE",
+    "sgc": "algorithms.backbones.sgc:SGC",
 }
+
+
+def backbone(name: str) -> type[nn.Module]:
+    """The class of a backbone.
+
+    Raises:
+        ShoalError: There is none of this name.
+    """
+    if name not in BACKBONES:
+        raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
+    module_name, _, cls_name = BACKBONES[name].partition(":")
+    return getattr(importlib.import_module(module_name), cls_name)
 
 
 def build(
@@ -58,14 +64,12 @@ def build(
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
     """
-    if name not in BACKBONES:
-        raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
+    cls = backbone(name)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
-    backbone = BACKBONES[name]
     known = {
         key: parameter.annotation
-        for key, parameter in inspect.signature(backbone).parameters.items()
+        for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     for key, value in options.items():
@@ -76,10 +80,10 @@ def build(
         except ValidationError:
             kind = inspect.formatannotation(known[key])
             raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}") from None
-    module = backbone(features, classes, hops, dropout, **options)
+    module = cls(features, classes, hops, dropout, **options)
     if embedding is None or embedding == width_of(module):
         return module
-    return Adapted(backbone(features, embedding, hops, dropout, **options), embedding, classes, dropout)
+    return Adapted(cls(features, embedding, hops, dropout, **options), embedding, classes, dropout)
 
 
 def width_of(module: nn.Module) -> int:

@@ -1,5 +1,7 @@
 """Coupled backbones against PyG on an edge list, against dense algebra, and on graphs that have nearly nothing."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -9,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
-from algorithms.backbones import BACKBONES, build
+from algorithms.backbones import BACKBONES, backbone, build
 from algorithms.backbones.coupled import Coupled
 from algorithms.neighbourhood import Neighbourhood, sampled, whole
 from storage.view import View
 
-NAMES = sorted(name for name, kind in BACKBONES.items() if issubclass(kind, Coupled))
+NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
 every_backbone = pytest.mark.parametrize("name", NAMES)
 MakeView = Callable[..., View]
 FEATURES, CLASSES, HIDDEN = 5, 4, 8
@@ -185,6 +187,11 @@ def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
 @every_backbone
 def test_everything_a_model_learns_is_a_parameter(name: str) -> None:
     assert not list(make(name).buffers())
+
+
+def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
+    code = "import sys, engine.host; from algorithms.backbones import build; build('sgc', 4, 3, 1, 0.0, {})"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)
 
 
 def test_parameter_counts() -> None:
