@@ -344,7 +344,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         if not re.match(r"^[\w.]+=", override):
             raise ShoalError(f"{override}: an override has the form key.sub=value")
     try:
-        raw = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        raw = OmegaConf.load(file)
+        for override in overrides:
+            _override(raw, override)
         plain = OmegaConf.to_container(raw, resolve=True)
     except FileNotFoundError:
         raise ShoalError(f"{file}: no such config") from None
@@ -353,6 +355,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if not isinstance(plain, dict):
         raise ShoalError(f"{file}: not a config: the file must be a mapping of keys")
     return parse_config(plain, str(file))  # type: ignore[arg-type]
+
+
+def _override(raw: Any, override: str) -> None:
+    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it.
+
+    Raises:
+        ShoalError: A part of the key is neither.
+    """
+    try:
+        raw.merge_with_dotlist([override])
+    except (TypeError, ValueError, IndexError) as error:
+        raise ShoalError(
+            f"{override}: cannot be set: {' '.join(str(error).split())}; an entry of a list is named by its place, "
+            "as in model.0.hidden=32"
+        ) from error
 
 
 def parse_config(plain: dict[str, Any], where: str) -> Config:
