@@ -22,7 +22,7 @@ class Context:
         clients: Sizes of every client, by number.
         classes: Number of classes C.
         parameters: Number of parameters P of every client's model.
-        initial: The common initial parameters, float32 `[P]` (of the first model).
+        initial: The common initial parameters, float32 `[P]` (of client 0's model, where clients train several).
         round: Number of the round, from 1; 0 in `setup`.
         rounds: Rounds of the run.
         seed: Seed of the run.
@@ -45,10 +45,12 @@ class Algorithm:
     Attributes:
         keeps_model: Clients keep their trained parameters until their next visit.
         whole: Trains one client that holds the whole graph with all edges.
+        mixed_models: Clients may train different models: no parameters are averaged over all of them.
     """
 
     keeps_model: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    mixed_models: ClassVar[bool] = False
 
     def setup(self, ctx: Context) -> Tree:
         """The server's state before the first round."""

@@ -14,3 +14,4 @@ class Global(Local):
     """
 
     whole: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = False

@@ -1,6 +1,6 @@
 """One client during its visit to a host: its data, its model, its state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from algorithms.backbones.output import Output
 from algorithms.flat_model import FlatModel
+from algorithms.neighbourhood import Inputs, whole
 from algorithms.protocol import Tree
 from storage.view import View
 
@@ -73,9 +74,15 @@ class Client:
         """A random stream of its own for every purpose of a visit."""
         return torch.Generator().manual_seed(self.random(purpose))
 
-    def gathered(self, part: str) -> list[Tensor]:
-        """Rows `train`, `val` or `test` of the hops the model reads, float32, contiguous, kept on the host."""
+    def gathered(self, part: str) -> Inputs:
+        """What the model reads to answer for the rows of `train`, `val` or `test`.
+
+        For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
+        whole graph.
+        """
         rows: Tensor = getattr(self.data, part)
+        if (coupled := self.model.coupled) is not None:
+            return whole(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
         return [
             self.data.memo((part, k), lambda k=k: self.data.hop(k).index_select(0, rows).float())  # type: ignore[misc]
             for k in self.model.inputs
@@ -84,24 +91,27 @@ class Client:
     def logits(self) -> Tensor:
         """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
         if self._logits is None:
-            hops = [self.data.hop(k) for k in self.model.inputs]
-            self._logits = torch.cat(
-                [
-                    self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops]).logits_NC
-                    for start in range(0, self.data.nodes, ROWS_AT_A_TIME)
-                ]
-            )
+            if (coupled := self.model.coupled) is not None:
+                self._logits = self.output(whole(self.data, coupled.operator, len(coupled.convs))).logits_NC
+            else:
+                hops = [self.data.hop(k) for k in self.model.inputs]
+                self._logits = torch.cat(
+                    [
+                        self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops]).logits_NC
+                        for start in range(0, self.data.nodes, ROWS_AT_A_TIME)
+                    ]
+                )
         return self._logits
 
-    def output(self, hops: Sequence[Tensor]) -> Output:
-        """Output of the model for some rows in evaluation mode, without gradients."""
+    def output(self, inputs: Inputs) -> Output:
+        """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
         self.model.module.eval()
         with torch.no_grad():
-            return self.model(hops)
+            return self.model(inputs)
 
     def logits_of(self, part: str) -> Tensor:
         """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""
         rows: Tensor = getattr(self.data, part)
-        if self._logits is not None:
-            return self._logits[rows]
+        if self._logits is not None or self.model.coupled is not None:
+            return self.logits()[rows]
         return self.output(self.gathered(part)).logits_NC

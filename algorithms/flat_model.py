@@ -1,11 +1,12 @@
 """A model whose parameters lie one behind the other in one vector."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
+from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.output import Output
+from algorithms.neighbourhood import Inputs
 
 
 class FlatModel:
@@ -37,6 +38,12 @@ class FlatModel:
         """Hop numbers that the backbone reads."""
         return tuple(self.module.inputs)  # type: ignore[arg-type]
 
+    @property
+    def coupled(self) -> Coupled | None:
+        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
+        inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
+        return inner if isinstance(inner, Coupled) else None
+
     def load(self, w: Tensor) -> None:
         """Overwrites all parameters, `[P]`."""
         with torch.no_grad():
@@ -49,5 +56,5 @@ class FlatModel:
             self.module.reset_parameters()  # type: ignore[operator]
         return self.w.detach().clone()
 
-    def __call__(self, hops: Sequence[Tensor]) -> Output:
-        return self.module(hops)
+    def __call__(self, inputs: Inputs) -> Output:
+        return self.module(inputs)

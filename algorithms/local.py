@@ -15,6 +15,7 @@ class Local(Algorithm):
     """
 
     keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         yield Ask("train", up={})

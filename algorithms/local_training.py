@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.backbones.output import Output
+from algorithms.batches import batches
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import Tree
@@ -69,7 +70,7 @@ class Trainer:
         if not client.info.train:
             return float("nan")
         self._restore_moments(client)
-        hops = client.gathered("train")
+        inputs_of = batches(client)
         y = client.data.memo("train labels", lambda: client.data.label[client.data.train])
         # torch.manual_seed takes a third of a millisecond to tell devices that are not there.
         torch.default_generator.manual_seed(client.random("train"))
@@ -82,11 +83,10 @@ class Trainer:
             order = torch.randperm(len(y)) if size < len(y) else None
             total = torch.zeros(())
             for start in range(0, len(y), size):
-                rows = slice(start, start + size) if order is None else order[start : start + size]
-                batch = hops if order is None else [hop[rows] for hop in hops]
-                target = y[rows]
+                chosen = None if order is None else order[start : start + size]
+                target = y if chosen is None else y[chosen]
                 gradient.zero_()
-                loss = self.loss(self.model(batch), target, w, down)
+                loss = self.loss(self.model(inputs_of(chosen)), target, w, down)
                 loss.backward()
                 self.optimizer.step()
                 total += loss.detach() * (len(target) / len(y))

@@ -60,7 +60,7 @@ def run_command(
     from engine.run import run
 
     show_run(run(resolved, resume=resume, fresh=fresh))
-    show_next(config)
+    show_next(config, len(resolved.models()))
 
 
 @app.command("sweep")

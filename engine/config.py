@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal
 import psutil
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from yaml import YAMLError
 
 from storage.errors import ShoalError
@@ -144,6 +153,23 @@ class ModelConfig(NamedConfig):
     init: Literal["shared", "own"] = "shared"
 
 
+class HeterogeneityConfig(Section):
+    """Which client trains which model, where `model` is a list; see `engine.models.assign_models`.
+
+    Attributes:
+        rule: `round-robin`, `blocks`, `random`, or `explicit`.
+        seed: Of `random`.
+        clients: Of `explicit`: the number of every client's model, from 0.
+        embedding: Width of every model's embedding, by a linear adapter where a model has another one; null: the width
+            of the first of several models.
+    """
+
+    rule: Literal["round-robin", "blocks", "random", "explicit"] = "round-robin"
+    seed: int = Field(0, ge=0)
+    clients: tuple[int, ...] | None = None
+    embedding: Positive | None = None
+
+
 class TrainConfig(Section):
     """Local training; see `algorithms.local_training.TrainOptions`."""
 
@@ -235,6 +261,14 @@ class RunConfig(Section):
     max_seconds: float | None = Field(None, gt=0)
 
 
+# The tags make an error speak of the one that was meant, and are left out of its key.
+ONE, SEVERAL = "one model", "list of models"
+Models = Annotated[
+    Annotated[ModelConfig, Tag(ONE)] | Annotated[tuple[ModelConfig, ...], Field(min_length=1), Tag(SEVERAL)],
+    Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
+]
+
+
 class Config(Section):
     """A whole config; the sections are the keys of the file."""
 
@@ -244,7 +278,8 @@ class Config(Section):
     data: DataConfig
     partition: PartitionConfig = PartitionConfig()
     propagation: PropagationConfig = PropagationConfig()
-    model: ModelConfig = ModelConfig()
+    model: Models = ModelConfig()
+    heterogeneity: HeterogeneityConfig = HeterogeneityConfig()
     train: TrainConfig = TrainConfig()
     algorithm: Annotated[NamedConfig, BeforeValidator(_method)]
     participation: ParticipationConfig = ParticipationConfig()
@@ -257,6 +292,10 @@ class Config(Section):
     def kernel(self) -> Kernel:
         """The hops that the run reads."""
         return Kernel(self.propagation.hops, self.propagation.r, self.propagation.dtype, self.propagation.rows)
+
+    def models(self) -> tuple[ModelConfig, ...]:
+        """The models of the run, one or several."""
+        return (self.model,) if isinstance(self.model, ModelConfig) else self.model
 
     def split_options(self) -> SplitOptions:
         """The split that the run reads."""
@@ -271,6 +310,7 @@ class Config(Section):
         return self.model_dump(mode="json")
 
 
+OF_UNIONS = (ONE, SEVERAL, "int", "literal['auto']", "constrained-int")
 PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
 NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.threads")
 
@@ -312,7 +352,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         if not re.match(r"^[\w.]+=", override):
             raise ShoalError(f"{override}: an override has the form key.sub=value")
     try:
-        raw = OmegaConf.merge(OmegaConf.load(file), OmegaConf.from_dotlist(list(overrides)))
+        raw = OmegaConf.load(file)
+        for override in overrides:
+            _override(raw, override)
         plain = OmegaConf.to_container(raw, resolve=True)
     except FileNotFoundError:
         raise ShoalError(f"{file}: no such config") from None
@@ -321,6 +363,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if not isinstance(plain, dict):
         raise ShoalError(f"{file}: not a config: the file must be a mapping of keys")
     return parse_config(plain, str(file))  # type: ignore[arg-type]
+
+
+def _override(raw: Any, override: str) -> None:
+    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it.
+
+    Raises:
+        ShoalError: A part of the key is neither.
+    """
+    try:
+        raw.merge_with_dotlist([override])
+    except (TypeError, ValueError, IndexError) as error:
+        raise ShoalError(
+            f"{override}: cannot be set: {' '.join(str(error).split())}; an entry of a list is named by its place, "
+            "as in model.0.hidden=32"
+        ) from error
 
 
 def parse_config(plain: dict[str, Any], where: str) -> Config:
@@ -333,7 +390,7 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
         return Config.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if part not in ("int", "literal['auto']", "constrained-int"))
+        key = ".".join(str(part) for part in first["loc"] if part not in OF_UNIONS)
         if first["type"] == "extra_forbidden":
             raise ShoalError(f"{where}: {key}: unknown key; {_known(first['loc'])}") from None
         if first["type"] == "missing":

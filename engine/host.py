@@ -28,10 +28,10 @@ class _Open:
     job: Job
     store: Store
     algorithm: Algorithm
-    model: FlatModel
-    trainer: Trainer
+    models: list[FlatModel]
+    trainers: list[Trainer]
     infos: list[ClientInfo]
-    initial: torch.Tensor
+    initials: dict[int, torch.Tensor] = field(default_factory=dict)
     views: dict[int, View] = field(default_factory=dict)
 
 
@@ -63,11 +63,10 @@ class Host:
         torch.set_num_threads(job.threads)
         store = Store(job.store_path)
         algorithm = job.algorithm()
-        model = job.build_model(store)
-        initial = job.initial(model, 0)
+        models = job.build_models(store)
         self._memo.limit = job.memo_bytes
-        trainer = Trainer(model, job.train, algorithm.loss)
-        self._open = _Open(job, store, algorithm, model, trainer, job.infos(store), initial)
+        trainers = [Trainer(model, job.train, algorithm.loss) for model in models]
+        self._open = _Open(job, store, algorithm, models, trainers, job.infos(store))
 
     def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
         """Serves one cell; None if the job is not open here (a host that was started again).
@@ -123,7 +122,7 @@ class Host:
         client = Client(
             opened.infos[client_id],
             opened.views[client_id],
-            opened.model,
+            opened.models[opened.infos[client_id].model],
             state,
             inbox,
             job.random(work.round, client_id),
@@ -131,13 +130,23 @@ class Host:
         if "w" in state:
             client.load(state["w"])
         else:
-            client.load(opened.initial if job.init == "shared" else job.initial(opened.model, client_id))
+            client.load(self._initial(opened, client_id))
         opened.algorithm.begin(client, down)
         return client
 
+    def _initial(self, opened: _Open, client_id: int) -> torch.Tensor:
+        """Initial parameters; those that all clients of a model share are drawn once."""
+        number = opened.infos[client_id].model
+        if opened.job.models[number].init == "own":
+            return opened.job.initial(opened.models, client_id)
+        if number not in opened.initials:
+            opened.initials[number] = opened.job.initial(opened.models, client_id)
+        return opened.initials[number]
+
     def _serve(self, opened: _Open, client: Client, down: Tree, work: Work, seconds: dict[str, float]) -> "_Served":
         began = time.perf_counter()
-        loss = opened.trainer.fit(client, down) if work.fit else float("nan")
+        trainer = opened.trainers[client.info.model]
+        loss = trainer.fit(client, down) if work.fit else float("nan")
         trained = time.perf_counter()
         upload = opened.algorithm.upload(client, down, work.phase)
         if opened.algorithm.keeps_model:

@@ -1,20 +1,19 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from algorithms.backbones import build
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
 from algorithms.flat_model import FlatModel
 from algorithms.loading import MethodSpec, describe, load
 from algorithms.local_training import TrainOptions
 from engine.config import Config
+from engine.models import ModelSpec, assign_models, build_models, model_specs
 from engine.randomness import key
 from storage.store import Store
 from storage.view import Memo, View
@@ -31,10 +30,10 @@ class Job:
         kernel: Name of the hops; None if only the features are used.
         hops: K.
         method: The algorithm.
-        model: Name of the backbone.
-        model_options: Its options.
-        init: `shared` or `own`.
-        dropout: Of the backbone.
+        models: The backbones that clients train.
+        model_of: Number of every client's model.
+        embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
+        dropout: Of the backbones.
         train: Local training.
         seed: Of the run.
         threads: Threads of the mathematics.
@@ -48,9 +47,9 @@ class Job:
     kernel: str | None
     hops: int
     method: MethodSpec
-    model: str
-    model_options: dict[str, Any]
-    init: str
+    models: tuple[ModelSpec, ...]
+    model_of: tuple[int, ...]
+    embedding: int | None
     dropout: float
     train: TrainOptions
     seed: int
@@ -71,19 +70,20 @@ class Job:
         """
         return load(self.method)
 
-    def build_model(self, store: Store) -> FlatModel:
-        """A model for the clients of a store.
+    def build_models(self, store: Store) -> list[FlatModel]:
+        """The models for the clients of a store, in the order of the config.
 
         Raises:
-            ShoalError: The backbone or an option is unknown or out of range.
+            ShoalError: A backbone or an option is unknown or out of range.
         """
         manifest = store.manifest
-        module = build(self.model, manifest.features, manifest.classes, self.hops, self.dropout, self.model_options)
-        return FlatModel(module)
+        return build_models(self.models, self.embedding, manifest.features, manifest.classes, self.hops, self.dropout)
 
-    def initial(self, model: FlatModel, client: int) -> Tensor:
-        """Initial parameters of a client, `[P]`: the same for all, or its own."""
-        return model.initial(key(self.seed, "init") if self.init == "shared" else key(self.seed, "init", client))
+    def initial(self, models: Sequence[FlatModel], client: int) -> Tensor:
+        """Initial parameters of a client, `[P]`: the same for all clients of its model, or its own."""
+        number = self.model_of[client]
+        own = self.models[number].init == "own"
+        return models[number].initial(key(self.seed, "init", client) if own else key(self.seed, "init"))
 
     def random(self, round_number: int, client: int) -> Callable[[str], int]:
         """Seeds of one visit, by purpose."""
@@ -99,7 +99,8 @@ class Job:
         """Sizes of all clients."""
         counts = store.manifest.splits[self.split].counts
         return [
-            ClientInfo(c.client, c.nodes, counts[c.client][0], store.manifest.classes) for c in store.manifest.clients
+            ClientInfo(c.client, c.nodes, counts[c.client][0], store.manifest.classes, self.model_of[c.client])
+            for c in store.manifest.clients
         ]
 
 
@@ -114,9 +115,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         kernel=hops.name if hops.stored else None,
         hops=hops.hops,
         method=describe(config.algorithm.name, config.algorithm.options),
-        model=config.model.name,
-        model_options=config.model.options,
-        init=config.model.init,
+        models=model_specs(config),
+        model_of=tuple(assign_models(config, store.clients)),
+        embedding=config.heterogeneity.embedding,
         dropout=config.train.dropout,
         train=TrainOptions(**config.train.model_dump(exclude={"dropout"})),
         seed=config.seed,

@@ -32,7 +32,7 @@ def show_run(run: Path) -> None:
     kind = " (synthetic)" if summary["synthetic"] else ""
     title = (
         f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
-        f"{summary['rounds']} rounds, {config['model']['name']}"
+        f"{summary['rounds']} rounds, {_models(config)}"
     )
     table = _numbers(title)
     table.add_column("scope")
@@ -59,11 +59,19 @@ def show_run(run: Path) -> None:
     _line(f"run folder: {run}")
 
 
-def show_next(config_path: str) -> None:
-    """What to try after a run."""
+def _models(config: dict[str, Any]) -> str:
+    models = config["model"]
+    return ", ".join(model["name"] for model in (models if isinstance(models, list) else [models]))
+
+
+def show_next(config_path: str, models: int) -> None:
+    """What to try after a run of so many models."""
     _line("next:")
-    _line(f"  shoal sweep {config_path} algorithm.name=local,fedavg,fedgta,global seed=0,1,2")
-    _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
+    if models == 1:
+        _line(f"  shoal sweep {config_path} algorithm.name=local,fedavg,fedgta,global seed=0,1,2")
+        _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
+    else:
+        _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")
     _line("  shoal export RUN, shoal inspect RUN, tensorboard --logdir runs")
 
 

@@ -13,6 +13,7 @@ from engine.federation import Federation, ServerLost, Session, open_session
 from engine.interrupt import graceful
 from engine.job import Job, make_job
 from engine.memory import PeakMemory
+from engine.models import require_mixable
 from engine.prepare import prepare
 from engine.progress import progress, say
 from engine.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
@@ -60,6 +61,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         KeyboardInterrupt: The user stopped it; a checkpoint is written.
     """
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_mixable(config, algorithm)
     folder = RunFolder(config)
     try:
         if folder.finished and not fresh:
@@ -69,7 +71,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         store = prepare(config, whole=algorithm.whole, mend=False)
         job = make_job(config, store, folder.path.name)
         # A wrong option of the model is an error before any actor starts.
-        job.build_model(store)
+        job.build_models(store)
         plan = plan_of(config, algorithm.whole)
         folder.begin(config)
         own = session or open_session(config)

@@ -68,15 +68,16 @@ class Server:
         self.algorithm: Algorithm = job.algorithm()
         self.infos = job.infos(store)
         self._nodes = {info.client: info.nodes for info in self.infos}
-        self._initial = job.initial(job.build_model(store), 0)
+        models = job.build_models(store)
+        self._parameters = [len(models[info.model].w) for info in self.infos]
+        self._initial = job.initial(models, 0)
         if state is None:
             state = FederationState(server=self.algorithm.setup(self._context(0)))
         self.state = state
 
     def _context(self, round_number: int) -> Context:
-        parameters = [len(self._initial)] * len(self.infos)
-        classes = self.infos[0].classes
-        return Context(self.infos, classes, parameters, self._initial, round_number, self.plan.rounds, self.job.seed)
+        classes, rounds = self.infos[0].classes, self.plan.rounds
+        return Context(self.infos, classes, self._parameters, self._initial, round_number, rounds, self.job.seed)
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""

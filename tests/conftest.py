@@ -159,7 +159,8 @@ def module_of() -> Callable[..., nn.Module]:
 
     def module_of(server: Server, w: torch.Tensor) -> nn.Module:
         job = server.job
-        module = build(job.model, FEATURES, CLASSES, job.hops, job.dropout, job.model_options)
+        (model,) = job.models
+        module = build(model.name, FEATURES, CLASSES, job.hops, job.dropout, model.options)
         nn.utils.vector_to_parameters(w.clone(), module.parameters())
         return module
 

@@ -7,6 +7,7 @@ import pytest
 from algorithms.backbones import build
 from algorithms.loading import describe, load
 from engine.config import load_config
+from engine.models import require_mixable
 from engine.prepare import source
 from storage.datasets import LOADERS
 
@@ -16,7 +17,8 @@ CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.ya
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_loads(path: Path) -> None:
     config = load_config(path)
-    load(describe(config.algorithm.name, config.algorithm.options))
-    build(config.model.name, 4, 3, config.propagation.hops, config.train.dropout, config.model.options)
+    require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
+    for model in config.models():
+        build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options)
     assert source(config).dataset in LOADERS
     assert path.read_text().startswith("# "), "a config says in its first line what it is"

@@ -1,24 +1,54 @@
-"""Models, one file each, all mapping the hops of some nodes to logits and an embedding."""
+"""Models, one file each, all mapping some nodes to logits and an embedding.
 
+A decoupled backbone reads rows of the hops, a coupled one features and the matrices of a neighbourhood.
+"""
+
+import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from algorithms.backbones.gamlp import GAMLP
-from algorithms.backbones.mlp import MLP
+from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.output import Output
-from algorithms.backbones.sgc import SGC
 from storage.errors import ShoalError
 
-__all__ = ["BACKBONES", "Output", "build"]
+__all__ = ["BACKBONES", "Output", "backbone", "build", "width_of"]
 
-BACKBONES: dict[str, type[nn.Module]] = {"gamlp": GAMLP, "mlp": MLP, "sgc": SGC}
+# By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
+BACKBONES = {
+    "gamlp": "algorithms.backbones.gamlp:GAMLP",
+    "gat": "algorithms.backbones.gat:GAT",
+    "gcn": "algorithms.backbones.gcn:GCN",
+    "gcnii": "algorithms.backbones.gcnii:GCNII",
+    "gin": "algorithms.backbones.gin:GIN",
+    "mlp": "algorithms.backbones.mlp:MLP",
+    "sage": "algorithms.backbones.sage:GraphSAGE",
+    "sgc": "algorithms.backbones.sgc:SGC",
+}
+
+
+def backbone(name: str) -> type[nn.Module]:
+    """The class of a backbone.
+
+    Raises:
+        ShoalError: There is none of this name.
+    """
+    if name not in BACKBONES:
+        raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
+    module_name, _, cls_name = BACKBONES[name].partition(":")
+    return getattr(importlib.import_module(module_name), cls_name)
 
 
 def build(
-    name: str, features: int, classes: int, hops: int, dropout: float, options: Mapping[str, object]
+    name: str,
+    features: int,
+    classes: int,
+    hops: int,
+    dropout: float,
+    options: Mapping[str, object],
+    embedding: int | None = None,
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -29,31 +59,33 @@ def build(
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`).
+        embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
     """
-    if name not in BACKBONES:
-        raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
+    cls = backbone(name)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
-    backbone = BACKBONES[name]
     known = {
         key: parameter.annotation
-        for key, parameter in inspect.signature(backbone).parameters.items()
+        for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
-        if not _fits(value, known[key]):
+        try:
+            TypeAdapter(known[key]).validate_python(value, strict=True)
+        except ValidationError:
             kind = inspect.formatannotation(known[key])
-            raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}")
-    return backbone(features, classes, hops, dropout, **options)
+            raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}") from None
+    module = cls(features, classes, hops, dropout, **options)
+    if embedding is None or embedding == width_of(module):
+        return module
+    return Adapted(cls(features, embedding, hops, dropout, **options), embedding, classes, dropout)
 
 
-def _fits(value: object, kind: Any) -> bool:
-    """Whether an option has its annotated type; a whole number is a float, a truth value is no number."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, kind) or (kind is float and isinstance(value, int))
+def width_of(module: nn.Module) -> int:
+    """Width of a backbone's embedding: what its classifier reads."""
+    return module.head.linears[-1].in_features  # type: ignore

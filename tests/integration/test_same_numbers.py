@@ -32,16 +32,28 @@ CONFIG: dict[str, Any] = {
     "resources": {"cpus_per_host": 0.3},
     "run": {"checkpoint_every": 2, "tensorboard": False},
 }
+MIXED: dict[str, Any] = {
+    "model": [
+        {"name": "gcn", "hidden": 16, "fanouts": [4, 4]},
+        {"name": "gat", "hidden": 16},
+        {"name": "gin", "hidden": 16, "init": "own"},
+        {"name": "gamlp", "hidden": 32},
+    ],
+    "heterogeneity": {"rule": "random", "seed": 1},
+    "train": {"epochs": 4, "batch_size": 16},
+    "algorithm": {"name": "local"},
+}
 PATIENCE = 120
 
 
 class Runs:
     """Starts the command in a folder of its own."""
 
-    def __init__(self, folder: Path, data: Path) -> None:
+    def __init__(self, folder: Path, data: Path, **changes: Any) -> None:
         self.folder = folder
         config = {
             **CONFIG,
+            **changes,
             "data": {**CONFIG["data"], "root": str(data)},
             "run": {**CONFIG["run"], "root": str(folder)},
         }
@@ -118,6 +130,13 @@ def working(process: subprocess.Popen[bytes], title: str) -> Iterator[psutil.Pro
 @pytest.mark.parametrize("hosts", [1, 2, 3])
 def test_any_number_of_hosts(runs: Runs, undisturbed: Path, hosts: int) -> None:
     assert_same_numbers(runs.finish("engine.backend=ray", f"engine.hosts={hosts}"), undisturbed)
+
+
+def test_clients_of_different_models_on_hosts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    data = tmp_path_factory.getbasetemp() / "data"
+    one = Runs(tmp_path_factory.mktemp("mixed"), data, **MIXED).finish()
+    other = Runs(tmp_path_factory.mktemp("mixed-on-hosts"), data, **MIXED)
+    assert_same_numbers(other.finish("engine.backend=ray", "engine.hosts=2"), one)
 
 
 @pytest.mark.parametrize("backend", ["local", "ray"])

@@ -1,0 +1,104 @@
+"""What all coupled backbones share: layers of message passing, then a linear classifier."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones.head import Head
+from algorithms.backbones.output import Output
+from algorithms.neighbourhood import Neighbourhood, Operator
+from storage.errors import ShoalError
+
+
+class Coupled(nn.Module):
+    """L layers of width `hidden` with ReLU and dropout between them; a linear classifier on the last one's output.
+
+    The classifier is no layer of message passing, so that models of different kinds have the same one (FedGKC's
+    contract of extractor and classifier). No backbone uses batch normalisation: its running statistics are no
+    parameters, so a federation would neither send nor average them.
+
+    Attributes:
+        operator: What the layers multiply by, see `algorithms.neighbourhood.whole`.
+        fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
+    """
+
+    operator: ClassVar[Operator]
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        dropout: float,
+        hidden: int,
+        layers: int,
+        fanouts: Sequence[int] | None,
+        conv: Callable[[int, int, int], nn.Module],
+        lifted: bool = False,
+    ) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width F of the features.
+            classes: Number of classes.
+            dropout: Probability that a hidden activation is dropped in training.
+            hidden: Width of every layer and of the embedding.
+            layers: Number of layers L.
+            fanouts: Neighbours drawn of a node, one number a layer.
+            conv: Makes a layer from its number, from 0, and the widths of its input and output.
+            lifted: A linear layer takes the features to width `hidden` first.
+
+        Raises:
+            ShoalError: `model.layers`, `model.hidden`, `model.fanouts` or `train.dropout` is out of range.
+        """
+        super().__init__()
+        if layers < 1:
+            raise ShoalError(f"model.layers: must be at least 1, found {layers}")
+        if fanouts is not None and (len(fanouts) != layers or any(f < 1 and f != -1 for f in fanouts)):
+            raise ShoalError(
+                f"model.fanouts: must be {layers} numbers, one a layer, each at least 1 or -1 for all, found {fanouts}"
+            )
+        self.inputs = (0,)
+        self.fanouts = tuple(fanouts or ())
+        self.dropout = dropout
+        # Layers draw when they are made, some twice: a fresh model then equals one that is reset under the same seed.
+        with torch.random.fork_rng(devices=[]):
+            self.head = Head(hidden, hidden, classes, 1, dropout)
+            self.lift = nn.Linear(features, hidden) if lifted else None
+            widths = [hidden if lifted else features, *[hidden] * layers]
+            self.convs = nn.ModuleList(conv(layer, *pair) for layer, pair in enumerate(pairwise(widths)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        if self.lift is not None:
+            self.lift.reset_parameters()
+        for conv in self.convs:
+            conv.reset_parameters()  # type: ignore[operator]
+        self.head.reset_parameters()
+
+    def forward(self, around: Neighbourhood) -> Output:
+        """Output for the rows that a neighbourhood asks for."""
+        embedding_NH = self.embed(around.x_NF, around.operators)
+        if around.rows is not None:
+            embedding_NH = embedding_NH.index_select(0, around.rows)
+        return Output(self.head(self.drop(embedding_NH)).logits_NC, embedding_NH)
+
+    def embed(self, x_NF: Tensor, operators: Sequence[Tensor]) -> Tensor:
+        """Output of the last layer, `[n_L, H]`."""
+        x = x_NF
+        for layer, (conv, operator) in enumerate(zip(self.convs, operators)):
+            x = self.convolve(conv, self.drop(F.relu(x)) if layer else x, operator)
+        return x
+
+    def convolve(self, conv: nn.Module, x: Tensor, operator: Tensor) -> Tensor:
+        """Output of one layer; a layer that treats a node unlike its neighbours is given both."""
+        nodes = operator.shape[0]
+        return conv(x if nodes == len(x) else (x, x[:nodes]), operator)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Dropout, in training."""
+        return F.dropout(x, self.dropout, self.training)

@@ -1,0 +1,54 @@
+"""GCNII: a deep GCN whose layers keep a share of the input and stay near the identity."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GCN2Conv
+
+from algorithms.backbones.coupled import Coupled
+from storage.errors import ShoalError
+
+
+class GCNII(Coupled):
+    """GCNII (Chen et al., ICML 2020, eq. 5): with H_0 = ReLU(X W_0 + b_0) and P = D^-1/2 (A + I) D^-1/2,
+
+    H_l = ReLU(((1 - alpha) P H_{l-1} + alpha H_0) ((1 - beta_l) I + beta_l W_l)), beta_l = log(theta / l + 1).
+    """
+
+    operator = "symmetric"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        alpha: float = 0.1,
+        theta: float = 0.5,
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used.
+
+        Raises:
+            ShoalError: `model.alpha` or `model.theta` is out of range.
+        """
+        if not 0 <= alpha <= 1:
+            raise ShoalError(f"model.alpha: must lie in [0, 1], found {alpha}")
+        if theta <= 0:
+            raise ShoalError(f"model.theta: must be positive, found {theta}")
+
+        def conv(layer: int, width: int, out: int) -> nn.Module:
+            return GCN2Conv(out, alpha, theta, layer + 1, normalize=False)
+
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv, lifted=True)
+
+    def embed(self, x_NF: Tensor, operators: Sequence[Tensor]) -> Tensor:
+        assert self.lift is not None
+        x = initial = F.relu(self.lift(x_NF))
+        for conv, operator in zip(self.convs, operators):
+            x = F.relu(conv(self.drop(x), initial, operator))
+        return x

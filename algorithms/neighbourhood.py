@@ -1,0 +1,109 @@
+"""What a coupled backbone reads: features, and one matrix a layer that says who hears whom."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.neighbours import Drawn, draw_neighbours
+from storage.view import View
+
+Operator = Literal["sum", "mean", "symmetric", "attention"]
+
+
+class Neighbourhood(NamedTuple):
+    """The input of a backbone of L layers.
+
+    Attributes:
+        x_NF: Features of all nodes that occur, float32.
+        operators: Matrix of every layer, CSR `[n_l, n_{l-1}]` with n_0 = N: row i is what node i hears. The first n_l
+            nodes of a layer's input are those of its output.
+        rows: Rows of the last layer's output that are asked for, int64; None: all of them.
+    """
+
+    x_NF: Tensor
+    operators: tuple[Tensor, ...]
+    rows: Tensor | None = None
+
+
+# Rows of hops for a decoupled backbone, a neighbourhood for a coupled one.
+Inputs = Sequence[Tensor] | Neighbourhood
+
+
+def whole(data: View, operator: Operator, layers: int) -> Neighbourhood:
+    """All nodes of a client; the matrix is built once and kept on the host while there is room.
+
+    Args:
+        data: The client's graph.
+        operator: `sum`: A. `mean`: A, of whose rows a layer takes the mean. `symmetric`: D^-1/2 (A + I) D^-1/2 with
+            self loops in D. `attention`: the pattern of A + I, weighed by the layer.
+        layers: Number of layers L.
+    """
+    if operator in ("sum", "mean"):
+        matrix = data.adjacency
+    else:
+        matrix = data.memo(("operator", operator), lambda: _matrix(operator, _everything(data), data.degree.numpy()))
+    return Neighbourhood(data.x.float(), (matrix,) * layers)
+
+
+def sampled(
+    data: View, operator: Operator, fanouts: Sequence[int], rows: Tensor, rng: np.random.Generator
+) -> Neighbourhood:
+    """Some rows and neighbours drawn for them, layer by layer from the last to the first (GraphSAGE, Alg. 2).
+
+    Where s of d neighbours were drawn, the entries of `sum` and `symmetric` are d/s times as large: the mean over draws
+    is the whole graph's matrix, and drawing all neighbours gives the numbers of the whole graph.
+
+    Args:
+        data: The client's graph.
+        operator: As for `whole`.
+        fanouts: Neighbours drawn of a node, for the last layer first; -1 takes all.
+        rows: Rows whose output is asked for, int64 `[n]`, each once.
+        rng: Where randomness comes from.
+    """
+    adjacency = data.adjacency
+    indptr, indices = adjacency.crow_indices().numpy(), adjacency.col_indices().numpy()
+    degree = data.degree.numpy()
+    nodes = rows.numpy()
+    matrices = []
+    for fanout in fanouts:
+        drawn = draw_neighbours(indptr, indices, nodes, fanout, rng)
+        nodes = drawn.nodes
+        matrices.append(_matrix(operator, drawn, degree[nodes]))
+    return Neighbourhood(data.x.index_select(0, torch.from_numpy(nodes)).float(), tuple(reversed(matrices)))
+
+
+def _everything(data: View) -> Drawn:
+    adjacency = data.adjacency
+    return Drawn(np.arange(data.nodes), adjacency.crow_indices().numpy(), adjacency.col_indices().numpy())
+
+
+def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> Tensor:
+    """The matrix of a layer as torch CSR; `degree` is with self loop in the client's whole graph, `[m]`."""
+    indptr, indices = drawn.indptr, drawn.indices
+    n, counts = len(indptr) - 1, np.diff(indptr)
+    row = np.repeat(np.arange(n), counts)
+    scale = (degree[:n] - 1) / np.maximum(counts, 1)
+    loops = np.ones(0)
+    if operator == "sum":
+        values = scale[row]
+    elif operator == "symmetric":
+        root = 1 / np.sqrt(degree.astype(np.float64))
+        values, loops = scale[row] * root[row] * root[indices], root[:n] ** 2
+    else:
+        values, loops = np.ones(len(indices)), np.ones(n if operator == "attention" else 0)
+    if len(loops):
+        values = np.insert(values, indptr[:-1], loops)
+        indices = np.insert(indices, indptr[:-1], np.arange(n))
+        indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
+    # PyG's attention indexes with 64 bits.
+    kind = np.int64 if operator == "attention" else np.int32
+    return torch.sparse_csr_tensor(
+        torch.from_numpy(indptr.astype(kind)),
+        torch.from_numpy(indices.astype(kind)),
+        torch.from_numpy(values.astype(np.float32)),
+        size=(n, len(drawn.nodes)),
+        check_invariants=False,
+    )

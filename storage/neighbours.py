@@ -1,0 +1,82 @@
+"""Neighbours drawn at random from a shard's adjacency, for steps that cannot read the whole graph."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+
+class Drawn(NamedTuple):
+    """The neighbours drawn for some rows, renumbered: column j is row `nodes[j]` of the shard.
+
+    Attributes:
+        nodes: Rows of the shard that occur, int64 `[m]`: first those drawn for, then new ones as they were met.
+        indptr: Row pointer, int32 `[n + 1]`.
+        indices: Columns, int32, `[drawn]`.
+    """
+
+    nodes: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+
+
+def draw_neighbours(
+    indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, fanout: int, rng: np.random.Generator
+) -> Drawn:
+    """Draws up to `fanout` neighbours of every row, uniformly and without replacement (GraphSAGE, Alg. 2, N_k).
+
+    Args:
+        indptr: Row pointer of the adjacency, int32 `[N + 1]`.
+        indices: Its columns, int32 `[E]`.
+        rows: Rows to draw for, int64 `[n]`, each once.
+        fanout: Neighbours of a row; -1 takes all.
+        rng: Where randomness comes from; a row of no more neighbours than `fanout` has the same ones in any stream.
+    """
+    degree = indptr[rows + 1] - indptr[rows]
+    counts = degree if fanout < 0 else np.minimum(degree, fanout)
+    pointer = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=pointer[1:])
+    columns = np.empty(pointer[-1], dtype=np.int32)
+    nodes = np.empty(len(rows) + len(columns), dtype=np.int64)
+    nodes[: len(rows)] = rows
+    column_of = np.full(len(indptr) - 1, -1, dtype=np.int32)
+    column_of[rows] = np.arange(len(rows), dtype=np.int32)
+    met = _draw(indptr, indices, rows, pointer, rng.random(len(columns)), column_of, columns, nodes)
+    return Drawn(nodes[:met].copy(), pointer, columns)
+
+
+@numba.njit(cache=True)
+def _draw(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    rows: np.ndarray,
+    pointer: np.ndarray,
+    uniform: np.ndarray,
+    column_of: np.ndarray,
+    columns: np.ndarray,
+    nodes: np.ndarray,
+) -> int:
+    """Fills `columns` and the rest of `nodes`; returns how many nodes occur."""
+    met = len(rows)
+    for i in range(len(rows)):
+        start, first, end = indptr[rows[i]], pointer[i], pointer[i + 1]
+        degree = indptr[rows[i] + 1] - start
+        for place in range(first, end):
+            # Floyd's algorithm: position t of 0..j, or j itself if t was drawn before.
+            j = degree - end + place
+            position = j
+            if end - first < degree:
+                position = int(uniform[place] * (j + 1))
+                for earlier in range(first, place):
+                    if columns[earlier] == position:
+                        position = j
+                        break
+            columns[place] = position
+        for place in range(first, end):
+            node = indices[start + columns[place]]
+            if column_of[node] < 0:
+                column_of[node] = met
+                nodes[met] = node
+                met += 1
+            columns[place] = column_of[node]
+    return met

@@ -1,0 +1,206 @@
+"""Coupled backbones against PyG on an edge list, against dense algebra, and on graphs that have nearly nothing."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+
+from algorithms.backbones import BACKBONES, backbone, build
+from algorithms.backbones.coupled import Coupled
+from algorithms.neighbourhood import Neighbourhood, sampled, whole
+from storage.view import View
+
+NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
+every_backbone = pytest.mark.parametrize("name", NAMES)
+MakeView = Callable[..., View]
+FEATURES, CLASSES, HIDDEN = 5, 4, 8
+
+
+def make(name: str, seed: int = 0, **options: object) -> nn.Module:
+    torch.manual_seed(seed)
+    small = {"hidden": HIDDEN, **({"heads": 2} if name == "gat" else {})}
+    return build(name, FEATURES, CLASSES, 0, 0.5, {**small, **options})
+
+
+def around(model: nn.Module, view: View) -> Neighbourhood:
+    return whole(view, model.operator, len(model.convs))
+
+
+@pytest.fixture
+def view(make_view: MakeView) -> View:
+    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
+    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
+    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
+    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x)
+
+
+def pyg_layer(name: str, conv: nn.Module, layer: int) -> nn.Module:
+    """PyG's own layer, made without our operators, holding the same weights."""
+    if name == "gcn":
+        twin: nn.Module = GCNConv(conv.in_channels, HIDDEN)
+    elif name == "sage":
+        twin = SAGEConv(conv.in_channels, HIDDEN)
+    elif name == "gat":
+        twin = GATConv(conv.in_channels, conv.out_channels, conv.heads)
+    elif name == "gin":
+        twin = GINConv(nn.Sequential(*(type(m)(*shape(m)) for m in conv.nn)), train_eps=True)
+    else:
+        twin = GCN2Conv(HIDDEN, 0.1, 0.5, layer + 1)
+    twin.load_state_dict(conv.state_dict())
+    return twin
+
+
+def shape(module: nn.Module) -> tuple[int, ...]:
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    return tuple(module.normalized_shape) if isinstance(module, nn.LayerNorm) else ()
+
+
+@every_backbone
+def test_equals_pyg_on_an_edge_list(name: str, view: View) -> None:
+    model = make(name, layers=3).eval()
+    with torch.no_grad():
+        for p in model.parameters():  # biases start at zero
+            p.add_(0.1 * torch.randn_like(p))
+    edges = view.adjacency.to_sparse_coo().indices().flip(0).long()
+    x = view.x
+    if name == "gcnii":
+        x = initial = F.relu(model.lift(x))
+    for layer, conv in enumerate(model.convs):
+        twin = pyg_layer(name, conv, layer)
+        if name == "gcnii":
+            x = F.relu(twin(x, initial, edges))
+        else:
+            x = twin(F.relu(x) if layer else x, edges)
+    out = model(around(model, view))
+    torch.testing.assert_close(out.embedding_NH, x, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.logits_NC, model.head.linears[0](x), rtol=1e-5, atol=1e-6)
+    some = model(around(model, view)._replace(rows=torch.tensor([9, 0])))
+    torch.testing.assert_close(some.logits_NC, out.logits_NC[[9, 0]])
+    torch.testing.assert_close(some.embedding_NH, out.embedding_NH[[9, 0]])
+
+
+def dense_layer(name: str, conv: nn.Module, a: Tensor, x: Tensor, initial: Tensor, layer: int) -> Tensor:
+    """One layer by its published equation on dense matrices."""
+    p = {key: value.double() for key, value in conv.state_dict().items()}
+    loops = a + torch.eye(len(a))
+    root = loops.sum(1).rsqrt()
+    norm = root[:, None] * loops * root
+    if name == "gcn":
+        return norm @ x @ p["lin.weight"].T + p["bias"]
+    if name == "sage":
+        mean = a @ x / a.sum(1, keepdim=True).clamp_min(1)
+        return mean @ p["lin_l.weight"].T + p["lin_l.bias"] + x @ p["lin_r.weight"].T
+    if name == "gin":
+        h = (1 + p["eps"]) * x + a @ x
+        h = F.relu(h @ p["nn.0.weight"].T + p["nn.0.bias"]) @ p["nn.2.weight"].T + p["nn.2.bias"]
+        return F.layer_norm(h, (HIDDEN,), p["nn.3.weight"], p["nn.3.bias"])
+    if name == "gcnii":
+        beta = np.log(0.5 / (layer + 1) + 1)
+        mixed = 0.9 * norm @ x + 0.1 * initial
+        return F.relu((1 - beta) * mixed + beta * mixed @ p["weight1"])
+    heads = []
+    for k, (source, target) in enumerate(zip(p["att_src"][0], p["att_dst"][0])):
+        h = x @ p["lin.weight"][k * len(source) : (k + 1) * len(source)].T
+        score = F.leaky_relu((h @ target)[:, None] + (h @ source)[None, :], 0.2)
+        heads.append(score.masked_fill(loops == 0, -torch.inf).softmax(1) @ h)
+    return torch.cat(heads, 1) + p["bias"]
+
+
+@every_backbone
+def test_equals_dense_algebra(name: str, view: View) -> None:
+    model = make(name).eval()
+    a, x = view.adjacency.to_dense().double(), view.x.double()
+    if name == "gcnii":
+        x = F.relu(x @ model.lift.weight.double().T + model.lift.bias.double())
+    initial = x
+    for layer, conv in enumerate(model.convs):
+        x = dense_layer(name, conv, a, F.relu(x) if layer and name != "gcnii" else x, initial, layer)
+    torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
+
+
+@every_backbone
+def test_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(name: str, view: View) -> None:
+    model = make(name).eval()
+    results = []
+    everything = around(model, view)._replace(rows=view.train)
+    drawn = sampled(view, model.operator, [-1, -1], view.train, np.random.default_rng(0))
+    assert len(drawn.x_NF) < view.nodes
+    for inputs in (everything, drawn):
+        model.zero_grad()
+        out = model(inputs)
+        F.cross_entropy(out.logits_NC, view.label[view.train]).backward()
+        results.append((out.logits_NC, out.embedding_NH, *[p.grad.clone() for p in model.parameters()]))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@every_backbone
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_client_without_edges_trains(name: str, nodes: int, make_view: MakeView) -> None:
+    x = np.random.default_rng(1).standard_normal((nodes, FEATURES)).astype(np.float32)
+    alone = make_view(nodes, [], [0] * nodes, [0], CLASSES, x)
+    model = make(name)
+    for inputs in (around(model, alone), sampled(alone, model.operator, [2, 2], alone.train, np.random.default_rng(0))):
+        out = model(inputs)
+        out.logits_NC.sum().backward()
+        assert out.logits_NC.isfinite().all()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_backbone
+def test_gradients_reach_every_parameter(name: str, view: View) -> None:
+    model = make(name)
+    F.cross_entropy(model(around(model, view)).logits_NC, view.label).backward()
+    for parameter_name, p in model.named_parameters():
+        assert p.grad is not None, parameter_name
+        assert p.grad.any(), parameter_name
+
+
+@every_backbone
+def test_dropout_acts_in_training_only(name: str, view: View) -> None:
+    model = make(name)
+    inputs = around(model, view)
+    assert not torch.equal(model(inputs).logits_NC, model(inputs).logits_NC)
+    model.eval()
+    assert torch.equal(model(inputs).logits_NC, model(inputs).logits_NC)
+
+
+@every_backbone
+def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
+    fresh, model = make(name, seed=7), make(name, seed=8)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(3.0)
+    torch.manual_seed(7)
+    model.reset_parameters()
+    for (parameter_name, p), q in zip(model.named_parameters(), fresh.parameters()):
+        assert torch.equal(p, q), parameter_name
+
+
+@every_backbone
+def test_everything_a_model_learns_is_a_parameter(name: str) -> None:
+    assert not list(make(name).buffers())
+
+
+def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
+    code = "import sys, engine.host; from algorithms.backbones import build; build('sgc', 4, 3, 1, 0.0, {})"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)
+
+
+def test_parameter_counts() -> None:
+    counts = {name: sum(p.numel() for p in build(name, 100, 47, 0, 0.5, {"hidden": 64}).parameters()) for name in NAMES}
+    head = 64 * 47 + 47
+    assert counts == {
+        "gcn": 100 * 64 + 64 + 64 * 64 + 64 + head,
+        "sage": 2 * 100 * 64 + 64 + 2 * 64 * 64 + 64 + head,
+        "gat": 100 * 64 + 3 * 64 + 64 * 64 + 3 * 64 + head,
+        "gin": 100 * 64 + 64 + 3 * (64 * 64 + 64) + 4 * 64 + 2 + head,
+        "gcnii": 100 * 64 + 64 + 2 * 64 * 64 + head,
+    }
