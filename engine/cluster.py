@@ -29,7 +29,8 @@ def connect(config: Config) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if config.ray.address is None:
-            ray.init(include_dashboard=False, num_gpus=None, **quiet)
+            # Without an address Ray would join whatever cluster was started on this machine last.
+            ray.init(address="local", include_dashboard=False, **quiet)
         else:
             ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
     except Exception as error:

@@ -20,29 +20,23 @@ class Step:
         self._what, self._total, self._unit, self._bar = what, total, unit, bar
         self._first = self._done = done
         self._began = self._shown = time.monotonic()
-        self._task = bar.add_task(what, total=total, completed=done, rate="", note="") if bar else None
+        self._task = bar.add_task(what, total=total, completed=done, rate="") if bar else None
 
-    def advance(self, note: str = "") -> None:
-        """One more is done; `note` says what else is worth seeing."""
+    def advance(self) -> None:
+        """One more is done."""
         self._done += 1
         now = time.monotonic()
         rate = (self._done - self._first) / max(now - self._began, 1e-9)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f} {self._unit}/s", note=note)
+            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f} {self._unit}/s")
         elif now - self._shown >= SECONDS_BETWEEN_LINES or self._done == self._total:
             self._shown = now
             left = (self._total - self._done) / rate
             print(
-                f"{self._what}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {left:.0f} s left"
-                + (f", {note}" if note else ""),
+                f"{self._what}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )
-
-    def back_to(self, done: int) -> None:
-        """Part of the work was lost."""
-        self._first = self._done = done
-        self._began = time.monotonic()
 
 
 @contextmanager
@@ -57,7 +51,6 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console) as bar:
         yield Step(what, total, unit, bar, done)
