@@ -53,9 +53,14 @@ def show_run(run: Path) -> None:
         f"{size(traffic['down_per_client_round'])} down; in all {size(traffic['up'])} up, {size(traffic['down'])} down"
     )
     _line(
-        f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds, "
-        f"peak memory of all processes {size(summary['peak_memory_bytes'])}"
+        f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds; "
+        f"hosts: {seconds['train']:.1f} s training, {seconds['evaluate']:.1f} s evaluating, "
+        f"{seconds['upload']:.1f} s preparing uploads; server: {seconds['aggregate']:.1f} s aggregating, {seconds['transfer']:.1f} s sending and receiving, "
+        f"{seconds['wait']:.1f} s waiting"
     )
+    held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
+    lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
+    _line(f"peak memory of all processes {size(summary['peak_memory_bytes'])} ({held}){lost}")
     _line(f"run folder: {run}")
 
 

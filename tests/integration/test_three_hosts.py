@@ -1,10 +1,15 @@
 """Three machines, each disturbed in mid-round: the run ends with the numbers of an undisturbed one, to the last bit."""
 
+import contextlib
 import json
+import random
+import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from runs import PATIENCE, Runs, assert_same_numbers, until
 from three_hosts import Cluster
@@ -71,3 +76,56 @@ def test_driver_killed_and_resumed_with_one_host_fewer(cluster: Cluster, runs: R
     process.wait()
     cluster.kill(2)
     assert_same_numbers(runs.finish(*ON_CLUSTER, "engine.hosts=2", "--resume"), undisturbed)
+
+
+def kill_driver(cluster: Cluster) -> None:
+    for process in cluster.processes(0):
+        if "run" in process.cmdline() and "engine" in process.cmdline():
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_chaos(cluster: Cluster, runs: Runs, undisturbed: Path, seed: int) -> None:
+    """Something is killed some time between the first call and the last; what stops is started again with --resume."""
+    chance = random.Random(seed)
+    disturb = chance.choice([cut, kill_machine, kill_raylet, kill_host_actor, kill_server_actor, kill_driver])
+    after_rounds, delay = chance.randrange(8), chance.uniform(0, 0.3)
+    process = runs.start(*ON_CLUSTER)
+    until(lambda: runs.rounds() >= after_rounds and (after_rounds or cluster.process(1, BUSY)), process)
+    time.sleep(delay)
+    # The actor may be idle at that moment: then nothing is disturbed.
+    with contextlib.suppress(AttributeError, StopIteration, psutil.Error):
+        disturb(cluster)
+    _, errors = process.communicate(timeout=PATIENCE)
+    if process.returncode != 0:
+        assert process.returncode in (2, -signal.SIGKILL)
+        assert "Traceback" not in errors.decode()
+        cluster.heal()
+        runs.finish(*ON_CLUSTER, "--resume")
+    assert_same_numbers(runs.run, undisturbed)
+
+
+def test_shards_spread_over_local_disks(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path
+) -> None:
+    """Every machine has the manifest and a third of the clients; cells of three clients cross the machines."""
+    data = tmp_path_factory.getbasetemp() / "data"
+    (store,) = (data / "stores").glob("sbm-*")
+    for host in range(3):
+        disk = tmp_path_factory.mktemp(f"disk{host}")
+        for path in (path for path in store.rglob("*") if path.is_file()):
+            if path.suffix != ".arrow" or int(path.stem) % 3 == host:
+                (disk / path.relative_to(store)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, disk / path.relative_to(store))
+        cluster.kill(host)
+        cluster.disks[host] = (disk, store)
+    try:
+        cluster.heal()
+        in_one_place = Runs(tmp_path_factory.mktemp("one"), data).finish("engine.cell_size=3")
+        spread = Runs(tmp_path_factory.mktemp("spread"), data, cluster).finish(*ON_CLUSTER, "engine.cell_size=3")
+    finally:
+        cluster.disks.clear()
+        for host in range(3):
+            cluster.kill(host)
+    assert_same_numbers(spread, in_one_place)

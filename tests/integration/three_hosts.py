@@ -58,6 +58,8 @@ class Cluster:
         """Lays the network; hosts are started one by one."""
         self.folder = folder
         self.given_up: set[int] = set()
+        # What a host sees at a path in place of what lies there: a local disk.
+        self.disks: dict[int, tuple[Path, Path]] = {}
         token = folder / "token"
         with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT, 0o600), "w") as f:
             f.write(secrets.token_hex(32))
@@ -101,8 +103,12 @@ class Cluster:
             else [f"--address={HEAD}"]
         )
         options = ["--num-cpus=1", "--object-store-memory=150000000", "--disable-usage-stats"]
+        command = [*ray, *role, *options]
+        if host in self.disks:
+            disk, path = self.disks[host]
+            command = ["sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(disk), str(path), *command]
         done = subprocess.run(
-            self.inside(host, *ray, *role, *options), env=self.env, capture_output=True, text=True, timeout=PATIENCE
+            self.inside(host, *command), env=self.env, capture_output=True, text=True, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
