@@ -43,6 +43,13 @@ def test_host_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     assert process.wait(timeout=PATIENCE) == 0
     lines = [json.loads(line) for line in (runs.run / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["retries"] for line in lines) >= 2
+    assert (runs.run / "run.log").read_text().count("lost with host") >= 2
+    for line in lines:
+        memory, seconds = line["memory"], line["seconds"]
+        assert all(2**20 < held < 2**34 for held in (memory["driver"], memory["server"], *memory["hosts"].values()))
+        assert seconds["aggregate"] + seconds["transfer"] + seconds["wait"] == pytest.approx(seconds["round"])
+        assert min(seconds.values()) >= 0
+    assert set(lines[-1]["memory"]["hosts"]) == {"0", "1"}
     assert_same_numbers(runs.run, undisturbed)
 
 

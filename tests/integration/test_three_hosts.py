@@ -1,7 +1,6 @@
 """Three machines, each disturbed in mid-round: the run ends with the numbers of an undisturbed one, to the last bit."""
 
 import contextlib
-import json
 import random
 import shutil
 import signal
@@ -21,7 +20,7 @@ ON_CLUSTER = (
     "resources.cpus_per_host=1",
     "engine.cell_timeout=30",
 )
-BUSY, AGGREGATING = "ray::HostActor.run", "ray::ServerActor.round"
+HOST, BUSY, SERVER = "ray::HostActor", "ray::HostActor.run", "ray::ServerActor"
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +46,11 @@ def kill_raylet(cluster: Cluster) -> None:
 
 
 def kill_host_actor(cluster: Cluster) -> None:
-    cluster.process(1, BUSY).kill()
+    cluster.process(1, HOST).kill()
 
 
 def kill_server_actor(cluster: Cluster) -> None:
-    next(filter(None, (cluster.process(host, AGGREGATING) for host in range(3)))).kill()
+    cluster.process(0, SERVER).kill()
 
 
 @pytest.mark.parametrize("disturb", [cut, kill_machine, kill_raylet, kill_host_actor, kill_server_actor])
@@ -65,8 +64,9 @@ def test_disturbed_in_mid_round(
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors.decode()
     assert_same_numbers(runs.run, undisturbed)
-    lines = [json.loads(line) for line in (runs.run / "metrics.jsonl").read_text().splitlines()]
-    assert any(line["retries"] for line in lines) or "server lost" in (runs.run / "run.log").read_text()
+    log = (runs.run / "run.log").read_text()
+    # Between two cells a host is not lost with one, but has to be asked in again.
+    assert any(event in log for event in ("lost with host", "is back", "server lost"))
 
 
 def test_driver_killed_and_resumed_with_one_host_fewer(cluster: Cluster, runs: Runs, undisturbed: Path) -> None:
@@ -94,8 +94,8 @@ def test_chaos(cluster: Cluster, runs: Runs, undisturbed: Path, seed: int) -> No
     process = runs.start(*ON_CLUSTER)
     until(lambda: runs.rounds() >= after_rounds and (after_rounds or cluster.process(1, BUSY)), process)
     time.sleep(delay)
-    # The actor may be idle at that moment: then nothing is disturbed.
-    with contextlib.suppress(AttributeError, StopIteration, psutil.Error):
+    # What is to be killed may be gone at that moment.
+    with contextlib.suppress(AttributeError, psutil.Error):
         disturb(cluster)
     _, errors = process.communicate(timeout=PATIENCE)
     if process.returncode != 0:

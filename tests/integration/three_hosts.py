@@ -141,10 +141,10 @@ class Cluster:
                 continue
 
     def process(self, host: int, title: str) -> psutil.Process | None:
-        """A process of a host by the name of its program or, of a Ray worker, of the call it is in."""
+        """A process of a host by how its program is called or, of a Ray worker, its actor and the call it is in."""
         for process in self.processes(host):
             try:
-                if Path(process.cmdline()[0]).name == title:
+                if Path(process.cmdline()[0]).name.startswith(title):
                     return process
             except (psutil.Error, IndexError):
                 continue
