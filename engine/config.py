@@ -197,10 +197,16 @@ class EngineConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """What every host asks Ray for."""
+    """What every host asks Ray for; beyond one GPU only whole ones."""
 
     cpus_per_host: float = Field(1.0, ge=0)
     gpus_per_host: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_devices(self) -> "ResourcesConfig":
+        if self.gpus_per_host > 1 and self.gpus_per_host % 1:
+            raise ValueError("gpus_per_host above 1 must be a whole number")
+        return self
 
 
 class RayConfig(Section):

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from engine.environment import differences
 from engine.job import Job
 from engine.sight import Sight
 from storage.errors import ShoalError
@@ -96,6 +97,9 @@ class Roster:
             self.events.append(f"host {host} is back, on {sight.machine}")
         if not sight.clients:
             self.events.append(f"host {host} on {sight.machine} sees no client of {self._store} and stays idle")
+        if host not in self._known and (others := differences(sight.environment)):
+            # Named from the host's value to the server's.
+            self.events.append(f"host {host} on {sight.machine}: last bits may differ, as {', '.join(others)} do")
         self.ready[host] = self._known[host] = sight
         self.heard = time.monotonic()
 

@@ -3,7 +3,9 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from engine.environment import environment
 from engine.job import Job
 from storage.manifest import NAME
 from storage.store import hops_path, shard_path, split_path
@@ -16,10 +18,12 @@ class Sight:
     Attributes:
         machine: Address of its machine.
         clients: Those it can serve.
+        environment: What its last bits depend on.
     """
 
     machine: str
     clients: frozenset[int]
+    environment: dict[str, Any]
 
 
 def look(job: Job, machine: str) -> Sight:
@@ -27,7 +31,7 @@ def look(job: Job, machine: str) -> Sight:
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.kernel, 0)] if job.kernel else [])]
     here = (job.store_path / NAME).exists()
     found = [_clients(job.store_path / path.parent) for path in wanted] if here else []
-    return Sight(machine, frozenset.intersection(*found) if found else frozenset())
+    return Sight(machine, frozenset.intersection(*found) if found else frozenset(), environment())
 
 
 def _clients(folder: Path) -> frozenset[int]:
