@@ -191,4 +191,4 @@ class _RayFederation:
                 raise ShoalError(cause.line, cause.detail) from None
             raise ShoalError(f"the server failed: {type(cause).__name__}: {cause}", str(error)) from error
         except RayError as error:
-            raise ServerLost(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+            raise ServerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error

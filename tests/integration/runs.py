@@ -96,10 +96,10 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any
 
 
 def working(process: subprocess.Popen[bytes], title: str) -> Iterator[psutil.Process]:
-    """Ray workers below a driver that are inside a call of the given title."""
+    """Ray workers below a driver whose title, of actor and call, starts as given."""
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
-            if child.cmdline()[:1] == [title]:
+            if child.cmdline()[0].startswith(title):
                 yield child
-        except psutil.Error:
+        except (psutil.Error, IndexError):
             continue

@@ -50,7 +50,7 @@ def kill_host_actor(cluster: Cluster) -> None:
 
 
 def kill_server_actor(cluster: Cluster) -> None:
-    cluster.process(0, SERVER).kill()
+    cluster.find(SERVER).kill()
 
 
 @pytest.mark.parametrize("disturb", [cut, kill_machine, kill_raylet, kill_host_actor, kill_server_actor])

@@ -5,6 +5,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +150,12 @@ class Cluster:
             except (psutil.Error, IndexError):
                 continue
         return None
+
+    def find(self, title: str) -> psutil.Process:
+        """A process on any host by its title; a worker that is changing its title is looked for again."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for host in range(HOSTS):
+                if process := self.process(host, title):
+                    return process
+        raise AssertionError(f"no process {title}")
