@@ -182,8 +182,8 @@ class EngineConfig(Section):
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: How often a cell may be lost before the run stops.
-        on_client_error: A client whose code or upload fails ends the run (`fail`), or is left out of the round and
-            logged (`skip`).
+        on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
+            (`fail`), or is left out of the round and logged (`skip`).
     """
 
     backend: Literal["ray", "local"] = "ray"

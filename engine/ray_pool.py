@@ -228,7 +228,7 @@ class RayPool:
         if task.losses > self._retries:
             advice = "look for lack of memory, or raise engine.retries"
             if len(ids) > 1 or not self._job.skip_failed_clients:
-                raise ShoalError(f"{line}; {advice}")
+                raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
             self._finish(state, task, Outcome(failures={ids[0]: (line, advice)}))
             return
         whole = task.losses < LOSSES_OF_A_WHOLE_CELL and self._roster.who_sees(task.work.ids)

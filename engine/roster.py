@@ -76,13 +76,15 @@ class Roster:
         """Why some clients cannot be served."""
         if not self.ready:
             return ShoalError(
-                "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume"
+                "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume",
+                "\n".join(self.events),
             )
         some = ", ".join(map(str, sorted(clients)[:10])) + (", …" if len(clients) > 10 else "")
         machines = ", ".join(sorted({sight.machine for sight in self.ready.values()}))
         return ShoalError(
             f"{self._store}: no host sees the files (shard, split, hops) of clients {some}; hosts run on {machines}; "
-            "put the store on a file system they share, or manifest.json and those files on a disk of one of them"
+            "put the store on a file system they share, or manifest.json and those files on a disk of one of them",
+            "\n".join(self.events),
         )
 
     def _welcome(self, ref: Any) -> None:

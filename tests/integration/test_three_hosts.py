@@ -106,6 +106,7 @@ def test_chaos(cluster: Cluster, runs: Runs, undisturbed: Path, seed: int) -> No
     assert_same_numbers(runs.run, undisturbed)
 
 
+@pytest.mark.slow
 def test_shards_spread_over_local_disks(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, undisturbed: Path
 ) -> None:

@@ -151,11 +151,11 @@ class Cluster:
                 continue
         return None
 
-    def find(self, title: str) -> psutil.Process:
+    def find(self, title: str) -> psutil.Process | None:
         """A process on any host by its title; a worker that is changing its title is looked for again."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             for host in range(HOSTS):
                 if process := self.process(host, title):
                     return process
-        raise AssertionError(f"no process {title}")
+        return None
