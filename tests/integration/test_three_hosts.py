@@ -13,6 +13,8 @@ import pytest
 from runs import PATIENCE, Runs, assert_same_numbers, until
 from three_hosts import Cluster
 
+from engine.run_folder import read_metrics
+
 ON_CLUSTER = (
     "engine.backend=ray",
     "engine.hosts=3",
@@ -76,6 +78,20 @@ def test_driver_killed_and_resumed_with_one_host_fewer(cluster: Cluster, runs: R
     process.wait()
     cluster.kill(2)
     assert_same_numbers(runs.finish(*ON_CLUSTER, "engine.hosts=2", "--resume"), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_machine_that_comes_back(cluster: Cluster, runs: Runs) -> None:
+    process = runs.start(*ON_CLUSTER, "rounds=300")
+    until(lambda: runs.rounds() >= 3, process)
+    cluster.kill(2)
+    until(lambda: read_metrics(runs.run)[-1]["hosts"] == {"alive": 2, "of": 3}, process)
+    cluster.start(2)
+    until(lambda: read_metrics(runs.run)[-1]["hosts"] == {"alive": 3, "of": 3}, process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "is back, on 10.77.0.12" in (runs.run / "run.log").read_text()
 
 
 def kill_driver(cluster: Cluster) -> None:
