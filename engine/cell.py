@@ -1,7 +1,7 @@
 """Cells: the fixed small groups of clients that a host serves in one call, and what goes in and out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Outcome:
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` (see `engine.evaluation`).
         bytes_up: Bytes that each client sent.
         seconds: Time by part.
+        memory: Resident bytes of the host, where it runs in a process of its own.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Outcome:
     scores: dict[int, np.ndarray] = field(default_factory=dict)
     bytes_up: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    memory: int = 0
 
 
 def evaluation(
@@ -98,3 +100,19 @@ def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: i
         same = [i for i in clients if infos[i].model == model]
         cells += [same[start : start + size] for start in range(0, len(same), size)]
     return cells
+
+
+def one_by_one(work: Work) -> list[Work]:
+    """The clients of a cell as cells of their own."""
+    return [
+        replace(
+            work,
+            ids=[i],
+            private={i: work.private[i]} if i in work.private else {},
+            states={i: work.states[i]} if i in work.states else {},
+            inboxes={i: work.inboxes[i]} if i in work.inboxes else {},
+            score=work.score & {i},
+            cost=work.cost / len(work.ids),
+        )
+        for i in work.ids
+    ]

@@ -1,10 +1,12 @@
 """Ray: started on this machine or joined, and asked for what a run needs before anything else happens."""
 
 import logging
+import math
 import os
 import secrets
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import ray
@@ -29,7 +31,8 @@ def connect(config: Config) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if config.ray.address is None:
-            ray.init(include_dashboard=False, num_gpus=None, **quiet)
+            # Without an address Ray would join whatever cluster was started on this machine last.
+            ray.init(address="local", include_dashboard=False, **quiet)
         else:
             ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
     except Exception as error:
@@ -82,19 +85,29 @@ def _packages() -> list[str]:
 
 def _require_resources(config: Config) -> None:
     """Hosts that can never be placed would wait for ever without an error."""
-    need = {"CPU": config.resources.cpus_per_host, "GPU": config.resources.gpus_per_host}
+    share = config.resources
     deadline = time.monotonic() + (10 if config.ray.address else 0)
     while True:
-        have = ray.cluster_resources()
-        short = [k for k, share in need.items() if config.engine.hosts * share > have.get(k, 0) + 1e-9]
-        if not short:
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(places(machine, share.cpus_per_host, share.gpus_per_host) for machine in machines)
+        if room >= config.engine.hosts:
             return
         if time.monotonic() > deadline:
             break
         time.sleep(0.5)
-    kind = short[0]
+    have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
     raise ShoalError(
-        f"engine.hosts {config.engine.hosts} with resources.{kind.lower()}s_per_host {need[kind]:g} need "
-        f"{config.engine.hosts * need[kind]:g} {kind}, the cluster has {have.get(kind, 0):g}; "
+        f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
+        f"{share.gpus_per_host:g}: the cluster has room for {room:g} ({len(machines)} machines, {have}); "
         "use fewer hosts or smaller shares"
     )
+
+
+def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:
+    """How many hosts fit one machine with the resources that Ray counts; a share of a GPU must fit one device."""
+    slack = 1e-9
+    by_cpu = machine.get("CPU", 0) // (cpus - slack) if cpus else math.inf
+    if not gpus:
+        return by_cpu
+    devices = machine.get("GPU", 0)
+    return min(by_cpu, devices * ((1 + slack) // gpus) if gpus < 1 else devices // gpus)

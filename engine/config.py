@@ -216,8 +216,8 @@ class EngineConfig(Section):
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: How often a cell may be lost before the run stops.
-        on_client_error: A client whose code or upload fails ends the run (`fail`), or is left out of the round and
-            logged (`skip`).
+        on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
+            (`fail`), or is left out of the round and logged (`skip`).
     """
 
     backend: Literal["ray", "local"] = "ray"
@@ -231,10 +231,16 @@ class EngineConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """What every host asks Ray for."""
+    """What every host asks Ray for; beyond one GPU only whole ones."""
 
     cpus_per_host: float = Field(1.0, ge=0)
     gpus_per_host: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_devices(self) -> "ResourcesConfig":
+        if self.gpus_per_host > 1 and self.gpus_per_host % 1:
+            raise ValueError("gpus_per_host above 1 must be a whole number")
+        return self
 
 
 class RayConfig(Section):

@@ -1,24 +1,27 @@
 """A run's server behind one handle: in this process, or as a Ray actor with host actors, kept warm between runs."""
 
-import logging
 import time
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine import tensor_transport
 from engine.cluster import connect
 from engine.config import Config
 from engine.host import Host
+from engine.host_actor import start_hosts
 from engine.job import Job
+from engine.live import Live, Watch, unwatched
 from engine.local_pool import LocalPool
-from engine.ray_pool import RayPool, start_hosts
+from engine.memory import resident
+from engine.ray_pool import RayPool
 from engine.server import Plan, Server
 from engine.state import FederationState
 from storage.errors import ShoalError
 
-log = logging.getLogger(__name__)
+BETWEEN_BEATS = 1.0
 
 
 class ServerLost(Exception):
@@ -28,8 +31,8 @@ class ServerLost(Exception):
 class Federation(Protocol):
     """A server that a driver steps through its rounds."""
 
-    def round(self) -> dict[str, Any]:
-        """Runs one round and returns its line of metrics."""
+    def round(self, watch: Watch) -> dict[str, Any]:
+        """Runs one round and returns its line of metrics; `watch` is called while it is at work."""
         ...
 
     def state(self) -> FederationState:
@@ -79,8 +82,8 @@ class _LocalFederation:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def round(self) -> dict[str, Any]:
-        return self._server.round()
+    def round(self, watch: Watch) -> dict[str, Any]:
+        return self._server.round(watch)
 
     def state(self) -> FederationState:
         return self._server.state
@@ -109,32 +112,49 @@ class ServerActor:
 
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
         tensor_transport.register()
-        pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
-        self._server = Server(job, plan, pool, state)
+        self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
+        self._server = Server(job, plan, self._pool, state)
+        self._live: Live | None = None
+
+    def ready(self) -> None:
+        """Waits until every client has a host that sees its data.
+
+        Raises:
+            ShoalError: A client has none.
+        """
+        self._pool.require_data([info.client for info in self._server.infos])
 
     def round(self) -> dict[str, Any]:
-        """Runs one round."""
-        return self._server.round()
+        """Runs one round; its line has the memory of server and hosts, and what happened to hosts."""
+        line = self._server.round(self._watch)
+        self._live = None
+        hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
+        return {**line, "memory": {"server": resident(), "hosts": hosts}, "events": self._pool.events()}
+
+    def _watch(self, live: Live) -> None:
+        self._live = live
 
     def state(self) -> FederationState:
         """The state after the last committed round."""
         return self._server.state
 
-    def alive(self) -> bool:
-        """Answers while a round is under way."""
-        return True
+    def alive(self) -> Live | None:
+        """Answers while a round is under way, with how far it is."""
+        return self._live
 
 
 class _RayFederation:
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
-        # A second thread answers `alive` while a round runs in the first.
-        actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2)
+        # A second thread answers `alive` while a round runs in the first. Beside the driver, the server shares its
+        # fate, and checkpoints stay on one machine.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2, scheduling_strategy=here)
         self._silence = config.engine.cell_timeout
         self._actor = actor.remote(config, hosts, job, plan, state)
-        self._get(self._actor.alive.remote())
+        self._get(self._actor.ready.remote())
 
-    def round(self) -> dict[str, Any]:
-        return self._get(self._actor.round.remote())
+    def round(self, watch: Watch) -> dict[str, Any]:
+        return self._get(self._actor.round.remote(), watch)
 
     def state(self) -> FederationState:
         return self._get(self._actor.state.remote())
@@ -142,7 +162,7 @@ class _RayFederation:
     def close(self) -> None:
         ray.kill(self._actor)
 
-    def _get(self, ref: Any) -> Any:
+    def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
         """Waits as long as the server gives signs of life.
 
         Raises:
@@ -153,13 +173,14 @@ class _RayFederation:
         beat = self._actor.alive.remote()
         try:
             while True:
-                done, _ = ray.wait([ref, beat], num_returns=1, timeout=5)
+                done, _ = ray.wait([ref, beat], num_returns=1, timeout=BETWEEN_BEATS)
                 if ref in done:
                     return ray.get(ref)
                 if beat in done:
-                    ray.get(beat)
+                    if live := ray.get(beat):
+                        watch(live)
                     heard = time.monotonic()
-                    ray.wait([ref], timeout=5)
+                    ray.wait([ref], timeout=BETWEEN_BEATS)
                     beat = self._actor.alive.remote()
                 elif time.monotonic() - heard > self._silence:
                     ray.kill(self._actor)
@@ -170,4 +191,4 @@ class _RayFederation:
                 raise ShoalError(cause.line, cause.detail) from None
             raise ShoalError(f"the server failed: {type(cause).__name__}: {cause}", str(error)) from error
         except RayError as error:
-            raise ServerLost(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+            raise ServerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error

@@ -12,6 +12,8 @@ class LocalPool:
     """One host in this process."""
 
     retried = 0
+    transfer = 0.0
+    hosts = (1, 1)
 
     def __init__(self, host: Host, job: Job) -> None:
         """Opens the job on the host."""
@@ -24,3 +26,7 @@ class LocalPool:
             outcome = self._host.run(self._job.id, work, shared)
             assert outcome is not None
             yield position, outcome
+
+    def events(self) -> list[str]:
+        """Nothing: this process cannot outlive itself."""
+        return []

@@ -34,6 +34,11 @@ class PeakMemory:
         return self.peak
 
 
+def resident() -> int:
+    """Bytes that this process has in memory, mapped files included."""
+    return psutil.Process().memory_info().rss
+
+
 def tree_memory() -> int:
     """Proportional set size of this process and its descendants, in bytes."""
     me = psutil.Process(os.getpid())

@@ -22,29 +22,23 @@ class Step:
         self._what, self._total, self._unit, self._bar = what, total, unit, bar
         self._first = self._done = done
         self._began = self._shown = time.monotonic()
-        self._task = bar.add_task(what, total=total, completed=done, rate="", note="") if bar else None
+        self._task = bar.add_task(what, total=total, completed=done, rate="") if bar else None
 
-    def advance(self, note: str = "", count: int = 1) -> None:
-        """So many more are done; `note` says what else is worth seeing."""
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
         self._done += count
         now = time.monotonic()
         rate = (self._done - self._first) / max(now - self._began, 1e-9)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, rate=f"{_short(rate)} {self._unit}/s", note=note)
+            self._bar.update(self._task, completed=self._done, rate=f"{_short(rate)} {self._unit}/s")
         elif now - self._shown >= SECONDS_BETWEEN_LINES or self._done == self._total:
             self._shown = now
             left = (self._total - self._done) / max(rate, 1e-9)
             print(
-                f"{self._what}: {self._done}/{self._total} {self._unit}, {_short(rate)}/s, {left:.0f} s left"
-                + (f", {note}" if note else ""),
+                f"{self._what}: {self._done}/{self._total} {self._unit}, {_short(rate)}/s, {left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )
-
-    def back_to(self, done: int) -> None:
-        """Part of the work was lost."""
-        self._first = self._done = done
-        self._began = time.monotonic()
 
 
 @contextmanager
@@ -59,7 +53,6 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=console) as bar:
         yield Step(what, total, unit, bar, done)
@@ -69,7 +62,7 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
 def watch(what: str, total: int, unit: str, done: int) -> Iterator[Advance]:
     """Shows a step of reading or partitioning; see `storage.watch`."""
     with progress(what, total, unit, done) as step:
-        yield lambda count: step.advance(count=count)
+        yield step.advance
 
 
 def _short(rate: float) -> str:

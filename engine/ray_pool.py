@@ -1,83 +1,69 @@
-"""Cells on host actors: largest first, back to the host that knows the shard, again elsewhere if a host dies."""
+"""Cells on host actors: largest first, where their data is, and again elsewhere if a host dies."""
 
-import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from algorithms.protocol import Tree
-from engine import tensor_transport
-from engine.cell import Outcome, Work
-from engine.host import Host
+from engine.cell import Outcome, Work, one_by_one
 from engine.job import Job
+from engine.reduction import merge
+from engine.roster import Roster, plain_error
 from storage.errors import ShoalError
 
-log = logging.getLogger(__name__)
 CALLS_IN_FLIGHT = 2
 PATIENCE = 1.0
-BETWEEN_PINGS = 0.1
-RESTART_SECONDS = 120.0
+COME_BACK_SECONDS = 120.0
+LOSSES_OF_A_WHOLE_CELL = 2
 
 
-class HostActor(Host):
-    """A host as a Ray actor."""
+@dataclass(eq=False)
+class _Task:
+    """A cell, or one client of a cell that is served in parts, and how often it was lost with its host."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        tensor_transport.register()
-
-    def ping(self) -> int:
-        """Says that the host is up, with its process id."""
-        return os.getpid()
-
-
-def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
-    """Starts host actors, which Ray starts again when they die, and waits until all are up.
-
-    Raises:
-        ShoalError: They did not come up in time.
-    """
-    actor = ray.remote(HostActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
-    hosts = [actor.remote() for _ in range(count)]
-    try:
-        ray.get([host.ping.remote() for host in hosts], timeout=RESTART_SECONDS)
-    except (GetTimeoutError, RayError) as error:
-        raise ShoalError(
-            f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})"
-        ) from error
-    return hosts
+    position: int
+    work: Work
+    losses: int = 0
 
 
 @dataclass
 class _Call:
-    """A cell under way on a host."""
+    """A task under way on a host."""
 
-    position: int
+    task: _Task
     host: int
     deadline: float
 
 
 @dataclass
 class _Round:
-    """What is left to do of one batch of cells."""
+    """What is left to do of one batch of cells; every host has a queue, its largest task last."""
 
-    works: Sequence[Work]
     shared: Any
-    waiting: list[list[int]]
+    queues: list[list[_Task]]
     calls: dict[Any, _Call] = field(default_factory=dict)
-    losses: dict[int, int] = field(default_factory=dict)
+    # Cells that are served in parts: their clients, and what came back so far.
+    split: dict[int, Sequence[int]] = field(default_factory=dict)
+    parts: dict[int, dict[int, Outcome]] = field(default_factory=dict)
+    finished: list[tuple[int, Outcome]] = field(default_factory=list)
 
 
 class RayPool:
-    """Host actors behind one queue each."""
+    """Host actors behind one queue each.
+
+    Attributes:
+        retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
+        transfer: Seconds spent on sending works and taking in outcomes, since the pool was made.
+        memory: Resident bytes of every host after its newest cell, mapped files included.
+    """
 
     def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
-        """Takes hosts that are up.
+        """Takes hosts and asks them in.
 
         Args:
             hosts: Actor handles.
@@ -85,152 +71,189 @@ class RayPool:
             cell_timeout: Seconds of silence after which a host is replaced.
             retries: How often one cell may be lost.
         """
-        self._hosts = hosts
+        self._roster = Roster(hosts, job)
         self._job = job
-        self._job_ref = ray.put(job)
         self._timeout = cell_timeout
         self._retries = retries
         self._home: dict[int, int] = {}
-        self._pings: dict[Any, tuple[int, float]] = {}
-        self._ready = set(range(len(hosts)))
         self.retried = 0
+        self.transfer = 0.0
+        self.memory: dict[int, int] = {}
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """Hosts that serve, of how many."""
+        return len(self._roster.ready), len(self._roster.hosts)
+
+    def events(self) -> list[str]:
+        """What happened to hosts since this was last asked, a line each."""
+        events, self._roster.events = self._roster.events, []
+        return events
+
+    def require_data(self, clients: Sequence[int]) -> None:
+        """Waits until every client has a host that sees its files.
+
+        Raises:
+            ShoalError: All hosts have answered, or had the time to, and a client is seen by none.
+        """
+        deadline = time.monotonic() + COME_BACK_SECONDS
+        while missing := self._roster.unseen(clients):
+            if len(self._roster.ready) == len(self._roster.hosts) or time.monotonic() > deadline:
+                raise self._roster.refusal(missing)
+            self._roster.knock()
+            self._roster.wait((), PATIENCE)
 
     def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         """Serves all cells; a cell whose host dies or stays silent runs again from the same values.
 
+        A cell that was lost twice is served client by client, and so is one whose data does not lie in one place; the
+        sums are the same to the bit.
+
         Raises:
-            ShoalError: A client's code failed, a cell was lost too often, or no host is left.
+            ShoalError: A client's code failed, a cell was lost too often, or no host is left for it.
         """
-        state = _Round(works, ray.put(shared), self._queues(works))
+        with self._transferring():
+            state = _Round(ray.put(shared), [[] for _ in self._roster.hosts])
+        self._fill(state, works)
+        self._roster.heard = time.monotonic()
         left = len(works)
         while left:
-            self._submit(state)
-            done, _ = ray.wait([*state.calls, *self._pings], num_returns=1, timeout=PATIENCE)
-            for ref in done:
-                if ref in self._pings:
-                    self._welcome(ref)
-                elif ref in state.calls:
-                    call = state.calls.pop(ref)
-                    outcome = self._collect(ref, call, state)
-                    if outcome is not None:
-                        left -= 1
-                        yield call.position, outcome
+            self._roster.knock()
+            with self._transferring():
+                self._submit(state)
+            for ref in self._roster.wait(state.calls, PATIENCE):
+                with self._transferring():
+                    self._collect(ref, state)
             self._check_silence(state)
+            left -= len(state.finished)
+            yield from state.finished
+            state.finished.clear()
 
-    def _queues(self, works: Sequence[Work]) -> list[list[int]]:
-        """Positions for every host, smallest first so that the largest is popped; clients return to their host."""
-        queues: list[list[int]] = [[] for _ in self._hosts]
-        load = [0.0] * len(self._hosts)
+    @contextmanager
+    def _transferring(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.transfer += time.perf_counter() - began
+
+    def _fill(self, state: _Round, works: Sequence[Work]) -> None:
+        """Queues every cell, smallest first so that the largest is popped; clients return to their host."""
+        load = [0.0] * len(self._roster.hosts)
         for position in sorted(range(len(works)), key=lambda p: (-works[p].cost, p)):
-            first = works[position].ids[0]
-            host = self._home.setdefault(first, min(range(len(load)), key=load.__getitem__))
-            queues[host].append(position)
-            load[host] += works[position].cost
-        return [queue[::-1] for queue in queues]
+            task = _Task(position, works[position])
+            for part in [task] if self._roster.who_sees(task.work.ids) else self._in_parts(state, task):
+                able = self._roster.who_sees(part.work.ids) or range(len(load))
+                host = self._home.get(part.work.ids[0], -1)
+                if host not in able:
+                    host = self._home[part.work.ids[0]] = min(able, key=load.__getitem__)
+                state.queues[host].insert(0, part)
+                load[host] += part.work.cost
+
+    def _in_parts(self, state: _Round, task: _Task) -> list[_Task]:
+        """The clients of a cell as tasks of their own."""
+        if len(task.work.ids) == 1:
+            return [task]
+        state.split[task.position] = task.work.ids
+        return [_Task(task.position, work, task.losses) for work in one_by_one(task.work)]
+
+    def _finish(self, state: _Round, task: _Task, outcome: Outcome) -> None:
+        """Hands over a cell, once all its parts are there."""
+        if task.position in state.split:
+            ids = state.split[task.position]
+            parts = state.parts.setdefault(task.position, {})
+            parts[task.work.ids[0]] = outcome
+            if len(parts) < len(ids):
+                return
+            outcome = merge([parts[i] for i in ids])
+        state.finished.append((task.position, outcome))
 
     def _submit(self, state: _Round) -> None:
-        busy = [0] * len(self._hosts)
-        for call in state.calls.values():
-            busy[call.host] += 1
-        for host in sorted(self._ready):
-            while busy[host] < CALLS_IN_FLIGHT:
-                position = self._next(state, host)
-                if position is None:
+        for host in self._roster.ready:
+            calls = [call for call in state.calls.values() if call.host == host]
+            # What was lost before runs alone, so that the next loss can only be its own doing.
+            while len(calls) < CALLS_IN_FLIGHT and not any(call.task.losses for call in calls):
+                task = self._next(state, host, fresh=bool(calls))
+                if task is None:
                     break
-                self._call(state, host, position)
-                busy[host] += 1
+                calls.append(self._call(state, host, task))
 
-    def _next(self, state: _Round, host: int) -> int | None:
-        """The host's largest cell, or one of the fullest queue if its own is empty."""
-        queue = state.waiting[host] or max(state.waiting, key=len)
-        return queue.pop() if queue else None
+    def _next(self, state: _Round, host: int, fresh: bool) -> _Task | None:
+        """The host's largest task, or one of the fullest queue if its own has none for it."""
+        seen = self._roster.ready[host].clients
+        others = sorted((queue for queue in state.queues if queue), key=len, reverse=True)
+        for queue in [state.queues[host], *others]:
+            for task in reversed(queue):
+                if not (fresh and task.losses) and seen.issuperset(task.work.ids):
+                    queue.remove(task)
+                    return task
+        return None
 
-    def _call(self, state: _Round, host: int, position: int) -> None:
-        ref = self._hosts[host].run.remote(self._job.id, state.works[position], state.shared)
-        state.calls[ref] = _Call(position, host, time.monotonic() + self._timeout)
+    def _call(self, state: _Round, host: int, task: _Task) -> _Call:
+        ref = self._roster.hosts[host].run.remote(self._job.id, task.work, state.shared)
+        call = state.calls[ref] = _Call(task, host, time.monotonic() + self._timeout)
+        return call
 
-    def _collect(self, ref: Any, call: _Call, state: _Round) -> Outcome | None:
+    def _collect(self, ref: Any, state: _Round) -> None:
+        call = state.calls.pop(ref)
         try:
             outcome = ray.get(ref)
         except RayTaskError as error:
-            raise _plain(error) from error
+            raise plain_error(error) from error
         except RayError as error:
             self._lost(call, state, type(error).__name__)
-            return None
+            return
+        self._roster.heard = time.monotonic()
         if outcome is None:
-            self._open_again(call, state)
-            return None
+            # The host was started again since the last cell, and does not know the job.
+            self._away(call.host, state)
+            state.queues[call.host].append(call.task)
+            return
         # The object store gives its memory back; states live on in the server's own.
         outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
         for waiting in state.calls.values():
             if waiting.host == call.host:
                 waiting.deadline = time.monotonic() + self._timeout
-        return outcome
-
-    def _open_again(self, call: _Call, state: _Round) -> None:
-        """Opens the job on a host that was started again, and gives it the cell once more."""
-        try:
-            ray.get(self._hosts[call.host].open.remote(self._job_ref), timeout=RESTART_SECONDS)
-            self._call(state, call.host, call.position)
-        except RayTaskError as error:
-            raise _plain(error) from error
-        except (RayError, GetTimeoutError) as error:
-            self._lost(call, state, type(error).__name__)
+        self.memory[call.host] = outcome.memory
+        self._finish(state, call.task, outcome)
 
     def _lost(self, call: _Call, state: _Round, why: str) -> None:
-        work = state.works[call.position]
-        losses = state.losses[call.position] = state.losses.get(call.position, 0) + 1
-        log.warning("round %d: host %d lost clients %s (%s)", work.round, call.host, list(work.ids), why)
+        """Queues a lost task again; a client that was lost too often is left out, if the run allows it."""
+        task = call.task
         self.retried += 1
-        if losses > self._retries:
-            raise ShoalError(
-                f"round {work.round}: clients {list(work.ids)} were lost {losses} times with their host ({why}); "
-                "look for lack of memory, or raise engine.retries"
-            )
-        if call.host in self._ready:
-            self._ready.discard(call.host)
-            self._pings[self._hosts[call.host].ping.remote()] = (call.host, time.monotonic() + RESTART_SECONDS)
-        others = sorted(self._ready) or [call.host]
-        state.waiting[min(others, key=lambda h: len(state.waiting[h]))].append(call.position)
+        task.losses += 1
+        self._away(call.host, state)
+        ids = list(task.work.ids)
+        who = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids}"
+        line = f"round {task.work.round}, {who}: lost with host {call.host}, loss {task.losses} ({why})"
+        self._roster.events.append(line)
+        if task.losses > self._retries:
+            advice = "look for lack of memory, or raise engine.retries"
+            if len(ids) > 1 or not self._job.skip_failed_clients:
+                raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
+            self._finish(state, task, Outcome(failures={ids[0]: (line, advice)}))
+            return
+        whole = task.losses < LOSSES_OF_A_WHOLE_CELL and self._roster.who_sees(task.work.ids)
+        for part in [task] if whole else self._in_parts(state, task):
+            able = self._roster.who_sees(part.work.ids) or [call.host]
+            state.queues[min(able, key=lambda host: len(state.queues[host]))].append(part)
 
-    def _welcome(self, ref: Any) -> None:
-        host, deadline = self._pings.pop(ref)
-        try:
-            ray.get(ref)
-            self._ready.add(host)
-        except RayActorError:
-            # Calls to an actor that is starting again may fail until it is up.
-            time.sleep(BETWEEN_PINGS)
-            if time.monotonic() < deadline:
-                self._pings[self._hosts[host].ping.remote()] = (host, deadline)
-            self._require_hosts()
+    def _away(self, host: int, state: _Round) -> None:
+        """A host is gone until it enters again; what no other host sees whole goes where its parts are."""
+        self._roster.gone(host)
+        state.queues[host] = [
+            part
+            for task in state.queues[host]
+            for part in ([task] if self._roster.who_sees(task.work.ids) else self._in_parts(state, task))
+        ]
 
     def _check_silence(self, state: _Round) -> None:
         now = time.monotonic()
-        for call in list(state.calls.values()):
-            if now > call.deadline:
-                # A synchronous actor method cannot be cancelled.
-                ray.kill(self._hosts[call.host], no_restart=False)
-                for other, stuck in list(state.calls.items()):
-                    if stuck.host == call.host:
-                        del state.calls[other]
-                        self._lost(stuck, state, f"silent for {self._timeout:.0f} s")
-                break
-        for ref, (_, deadline) in list(self._pings.items()):
-            if now > deadline:
-                del self._pings[ref]
-                self._require_hosts()
-
-    def _require_hosts(self) -> None:
-        if not self._ready and not self._pings:
-            raise ShoalError(
-                "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume"
-            )
-
-
-def _plain(error: RayTaskError) -> ShoalError:
-    """What went wrong on a host, without Ray's wrapping."""
-    cause = error.cause
-    if isinstance(cause, ShoalError):
-        return ShoalError(cause.line, cause.detail)
-    return ShoalError(f"a host failed: {type(cause).__name__}: {cause}", str(error))
+        silent = {call.host for call in state.calls.values() if now > call.deadline}
+        for host in silent:
+            # A synchronous actor method cannot be cancelled.
+            ray.kill(self._roster.hosts[host], no_restart=False)
+            for ref, call in list(state.calls.items()):
+                if call.host == host:
+                    del state.calls[ref]
+                    self._lost(call, state, f"silent for {self._timeout:.0f} s")
+        if not state.calls and not state.finished and now - self._roster.heard > COME_BACK_SECONDS:
+            raise self._roster.refusal({i for queue in state.queues for task in queue for i in task.work.ids})

@@ -60,6 +60,36 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outco
         outcome.weights[entry] = weight_total
 
 
+def merge(parts: Sequence[Outcome]) -> Outcome:
+    """The outcome of a cell whose clients were served one by one: to the bit that of the cell in one call.
+
+    Args:
+        parts: Of the clients, ascending.
+
+    Raises:
+        ShoalError: Clients give an entry in different shapes.
+    """
+    whole = Outcome()
+    for part in parts:
+        whole.ids += part.ids
+        whole.losses += part.losses
+        whole.bytes_up += part.bytes_up
+        whole.failures.update(part.failures)
+        whole.states.update(part.states)
+        whole.scores.update(part.scores)
+        for name, spent in part.seconds.items():
+            whole.seconds[name] = whole.seconds.get(name, 0.0) + spent
+    answered = [part for part in parts if part.ids]
+    for entry in answered[0].sums if answered else ():
+        _require_one_shape(entry, [part.sums[entry].shape for part in answered])
+        whole.sums[entry] = sum((part.sums[entry] for part in answered[1:]), start=answered[0].sums[entry])
+        whole.weights[entry] = sum((part.weights[entry] for part in answered[1:]), start=answered[0].weights[entry])
+    for entry in answered[0].tensors if answered else ():
+        _require_one_shape(entry, [part.tensors[entry].shape[1:] for part in answered])
+        whole.tensors[entry] = torch.cat([part.tensors[entry] for part in answered])
+    return whole
+
+
 def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, How]) -> tuple[Replies, Tree]:
     """What the server sees of all cells, and what the engine holds of `How.MIX` entries, `[clients, …]`.
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.run_folder import CONFIG, read_metrics, read_summary
+from engine.summary import PARTS
 from storage.manifest import Manifest
 
 NARROWEST = 100
@@ -52,10 +53,15 @@ def show_run(run: Path) -> None:
         f"sent by a client and round: {size(traffic['up_per_client_round'])} up, "
         f"{size(traffic['down_per_client_round'])} down; in all {size(traffic['up'])} up, {size(traffic['down'])} down"
     )
+    _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds")
+    spent = {part: f"{seconds[part]:.1f} s" for part in PARTS}
     _line(
-        f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds, "
-        f"peak memory of all processes {size(summary['peak_memory_bytes'])}"
+        f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
+        f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
     )
+    held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
+    lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
+    _line(f"peak memory of all processes {size(summary['peak_memory_bytes'])} ({held}){lost}")
     _line(f"run folder: {run}")
 
 

@@ -12,10 +12,11 @@ from engine.environment import differences, environment
 from engine.federation import Federation, ServerLost, Session, open_session
 from engine.interrupt import graceful
 from engine.job import Job, make_job
-from engine.memory import PeakMemory
+from engine.live_view import LiveView, live_view
+from engine.memory import PeakMemory, resident
 from engine.models import require_mixable
 from engine.prepare import prepare
-from engine.progress import progress, say
+from engine.progress import say
 from engine.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
 from engine.sampling import Participation, read_trace
 from engine.server import Plan
@@ -138,23 +139,24 @@ class _Driver:
         try:
             with graceful() as interrupt:
                 done, lost = state.round if state else 0, 0
-                with progress(self.config.name, self.config.rounds, "rounds", done) as step:
+                with live_view(self.config.name, self.config.rounds, done) as view:
                     while done < self.config.rounds:
                         try:
-                            line = self._round(federation, done)
+                            line = self._round(federation, done, view)
                             done = line["round"]
-                            self._log_failures(line)
+                            self._log_events(line)
+                            line.setdefault("memory", {})["driver"] = resident()
                             self.folder.append(line)
                             if board:
                                 board.write(line)
-                            step.advance(_note(line))
+                            view.advance(line)
                             interrupt.asked |= self._out_of_time(began)
                             if done % every == 0 or done == self.config.rounds or interrupt.asked:
                                 self._save(federation)
                         except ServerLost as error:
                             lost += 1
                             federation, done = self._recover(error, lost)
-                            step.back_to(done)
+                            view.back_to(done)
                         if interrupt.asked and done < self.config.rounds:
                             say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
                             raise KeyboardInterrupt
@@ -166,10 +168,10 @@ class _Driver:
                 board.close()
             federation.close()
 
-    def _round(self, federation: Federation, done: int) -> dict[str, Any]:
+    def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
         """One round; if it fails, the rounds before it are kept in a checkpoint."""
         try:
-            return federation.round()
+            return federation.round(view.watch)
         except ShoalError:
             if done:
                 self._save(federation)
@@ -180,8 +182,10 @@ class _Driver:
         limit = self.config.run.max_seconds
         return limit is not None and time.monotonic() - began > limit
 
-    def _log_failures(self, line: dict[str, Any]) -> None:
-        """Tracebacks go to the log, the clients left out stay in the metrics."""
+    def _log_events(self, line: dict[str, Any]) -> None:
+        """Tracebacks and what happened to hosts go to the log, the clients left out stay in the metrics."""
+        for event in line.pop("events", []):
+            log.warning(event)
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text
@@ -202,12 +206,3 @@ class _Driver:
         say(f"the server was lost ({error}); going on after round {done}")
         self.folder.cut_metrics(done)
         return self.session.federation(self.job, self.plan, state), done
-
-
-def _note(line: dict[str, Any]) -> str:
-    parts = [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]
-    parts += [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items()]
-    for scope, numbers in line.get("scopes", {}).items():
-        if "val" in numbers:
-            parts.append(f"{scope} val {100 * numbers['val']['nodes']:.1f} %")
-    return ", ".join(parts)

@@ -14,6 +14,7 @@ from algorithms.protocol import Ask, Mix, Replies, Tree
 from engine.cell import Outcome, Work, evaluation, form_cells
 from engine.evaluation import summarize
 from engine.job import Job
+from engine.live import Live, Watch, unwatched
 from engine.reduction import combine, tree_bytes
 from engine.sampling import Participation, draw_cohort
 from engine.state import FederationState
@@ -27,10 +28,20 @@ class Pool(Protocol):
     """Where cells are served: hosts on Ray, or this process.
 
     Attributes:
-        retried: Cells that were lost with their host and run again, since the pool was made.
+        retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
+        hosts: Hosts that serve, of how many.
+        transfer: Seconds this process spent on sending works and taking in outcomes, since the pool was made.
     """
 
     retried: int
+    transfer: float
+
+    @property
+    def hosts(self) -> tuple[int, int]: ...
+
+    def events(self) -> list[str]:
+        """What happened to hosts since this was last asked, a line each."""
+        ...
 
     def run(self, works: Sequence[Work], shared: Tree) -> Iterable[tuple[int, Outcome]]:
         """Serves cells in any order; yields the position of each with its outcome."""
@@ -83,8 +94,11 @@ class Server:
         """The clients of a round, ascending."""
         return draw_cohort(len(self.infos), self.plan.participation, self.job.seed, round_number)
 
-    def round(self) -> dict[str, Any]:
+    def round(self, watch: Watch = unwatched) -> dict[str, Any]:
         """Runs and commits one round; if it raises, the state is as before.
+
+        Args:
+            watch: Called whenever a cell was served.
 
         Returns:
             The round's line of metrics.jsonl.
@@ -92,7 +106,7 @@ class Server:
         # OpenMP keeps this number for every thread apart, and an actor may call from any.
         torch.set_num_threads(self.job.threads)
         number = self.state.round + 1
-        work = _Round(self, number)
+        work = _Round(self, number, watch)
         self.state = work.run()
         return work.report()
 
@@ -100,8 +114,8 @@ class Server:
 class _Round:
     """One round at work on a draft of the state."""
 
-    def __init__(self, server: Server, number: int) -> None:
-        self.server, self.number = server, number
+    def __init__(self, server: Server, number: int, watch: Watch) -> None:
+        self.server, self.number, self.watch = server, number, watch
         self.algorithm = server.algorithm
         self.draft = server.state.draft()
         self.draft.round = number
@@ -112,7 +126,9 @@ class _Round:
         self.failures: dict[int, tuple[str, str]] = {}
         self.bytes_up = 0
         self.bytes_down = 0
+        self.served = self.asked = 0
         self.retried_before = server.pool.retried
+        self.transfer_before = server.pool.transfer
         self.began = time.perf_counter()
         self.seconds = dict.fromkeys(("train", "upload", "evaluate", "aggregate", "wait"), 0.0)
         self.waited = 0.0
@@ -180,7 +196,6 @@ class _Round:
             self.bytes_down += tree_bytes({**ask.shared, **ask.private.get(i, {})})
         outcomes = self._serve(works, ask.shared)
         for outcome in outcomes:
-            self.bytes_up += sum(outcome.bytes_up)
             self.draft.clients.update(outcome.states)
             self.draft.touched.update({i: i in outcome.scores for i in outcome.ids})
             self.draft.scores.setdefault("trained", {}).update(outcome.scores)
@@ -214,7 +229,13 @@ class _Round:
 
     def _serve(self, works: Sequence[Work], shared: Tree) -> list[Outcome]:
         began = time.perf_counter()
-        outcomes: dict[int, Outcome] = dict(self.server.pool.run(works, shared))
+        outcomes: dict[int, Outcome] = {}
+        self.asked += sum(len(work.ids) for work in works)
+        for position, outcome in self.server.pool.run(works, shared):
+            outcomes[position] = outcome
+            self.served += len(works[position].ids)
+            self.bytes_up += sum(outcome.bytes_up)
+            self.watch(self._live())
         self.waited += time.perf_counter() - began
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
@@ -222,6 +243,15 @@ class _Round:
             for part, spent in outcome.seconds.items():
                 self.seconds[part] += spent
         return [outcomes[position] for position in range(len(works))]
+
+    def _live(self) -> Live:
+        return Live(
+            self.number, self.served, self.asked, self.bytes_up, self.bytes_down, self.server.pool.hosts, self.retries
+        )
+
+    @property
+    def retries(self) -> int:
+        return self.server.pool.retried - self.retried_before
 
     def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
         """A client that fails takes no further part in the round and is as it was before it."""
@@ -275,7 +305,8 @@ class _Round:
     def report(self) -> dict[str, Any]:
         total = time.perf_counter() - self.began
         on_hosts = sum(self.seconds[part] for part in ("train", "upload", "evaluate"))
-        self.seconds["wait"] = self.waited
+        self.seconds["transfer"] = self.server.pool.transfer - self.transfer_before
+        self.seconds["wait"] = self.waited - self.seconds["transfer"]
         self.seconds["aggregate"] = total - self.waited
         rows = [(self.server.infos[i].train, loss) for i, loss in self.losses.items() if self.server.infos[i].train]
         weight = sum(train for train, _ in rows)
@@ -283,7 +314,8 @@ class _Round:
             "round": self.number,
             "cohort": self.cohort,
             "loss": sum(train * loss for train, loss in rows) / weight if weight else None,
-            "retries": self.server.pool.retried - self.retried_before,
+            "retries": self.retries,
+            "hosts": dict(zip(("alive", "of"), self.server.pool.hosts)),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": {"round": total, "hosts": on_hosts, **self.seconds},

@@ -7,6 +7,8 @@ from typing import Any
 from engine.environment import environment
 from storage.manifest import Manifest
 
+PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
+
 
 def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "nodes") -> dict[str, Any] | None:
     """The first logged round with the highest validation accuracy of a scope; None without validation rows."""
@@ -40,7 +42,22 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
         "seconds": {
             "round_median": median(line["seconds"]["round"] for line in lines),
             "rounds": sum(line["seconds"]["round"] for line in lines),
+            **{part: sum(line["seconds"][part] for line in lines) for part in PARTS},
         },
+        "retries": sum(line["retries"] for line in lines),
         "peak_memory_bytes": peak_memory,
+        "resident_bytes": _largest(lines),
         "environment": environment(),
     }
+
+
+def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """The largest resident set of driver, server and any host, in bytes."""
+    largest: dict[str, int] = {}
+    for line in lines:
+        memory = line["memory"]
+        hosts = {"host": max(memory["hosts"].values())} if memory.get("hosts") else {}
+        for process, held in {**memory, **hosts}.items():
+            if process != "hosts":
+                largest[process] = max(held, largest.get(process, 0))
+    return largest

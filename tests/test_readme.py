@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from algorithms.backbones import BACKBONES
 from algorithms.loading import METHODS
-from engine.config import parse_config
+from engine.config import load_config, parse_config
 from engine.run import run
 from engine.run_folder import read_metrics
 from storage.datasets import LOADERS
@@ -49,6 +50,15 @@ def test_links_exist() -> None:
     for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
+    job = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())
+    words = job["spec"]["entrypoint"].split()
+    assert words[:4] == ["python", "-m", "engine", "run"]
+    config = load_config(ROOT / "configs" / "quickstart.yaml", [word for word in words[5:] if "=" in word])
+    assert config.ray.address == "auto"
+    assert config.engine.hosts == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"]
 
 
 def test_lists_are_complete() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,10 +69,11 @@ class Fails(FedAvg):
 class Shuffled:
     """A pool whose cells finish in another order than they were given."""
 
-    retried = 0
-
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
 
     def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         order = np.random.default_rng(len(works)).permutation(len(works)).tolist()

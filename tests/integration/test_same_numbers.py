@@ -1,37 +1,14 @@
 """Same config, same numbers, to the last bit: on any number of hosts, after kills, after resumes. Real processes."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-import yaml
-from safetensors.numpy import load_file
+from runs import PATIENCE, ROUNDS, Runs, assert_same_numbers, until, working
 
-ROUNDS = 9
-CONFIG: dict[str, Any] = {
-    "name": "same",
-    "rounds": ROUNDS,
-    "data": {"dataset": "sbm", "options": {"nodes": 1500, "features": 24, "classes": 6, "degree": 8.0}},
-    "partition": {"method": "metis", "clients": 12},
-    "propagation": {"hops": 2},
-    "model": {"name": "gamlp", "hidden": 32},
-    "train": {"epochs": 20},
-    "algorithm": {"name": "fedgta", "eps": 0.8},
-    "participation": {"ratio": 0.6},
-    "evaluation": {"every": 2},
-    "engine": {"backend": "local"},
-    "resources": {"cpus_per_host": 0.3},
-    "run": {"checkpoint_every": 2, "tensorboard": False},
-}
 MIXED: dict[str, Any] = {
     "model": [
         {"name": "gcn", "hidden": 16, "fanouts": [4, 4]},
@@ -43,42 +20,6 @@ MIXED: dict[str, Any] = {
     "train": {"epochs": 4, "batch_size": 16},
     "algorithm": {"name": "local"},
 }
-PATIENCE = 120
-
-
-class Runs:
-    """Starts the command in a folder of its own."""
-
-    def __init__(self, folder: Path, data: Path, **changes: Any) -> None:
-        self.folder = folder
-        config = {
-            **CONFIG,
-            **changes,
-            "data": {**CONFIG["data"], "root": str(data)},
-            "run": {**CONFIG["run"], "root": str(folder)},
-        }
-        self.config = folder / "config.yaml"
-        self.config.write_text(yaml.safe_dump(config))
-        self.env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
-
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "engine", "run", str(self.config), *arguments]
-        return subprocess.Popen(command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-    def finish(self, *arguments: str) -> Path:
-        process = self.start(*arguments)
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, errors.decode()
-        return self.run
-
-    @property
-    def run(self) -> Path:
-        (run,) = self.folder.glob("same-*")
-        return run
-
-    def rounds(self) -> int:
-        logs = list(self.folder.glob("same-*/metrics.jsonl"))
-        return len(logs[0].read_text().splitlines()) if logs else 0
 
 
 @pytest.fixture
@@ -89,42 +30,6 @@ def runs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Runs(tmp_path_factory.mktemp("undisturbed"), tmp_path_factory.getbasetemp() / "data").finish()
-
-
-def assert_same_numbers(run: Path, other: Path) -> None:
-    states = [
-        load_file(next((path / "checkpoints").glob(f"round-{ROUNDS:06d}")) / "state.safetensors")
-        for path in (run, other)
-    ]
-    assert states[0].keys() == states[1].keys()
-    for name, tensor in states[0].items():
-        assert tensor.tobytes() == states[1][name].tobytes(), name
-    logs = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (run, other)]
-    for line in (line for log in logs for line in log):
-        del line["seconds"], line["retries"]
-    assert logs[0] == logs[1]
-    assert len(logs[0]) == ROUNDS
-
-
-def until(condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
-    """What the condition gives once it is true, while the process is at work."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the run ended before it was disturbed"
-        if found := condition():
-            return found
-        time.sleep(0.002)
-    raise AssertionError("waited in vain")
-
-
-def working(process: subprocess.Popen[bytes], title: str) -> Iterator[psutil.Process]:
-    """Ray workers below a driver that are inside a call of the given title."""
-    for child in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if child.cmdline()[:1] == [title]:
-                yield child
-        except psutil.Error:
-            continue
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3])
@@ -158,13 +63,20 @@ def test_host_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     assert process.wait(timeout=PATIENCE) == 0
     lines = [json.loads(line) for line in (runs.run / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["retries"] for line in lines) >= 2
+    assert (runs.run / "run.log").read_text().count("lost with host") >= 2
+    for line in lines:
+        memory, seconds = line["memory"], line["seconds"]
+        assert all(2**20 < held < 2**34 for held in (memory["driver"], memory["server"], *memory["hosts"].values()))
+        assert seconds["aggregate"] + seconds["transfer"] + seconds["wait"] == pytest.approx(seconds["round"])
+        assert min(seconds.values()) >= 0
+    assert set(lines[-1]["memory"]["hosts"]) == {"0", "1"}
     assert_same_numbers(runs.run, undisturbed)
 
 
 def test_server_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     process = runs.start("engine.backend=ray", "engine.hosts=2")
     until(lambda: runs.rounds() >= 3, process)
-    until(lambda: next(working(process, "ray::ServerActor.round"), None), process).kill()
+    until(lambda: next(working(process, "ray::ServerActor"), None), process).kill()
     assert process.wait(timeout=PATIENCE) == 0
     assert_same_numbers(runs.run, undisturbed)
     assert "server lost" in (runs.run / "run.log").read_text()

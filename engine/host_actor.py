@@ -1,0 +1,67 @@
+"""Hosts as Ray actors, spread over the machines of a cluster."""
+
+import os
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from algorithms.protocol import Tree
+from engine import tensor_transport
+from engine.cell import Outcome, Work
+from engine.host import Host
+from engine.job import Job
+from engine.memory import resident
+from engine.sight import Sight, look
+from storage.errors import ShoalError
+
+START_SECONDS = 120.0
+
+
+class HostActor(Host):
+    """A host as a Ray actor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tensor_transport.register()
+
+    def ping(self) -> int:
+        """Says that the host is up, with its process id."""
+        return os.getpid()
+
+    def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
+        """Serves one cell, and says what memory the process holds."""
+        outcome = super().run(job_id, work, shared)
+        if outcome is not None:
+            outcome.memory = resident()
+        return outcome
+
+    def enter(self, job: Job) -> Sight:
+        """Opens a job as far as the host's machine has its files, and says of which clients it has them.
+
+        Raises:
+            ShoalError: The store or the method does not fit the job.
+        """
+        sight = look(job, ray.util.get_node_ip_address())
+        if sight.clients:
+            self.open(job)
+        return sight
+
+
+def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
+    """Starts host actors, which Ray starts again when they die, and waits until all are up.
+
+    Raises:
+        ShoalError: They did not come up in time.
+    """
+    actor = ray.remote(HostActor).options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy="SPREAD"
+    )
+    hosts = [actor.remote() for _ in range(count)]
+    try:
+        ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise ShoalError(
+            f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})"
+        ) from error
+    return hosts

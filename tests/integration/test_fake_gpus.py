@@ -1,0 +1,51 @@
+"""Shares of GPUs that Ray merely counts: where hosts go, and what is refused before they are asked for."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from engine.cluster import _require_resources
+from engine.config import parse_config
+from engine.host_actor import start_hosts
+from storage.errors import ShoalError
+
+
+@pytest.fixture
+def _two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "token").write_text("0" * 64)
+    (tmp_path / "token").chmod(0o600)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_shares_of_two_devices() -> None:
+    def require(hosts: int, gpus: float) -> None:
+        resources = {"cpus_per_host": 0.5, "gpus_per_host": gpus}
+        _require_resources(
+            parse_config(
+                {
+                    "name": "fake",
+                    "data": {"dataset": "sbm"},
+                    "algorithm": "fedavg",
+                    "engine": {"hosts": hosts},
+                    "resources": resources,
+                },
+                "test",
+            )
+        )
+
+    require(4, 0.5)
+    hosts = start_hosts(4, 0.5, 0.5)
+    devices = ray.get([host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in hosts])
+    assert Counter(devices) == {"0": 2, "1": 2}
+    # Three of 0.6 are less than two devices together, and no two of them fit one.
+    for hosts_wanted, share in ((3, 0.6), (5, 0.5), (3, 1.0), (2, 2.0)):
+        with pytest.raises(ShoalError, match="room for"):
+            require(hosts_wanted, share)
