@@ -1,10 +1,12 @@
 """Cells on host actors: largest first, back to the host that knows the shard, again elsewhere if a host dies."""
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import ray
@@ -19,6 +21,8 @@ from storage.errors import ShoalError
 
 log = logging.getLogger(__name__)
 CALLS_IN_FLIGHT = 2
+# Cells that take less are sent together: a call costs milliseconds.
+SECONDS_OF_A_CALL = 0.25
 PATIENCE = 1.0
 BETWEEN_PINGS = 0.1
 RESTART_SECONDS = 120.0
@@ -30,6 +34,11 @@ class HostActor(Host):
     def __init__(self) -> None:
         super().__init__()
         tensor_transport.register()
+
+    def run_cells(self, job_id: str, works: Sequence[Work], shared: Tree) -> list[Outcome | None] | Outcome | None:
+        """Serves cells one after another; Ray takes a list apart only where there are several."""
+        outcomes = [self.run(job_id, work, shared) for work in works]
+        return outcomes if len(outcomes) > 1 else outcomes[0]
 
     def ping(self) -> int:
         """Says that the host is up, with its process id."""
@@ -55,10 +64,11 @@ def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
 
 @dataclass
 class _Call:
-    """A cell under way on a host."""
+    """A cell under way on a host, in a call of one or more cells."""
 
     position: int
     host: int
+    number: int
     deadline: float
 
 
@@ -93,6 +103,8 @@ class RayPool:
         self._home: dict[int, int] = {}
         self._pings: dict[Any, tuple[int, float]] = {}
         self._ready = set(range(len(hosts)))
+        self._calls = count()
+        self._pace: dict[str, float] = {}
         self.retried = 0
 
     def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
@@ -129,25 +141,42 @@ class RayPool:
         return [queue[::-1] for queue in queues]
 
     def _submit(self, state: _Round) -> None:
-        busy = [0] * len(self._hosts)
-        for call in state.calls.values():
-            busy[call.host] += 1
         for host in sorted(self._ready):
-            while busy[host] < CALLS_IN_FLIGHT:
-                position = self._next(state, host)
-                if position is None:
+            busy = {call.number for call in state.calls.values() if call.host == host}
+            while len(busy) < CALLS_IN_FLIGHT:
+                positions = self._next_few(state, host)
+                if not positions:
                     break
-                self._call(state, host, position)
-                busy[host] += 1
+                busy.add(self._call(state, host, positions))
+
+    def _next_few(self, state: _Round, host: int) -> list[int]:
+        """Cells for one call: so many that it takes a while, and few enough that the hosts end together."""
+        waiting = sum(map(len, state.waiting))
+        share = waiting if len(self._ready) == 1 else waiting // (2 * len(self._ready))
+        positions: list[int] = []
+        seconds = 0.0
+        while len(positions) < max(share, 1) and seconds < SECONDS_OF_A_CALL:
+            position = self._next(state, host)
+            if position is None:
+                break
+            positions.append(position)
+            work = state.works[position]
+            # Before the first outcome of a phase nobody knows.
+            seconds += self._pace.get(work.phase, math.inf) * work.cost
+        return positions
 
     def _next(self, state: _Round, host: int) -> int | None:
         """The host's largest cell, or one of the fullest queue if its own is empty."""
         queue = state.waiting[host] or max(state.waiting, key=len)
         return queue.pop() if queue else None
 
-    def _call(self, state: _Round, host: int, position: int) -> None:
-        ref = self._hosts[host].run.remote(self._job.id, state.works[position], state.shared)
-        state.calls[ref] = _Call(position, host, time.monotonic() + self._timeout)
+    def _call(self, state: _Round, host: int, positions: Sequence[int]) -> int:
+        number = next(self._calls)
+        call = self._hosts[host].run_cells.options(num_returns=len(positions))
+        refs = call.remote(self._job.id, [state.works[p] for p in positions], state.shared)
+        for ref, position in zip([refs] if len(positions) == 1 else refs, positions):
+            state.calls[ref] = _Call(position, host, number, time.monotonic() + self._timeout)
+        return number
 
     def _collect(self, ref: Any, call: _Call, state: _Round) -> Outcome | None:
         try:
@@ -160,6 +189,8 @@ class RayPool:
         if outcome is None:
             self._open_again(call, state)
             return None
+        work = state.works[call.position]
+        self._pace[work.phase] = sum(outcome.seconds.values()) / max(work.cost, 1.0)
         # The object store gives its memory back; states live on in the server's own.
         outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
         for waiting in state.calls.values():
@@ -171,7 +202,7 @@ class RayPool:
         """Opens the job on a host that was started again, and gives it the cell once more."""
         try:
             ray.get(self._hosts[call.host].open.remote(self._job_ref), timeout=RESTART_SECONDS)
-            self._call(state, call.host, call.position)
+            self._call(state, call.host, [call.position])
         except RayTaskError as error:
             raise _plain(error) from error
         except (RayError, GetTimeoutError) as error:

@@ -135,7 +135,7 @@ def test_host_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     process = runs.start("engine.backend=ray", "engine.hosts=2")
     for stop in (2, 5):
         until(lambda stop=stop: runs.rounds() >= stop, process)
-        until(lambda: next(working(process, "ray::HostActor.run"), None), process).kill()
+        until(lambda: next(working(process, "ray::HostActor.run_cells"), None), process).kill()
     assert process.wait(timeout=PATIENCE) == 0
     lines = [json.loads(line) for line in (runs.run / "metrics.jsonl").read_text().splitlines()]
     assert sum(line["retries"] for line in lines) >= 2
