@@ -13,7 +13,7 @@ from engine.config import Config
 from engine.host import Host
 from engine.job import Job
 from engine.local_pool import LocalPool
-from engine.ray_pool import RayPool, start_hosts
+from engine.ray_pool import RayPool, await_hosts, start_hosts
 from engine.server import Plan, Server
 from engine.state import FederationState
 from storage.errors import ShoalError
@@ -96,9 +96,15 @@ class RaySession:
         connect(config)
         self._config = config
         self.hosts = start_hosts(config.engine.hosts, config.resources.cpus_per_host, config.resources.gpus_per_host)
+        self._up = False
 
     def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
-        return _RayFederation(self._config, self.hosts, job, plan, state)
+        federation = _RayFederation(self._config, self.hosts, job, plan, state)
+        # The server starts beside the hosts, not after them.
+        if not self._up:
+            await_hosts(self.hosts)
+            self._up = True
+        return federation
 
     def close(self) -> None:
         ray.shutdown()

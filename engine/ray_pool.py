@@ -46,20 +46,23 @@ class HostActor(Host):
 
 
 def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
-    """Starts host actors, which Ray starts again when they die, and waits until all are up.
+    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them."""
+    actor = ray.remote(HostActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
+    return [actor.remote() for _ in range(count)]
+
+
+def await_hosts(hosts: Sequence[Any]) -> None:
+    """Waits until all hosts are up for the first time.
 
     Raises:
         ShoalError: They did not come up in time.
     """
-    actor = ray.remote(HostActor).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
-    hosts = [actor.remote() for _ in range(count)]
     try:
         ray.get([host.ping.remote() for host in hosts], timeout=RESTART_SECONDS)
     except (GetTimeoutError, RayError) as error:
         raise ShoalError(
-            f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})"
+            f"engine.hosts: {len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
         ) from error
-    return hosts
 
 
 @dataclass
