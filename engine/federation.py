@@ -11,7 +11,7 @@ from engine import tensor_transport
 from engine.cluster import connect
 from engine.config import Config
 from engine.host import Host
-from engine.host_actor import start_hosts
+from engine.host_actor import await_hosts, start_hosts
 from engine.job import Job
 from engine.live import Live, Watch, unwatched
 from engine.local_pool import LocalPool
@@ -99,9 +99,16 @@ class RaySession:
         connect(config)
         self._config = config
         self.hosts = start_hosts(config.engine.hosts, config.resources.cpus_per_host, config.resources.gpus_per_host)
+        self._up = False
 
     def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
-        return _RayFederation(self._config, self.hosts, job, plan, state)
+        federation = _RayFederation(self._config, self.hosts, job, plan, state)
+        # The server starts beside the hosts, not after them.
+        if not self._up:
+            await_hosts(self.hosts)
+            self._up = True
+        federation.ready()
+        return federation
 
     def close(self) -> None:
         ray.shutdown()
@@ -151,6 +158,9 @@ class _RayFederation:
         actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2, scheduling_strategy=here)
         self._silence = config.engine.cell_timeout
         self._actor = actor.remote(config, hosts, job, plan, state)
+
+    def ready(self) -> None:
+        """Waits until the server is up and every client has a host; see `ServerActor.ready`."""
         self._get(self._actor.ready.remote())
 
     def round(self, watch: Watch) -> dict[str, Any]:

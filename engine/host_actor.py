@@ -1,6 +1,7 @@
 """Hosts as Ray actors, spread over the machines of a cluster."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -36,6 +37,11 @@ class HostActor(Host):
             outcome.memory = resident()
         return outcome
 
+    def run_several(self, job_id: str, works: Sequence[Work], shared: Tree) -> Any:
+        """Serves cells one after another; Ray takes a list apart only where it has several."""
+        outcomes = [self.run(job_id, work, shared) for work in works]
+        return outcomes if len(outcomes) > 1 else outcomes[0]
+
     def enter(self, job: Job) -> Sight:
         """Opens a job as far as the host's machine has its files, and says of which clients it has them.
 
@@ -49,19 +55,22 @@ class HostActor(Host):
 
 
 def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
-    """Starts host actors, which Ray starts again when they die, and waits until all are up.
+    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them."""
+    actor = ray.remote(HostActor).options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy="SPREAD"
+    )
+    return [actor.remote() for _ in range(count)]
+
+
+def await_hosts(hosts: Sequence[Any]) -> None:
+    """Waits until all hosts are up for the first time.
 
     Raises:
         ShoalError: They did not come up in time.
     """
-    actor = ray.remote(HostActor).options(
-        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy="SPREAD"
-    )
-    hosts = [actor.remote() for _ in range(count)]
     try:
         ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
     except (GetTimeoutError, RayError) as error:
         raise ShoalError(
-            f"engine.hosts: {count} host actors did not start ({' '.join(str(error).split())[:200]})"
+            f"engine.hosts: {len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
         ) from error
-    return hosts

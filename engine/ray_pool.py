@@ -1,9 +1,11 @@
 """Cells on host actors: largest first, where their data is, and again elsewhere if a host dies."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import ray
@@ -17,6 +19,8 @@ from engine.roster import Roster, plain_error
 from storage.errors import ShoalError
 
 CALLS_IN_FLIGHT = 2
+# Cells that take less are sent together: a call costs milliseconds.
+SECONDS_OF_A_CALL = 0.25
 PATIENCE = 1.0
 COME_BACK_SECONDS = 120.0
 LOSSES_OF_A_WHOLE_CELL = 2
@@ -33,10 +37,11 @@ class _Task:
 
 @dataclass
 class _Call:
-    """A task under way on a host."""
+    """A task under way on a host, in a call of one or more."""
 
     task: _Task
     host: int
+    number: int
     deadline: float
 
 
@@ -76,6 +81,8 @@ class RayPool:
         self._timeout = cell_timeout
         self._retries = retries
         self._home: dict[int, int] = {}
+        self._numbers = count()
+        self._pace: dict[str, float] = {}
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
@@ -170,11 +177,26 @@ class RayPool:
         for host in self._roster.ready:
             calls = [call for call in state.calls.values() if call.host == host]
             # What was lost before runs alone, so that the next loss can only be its own doing.
-            while len(calls) < CALLS_IN_FLIGHT and not any(call.task.losses for call in calls):
-                task = self._next(state, host, fresh=bool(calls))
-                if task is None:
+            while len({call.number for call in calls}) < CALLS_IN_FLIGHT and not any(c.task.losses for c in calls):
+                tasks = self._next_few(state, host, fresh=bool(calls))
+                if not tasks:
                     break
-                calls.append(self._call(state, host, task))
+                calls += self._call(state, host, tasks)
+
+    def _next_few(self, state: _Round, host: int, fresh: bool) -> list[_Task]:
+        """Tasks for one call: so many that it takes a while, and few enough that the hosts end together."""
+        waiting = sum(map(len, state.queues))
+        share = waiting if len(self._roster.ready) == 1 else waiting // (2 * len(self._roster.ready))
+        tasks: list[_Task] = []
+        seconds = 0.0
+        while len(tasks) < max(share, 1) and seconds < SECONDS_OF_A_CALL:
+            task = self._next(state, host, fresh or bool(tasks))
+            if task is None:
+                break
+            tasks.append(task)
+            # Before the first outcome of a phase nobody knows; what was lost before runs alone.
+            seconds += math.inf if task.losses else self._pace.get(task.work.phase, math.inf) * task.work.cost
+        return tasks
 
     def _next(self, state: _Round, host: int, fresh: bool) -> _Task | None:
         """The host's largest task, or one of the fullest queue if its own has none for it."""
@@ -187,10 +209,13 @@ class RayPool:
                     return task
         return None
 
-    def _call(self, state: _Round, host: int, task: _Task) -> _Call:
-        ref = self._roster.hosts[host].run.remote(self._job.id, task.work, state.shared)
-        call = state.calls[ref] = _Call(task, host, time.monotonic() + self._timeout)
-        return call
+    def _call(self, state: _Round, host: int, tasks: Sequence[_Task]) -> list[_Call]:
+        run = self._roster.hosts[host].run_several.options(num_returns=len(tasks))
+        refs = run.remote(self._job.id, [task.work for task in tasks], state.shared)
+        number, deadline = next(self._numbers), time.monotonic() + self._timeout
+        calls = [_Call(task, host, number, deadline) for task in tasks]
+        state.calls.update(zip([refs] if len(tasks) == 1 else refs, calls))
+        return calls
 
     def _collect(self, ref: Any, state: _Round) -> None:
         call = state.calls.pop(ref)
@@ -207,6 +232,8 @@ class RayPool:
             self._away(call.host, state)
             state.queues[call.host].append(call.task)
             return
+        work = call.task.work
+        self._pace[work.phase] = sum(outcome.seconds.values()) / max(work.cost, 1.0)
         # The object store gives its memory back; states live on in the server's own.
         outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
         for waiting in state.calls.values():

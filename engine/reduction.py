@@ -34,7 +34,7 @@ def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
         read, weight = upload.entries[entry], _weight(upload, entry)
         if how is How.SUM:
             read = _weighty(read, weight)
-        if not (torch.isfinite(read).all() and torch.isfinite(weight).all()):
+        if not (_finite(read) and _finite(weight)):
             raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
 
 
@@ -110,8 +110,10 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
     for entry, how in up.items():
         if how is How.SUM:
             _require_one_shape(entry, [o.sums[entry].shape for o in outcomes])
-            total = sum((o.sums[entry] for o in outcomes[1:]), start=outcomes[0].sums[entry].clone())
-            weight = sum((o.weights[entry] for o in outcomes[1:]), start=outcomes[0].weights[entry].clone())
+            total, weight = outcomes[0].sums[entry].clone(), outcomes[0].weights[entry].clone()
+            for outcome in outcomes[1:]:
+                total += outcome.sums[entry]
+                weight += outcome.weights[entry]
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
         else:
@@ -125,6 +127,11 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
 
 def _weight(upload: Upload, entry: str) -> Tensor:
     return torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
+    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
 
 
 def _weighty(tensor: Tensor, weight: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ class Server:
         models = job.build_models(store)
         self._parameters = [len(models[info.model].w) for info in self.infos]
         self._initial = job.initial(models, 0)
+        self._last_visits: dict[int, dict[int, int]] = {}
         if state is None:
             state = FederationState(server=self.algorithm.setup(self._context(0)))
         self.state = state
@@ -93,6 +94,19 @@ class Server:
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
         return draw_cohort(len(self.infos), self.plan.participation, self.job.seed, round_number)
+
+    def next_evaluation(self, round_number: int) -> int:
+        """The first round from this one on that ends with an evaluation."""
+        every = self.plan.evaluate_every
+        return min(-(-round_number // every) * every, self.plan.rounds)
+
+    def last_visits(self, round_number: int) -> dict[int, int]:
+        """The last round before the next evaluation, itself included, in which each client takes part."""
+        end = self.next_evaluation(round_number)
+        if end not in self._last_visits:
+            rounds = range(round_number, end + 1)
+            self._last_visits = {end: {client: later for later in rounds for client in self.cohort(later)}}
+        return self._last_visits[end]
 
     def round(self, watch: Watch = unwatched) -> dict[str, Any]:
         """Runs and commits one round; if it raises, the state is as before.
@@ -132,17 +146,11 @@ class _Round:
         self.began = time.perf_counter()
         self.seconds = dict.fromkeys(("train", "upload", "evaluate", "aggregate", "wait"), 0.0)
         self.waited = 0.0
-        plan = server.plan
-        after = -(-number // plan.evaluate_every) * plan.evaluate_every
-        self.next_evaluation = min(after, plan.rounds)
-        # Clients that train again before they are evaluated.
-        self.come_back: set[int] = set()
-        for later in range(number + 1, self.next_evaluation + 1):
-            self.come_back.update(server.cohort(later))
+        self.last_visits = server.last_visits(number)
 
     @property
     def evaluates(self) -> bool:
-        return self.number == self.next_evaluation
+        return self.number == self.server.next_evaluation(self.number)
 
     def run(self) -> FederationState:
         # 1. The method's part: ask, mix, ask again. A round without a cohort changes nothing.
@@ -176,7 +184,8 @@ class _Round:
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self.failures.keys())
         cells = form_cells(ids, self.server.infos, self.server.plan.cell_size)
         scored = ask.fit if ask.scored is None else ask.scored
-        score = frozenset(ids) - self.come_back if scored else frozenset()
+        # Not those that train again before they are evaluated.
+        score = frozenset(i for i in ids if scored and self.last_visits.get(i, self.number) <= self.number)
         works = [
             Work(
                 self.number,

@@ -103,6 +103,8 @@ def test_what_would_poison_an_aggregate_is_refused() -> None:
         with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'"):
             require_sound(Upload({"w": torch.tensor([1.0, bad])}), {"w": How.KEEP})
     require_sound(Upload({"w": torch.ones(2), "unasked": torch.tensor(float("nan"))}), {"w": How.SUM})
+    # Finite numbers whose sum is not.
+    require_sound(Upload({"w": torch.tensor([3e38, 3e38])}), {"w": How.SUM})
     rows = torch.tensor([[float("nan")], [1.0]])
     require_sound(Upload({"w": rows}, {"w": torch.tensor([[0.0], [2.0]])}), {"w": How.SUM})
     for weight, how in ((torch.tensor([[1.0], [0.0]]), How.SUM), (0.0, How.KEEP), (float("nan"), How.SUM)):
