@@ -1,6 +1,6 @@
 """One client during its visit to a host: its data, its model, its state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,20 +84,25 @@ class Client:
     def logits(self) -> Tensor:
         """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
         if self._logits is None:
-            hops = [self.data.hop(k) for k in self.model.inputs]
-            self._logits = torch.cat(
-                [
-                    self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops]).logits_NC
-                    for start in range(0, self.data.nodes, ROWS_AT_A_TIME)
-                ]
-            )
+            self._logits = torch.cat([out.logits_NC for out in self.outputs()])
         return self._logits
+
+    def outputs(self) -> Iterator[Output]:
+        """Output for all rows in evaluation mode, without gradients, a block of rows at a time."""
+        hops = [self.data.hop(k) for k in self.model.inputs]
+        for start in range(0, self.data.nodes, ROWS_AT_A_TIME):
+            yield self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops])
 
     def output(self, hops: Sequence[Tensor]) -> Output:
         """Output of the model for some rows in evaluation mode, without gradients."""
         self.model.module.eval()
         with torch.no_grad():
             return self.model(hops)
+
+    def forward(self, rows: Tensor) -> Callable[[], Output]:
+        """The model on some rows, in its present mode and with gradients; what it reads is gathered once."""
+        hops = [self.data.hop(k).index_select(0, rows).float() for k in self.model.inputs]
+        return lambda: self.model(hops)
 
     def logits_of(self, part: str) -> Tensor:
         """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""

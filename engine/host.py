@@ -3,7 +3,7 @@
 import time
 import traceback
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -66,7 +66,7 @@ class Host:
         model = job.build_model(store)
         initial = job.initial(model, 0)
         self._memo.limit = job.memo_bytes
-        trainer = Trainer(model, job.train, algorithm.loss)
+        trainer = Trainer(model, job.train, algorithm.loss, algorithm.regularizer)
         self._open = _Open(job, store, algorithm, model, trainer, job.infos(store), initial)
 
     def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
@@ -145,7 +145,7 @@ class Host:
         require_sound(upload, work.up)
         seconds["train"] += trained - began
         seconds["upload"] += time.perf_counter() - trained
-        sent = Upload(_snapshot(upload.entries, client.w), upload.weight)
+        sent = replace(upload, entries=_snapshot(upload.entries, client.w))
         return _Served(sent, _snapshot(client.state, client.w), loss)
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from algorithms.protocol import Ask, Mix, Replies, Tree
 from engine.cell import Outcome, Work, evaluation, form_cells
 from engine.evaluation import summarize
 from engine.job import Job
+from engine.randomness import key
 from engine.reduction import combine, tree_bytes
 from engine.sampling import Participation, draw_cohort
 from engine.state import FederationState
@@ -75,8 +77,16 @@ class Server:
 
     def _context(self, round_number: int) -> Context:
         parameters = [len(self._initial)] * len(self.infos)
-        classes = self.infos[0].classes
-        return Context(self.infos, classes, parameters, self._initial, round_number, self.plan.rounds, self.job.seed)
+        return Context(
+            self.infos,
+            self.infos[0].classes,
+            parameters,
+            self._initial,
+            round_number,
+            self.plan.rounds,
+            self.job.seed,
+            partial(key, self.job.seed, round_number, "server"),
+        )
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
