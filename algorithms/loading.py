@@ -18,6 +18,8 @@ METHODS = {
     "global": "algorithms.centralized:Global",
     "fedavg": "algorithms.fedavg:FedAvg",
     "fedgta": "algorithms.fedgta:FedGTA",
+    "fedproto": "algorithms.fedproto:FedProto",
+    "fedtgp": "algorithms.fedtgp:FedTGP",
 }
 
 
