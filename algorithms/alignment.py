@@ -20,16 +20,15 @@ def row_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tenso
     return (weight_N * distance_N).sum() / weight_N.sum().clamp_min(1)
 
 
-def node_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> tuple[Tensor, int]:
-    """Sum over classes of the mean over their rows of |z_v - t_c|^2, and the number of classes summed.
+def node_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> Tensor:
+    """Sum over classes of the mean over their rows of |z_v - t_c|^2.
 
     Every class weighs the same, however many rows it has; one without rows or target is left out. Arguments as for
     `row_alignment`.
     """
     counts_C = torch.bincount(y_N, minlength=len(target_CH))
     weight_N = (present_C / counts_C.clamp_min(1))[y_N].to(z_NH.dtype)
-    total = (weight_N * (z_NH - target_CH[y_N]).square().sum(1)).sum()
-    return total, int((present_C & (counts_C > 0)).sum())
+    return (weight_N * (z_NH - target_CH[y_N]).square().sum(1)).sum()
 
 
 def prototype_alignment(proto: Tensor, target: Tensor, present: Tensor, squared: bool = False) -> Tensor:

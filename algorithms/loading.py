@@ -20,6 +20,7 @@ METHODS = {
     "fedgta": "algorithms.fedgta:FedGTA",
     "fedproto": "algorithms.fedproto:FedProto",
     "fedtgp": "algorithms.fedtgp:FedTGP",
+    "fedpg": "algorithms.fedpg:FedPG",
 }
 
 

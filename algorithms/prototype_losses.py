@@ -21,12 +21,26 @@ def class_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) ->
 
     Zero while fewer than two classes have a prototype.
     """
+    means_CH = _seen_means(proto_QH, class_Q, classes)
+    return _margin(distances(means_CH, means_CH), cap)
+
+
+def cosine_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:
+    """The same with 1 - cos(Q_c, Q_c') for the distance."""
+    means_CH = unit(_seen_means(proto_QH, class_Q, classes))
+    return _margin(1 - means_CH @ means_CH.T, cap)
+
+
+def _seen_means(proto_QH: Tensor, class_Q: Tensor, classes: int) -> Tensor:
     means_CH, counts_C = class_means(proto_QH, class_Q, classes)
-    seen = means_CH[counts_C > 0]
-    if len(seen) < 2:
+    return means_CH[counts_C > 0]
+
+
+def _margin(apart_CC: Tensor, cap: float) -> float:
+    if len(apart_CC) < 2:
         return 0.0
-    apart = distances(seen, seen).fill_diagonal_(float("inf"))
-    return min(float(apart.min(1).values.max()), cap)
+    nearest_C = apart_CC.fill_diagonal_(float("inf")).min(1).values
+    return min(max(float(nearest_C.max()), 0.0), cap)
 
 
 def margin_cross_entropy(

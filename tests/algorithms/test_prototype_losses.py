@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from algorithms.prototype_losses import class_margin, contrast, distances, margin_cross_entropy
+from algorithms.prototype_losses import class_margin, contrast, cosine_margin, distances, margin_cross_entropy
 
 ALL = torch.tensor([True, True])
 
@@ -29,6 +29,13 @@ def test_the_margin_is_the_distance_of_class_means() -> None:
     assert class_margin(proto, classes, 4, cap=100) == pytest.approx(7)
     assert class_margin(proto, classes, 4, cap=0.5) == 0.5
     assert class_margin(proto[:2], classes[:2], 4, cap=100) == 0
+
+
+def test_the_margin_of_cosines() -> None:
+    # Directions at 0, 60 and 180 degrees: the nearest are 1/2, 1/2 and 3/2 away.
+    proto = torch.tensor([[2.0, 0.0], [0.5, 0.75**0.5], [-3.0, 0.0]])
+    assert cosine_margin(proto, torch.arange(3), 3, cap=100) == pytest.approx(1.5)
+    assert cosine_margin(proto[:1], torch.arange(1), 3, cap=100) == 0
 
 
 def test_cross_entropy_on_distances_by_hand() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,21 @@ CONFIG: dict[str, Any] = {
     "run": {"checkpoint_every": 2, "tensorboard": False},
 }
 PATIENCE = 120
+PROTOTYPE_METHODS: dict[str, dict[str, Any]] = {
+    "fedproto": {"name": "fedproto"},
+    "fedtgp": {"name": "fedtgp", "server_steps": 20},
+    "fedpg": {"name": "fedpg", "noise": 0.1},
+}
 
 
 class Runs:
     """Starts the command in a folder of its own."""
 
-    def __init__(self, folder: Path, data: Path) -> None:
+    def __init__(self, folder: Path, data: Path, algorithm: Mapping[str, Any] = CONFIG["algorithm"]) -> None:
         self.folder = folder
         config = {
             **CONFIG,
+            "algorithm": dict(algorithm),
             "data": {**CONFIG["data"], "root": str(data)},
             "run": {**CONFIG["run"], "root": str(folder)},
         }
@@ -149,3 +155,16 @@ def test_server_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     assert process.wait(timeout=PATIENCE) == 0
     assert_same_numbers(runs.run, undisturbed)
     assert "server lost" in (runs.run / "run.log").read_text()
+
+
+@pytest.mark.parametrize("method", PROTOTYPE_METHODS)
+def test_methods_with_prototypes(tmp_path_factory: pytest.TempPathFactory, method: str) -> None:
+    """Killed in this process, resumed on two hosts: the server's generator and its optimizer are part of the state."""
+    data, algorithm = tmp_path_factory.getbasetemp() / "data", PROTOTYPE_METHODS[method]
+    expected = Runs(tmp_path_factory.mktemp(method), data, algorithm).finish()
+    runs = Runs(tmp_path_factory.mktemp(method), data, algorithm)
+    process = runs.start()
+    until(lambda: runs.rounds() >= 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert_same_numbers(runs.finish("--resume", "engine.backend=ray", "engine.hosts=2"), expected)

@@ -1,0 +1,216 @@
+"""FedPG: clients share prototypes of their classes and of the neighbourhoods of these, and nothing else."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.alignment import node_alignment, prototype_alignment
+from algorithms.annotation import annotate
+from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Tree, Upload
+from algorithms.hop_prototypes import HOPS, hop_prototypes, hop_weights, neighbour_means
+from algorithms.personal_targets import Uploads, personal_targets
+from algorithms.protocol import How
+from algorithms.prototype_generator import PrototypeGenerator, train_generator
+from algorithms.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
+from algorithms.prototypes import bit_bytes, noisy, pack, row_bytes, unit, unpack
+
+
+@dataclass(frozen=True)
+class FedPG(Algorithm):
+    """FedPG: personalised federated graph learning by topology-aware prototypes; no parameter is ever sent.
+
+    A client keeps a model of any architecture whose embedding has the common width H. With z the embedding of
+    evaluation mode scaled to length one, its prototypes are P_c0, the mean of z over its training nodes of class c, and
+    P_ch, the mean over these of the mean of their neighbours at hop h annotated c (eqs. 1 and 2, see
+    `hop_prototypes`); a node is annotated by its training label, else by the newest prediction, never by a label of
+    another split. The server trains universal prototypes a_ch on the uploads of the cohort (eq. 4, see
+    `prototype_generator`), and mixes them for client i with those of similar clients (eq. 5, see `personal_targets`).
+    From its second visit's targets on, i trains on cross-entropy + mu * alignment (eq. 6).
+
+    Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
+    exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
+    rounds of absence is compared by it; a newcomer is sent the universal prototypes. A prototype that does not exist is
+    nowhere read. mu = 0 is Local to the bit.
+
+    Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
+    counts walks; attention weights are not divided once more by their number; the margin makes the server's task
+    harder; eq. 5 weighs by the number of training nodes of the class.
+
+    Attributes:
+        hops: 0 (no neighbours), 1 or 2; the paper has the depth of the shallowest model, its code 2.
+        mu: Weight of the alignment; the paper tunes it in [0, 1] and recommends 0.5.
+        alignment: `node`: mean over the present prototypes of the mean squared distance of their nodes (hop 1: means
+            of neighbours; hop 2: the prototype); `prototype`: eq. 6, sum over them of |P - target|, not squared.
+        targets: `federated`, or `own`: the self control, a client's own prototypes of its last visit; nothing is sent.
+        alpha: Share of the universal prototype in a target; the paper tunes it in [0, 1], moderate is best.
+        lam: Least cosine of two clients' prototypes that are mixed; the paper tunes it in [0, 1], large is best.
+        pseudo_centres: Least predicted probability at which other nodes count as nodes of the class too; None: never.
+        noise: Share of the dimensions that gets Gaussian noise before the upload; the paper has 0.1.
+        server_loss: `margin`: cross-entropy on distances, as in its code and FedTGP; `contrast`: eq. 4 on cosines.
+        margin_cap: Epsilon, the largest margin; the paper tunes it in [0, 1] and recommends 0.5.
+        temperature: Of `contrast`; the paper has none.
+        cross_hop: d_s, prototypes of other hops drawn per prototype of a hop; the paper tunes it in [0, 1].
+        server_steps: Full-batch steps on the server in a round; 3 to 50 in its code.
+        server_lr: Learning rate of the server's AdamW, whose moments are kept between rounds.
+        server_weight_decay: Its decoupled weight decay.
+    """
+
+    hops: int = 2
+    mu: float = 0.5
+    alignment: Literal["node", "prototype"] = "node"
+    targets: Literal["federated", "own"] = "federated"
+    alpha: float = 0.5
+    lam: float = 0.8
+    pseudo_centres: float | None = None
+    noise: float = 0.0
+    server_loss: Literal["margin", "contrast"] = "margin"
+    margin_cap: float = 0.5
+    temperature: float = 1.0
+    cross_hop: float = 0.25
+    server_steps: int = 10
+    server_lr: float = 0.01
+    server_weight_decay: float = 5e-4
+    keeps_model: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hops <= HOPS:
+            raise ValueError(f"hops must be 0 to {HOPS}")
+        for name in ("alpha", "noise", "cross_hop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1]")
+        if self.mu < 0 or self.margin_cap < 0 or self.temperature <= 0:
+            raise ValueError("mu and margin_cap must not be negative, temperature must be positive")
+        if self.server_steps < 1 or self.server_lr <= 0:
+            raise ValueError("server_steps must be at least 1 and server_lr positive")
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        if self.targets == "own":
+            yield Ask("train", {})
+            return
+        up = {"proto": How.KEEP, "present": How.KEEP, "counts": How.KEEP}
+        got = yield Ask("train", up, private=self._downloads(server, ctx, cohort))
+        self._remember(server, ctx, got)
+        present_BLC = got["present"]
+        if bool(present_BLC.any()):
+            anchor_SH, ctx.notes["server loss"] = train_generator(
+                server,
+                PrototypeGenerator(present_BLC[0].numel(), got["proto"].shape[-1], normalized=True),
+                self._server_loss(got["proto"], present_BLC, server["known"], ctx.rng("cross-hop")),
+                self.server_steps,
+                self.server_lr,
+                self.server_weight_decay,
+                ctx.random("generator"),
+            )
+            server["anchor"] = anchor_SH.view(*present_BLC.shape[1:], -1)
+
+    def _downloads(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> dict[int, Tree]:
+        if "anchor" not in server:
+            return {}
+        uploads = Uploads(server["proto"], server["present"], server["counts"], server["fresh"])
+        known_LC = server["known"]
+        target_RLCH, ctx.notes["set size"] = personal_targets(
+            uploads, cohort, server["anchor"], known_LC, self.alpha, self.lam
+        )
+        return {i: pack(target_LCH, known_LC) for i, target_LCH in zip(cohort, target_RLCH)}
+
+    def _remember(self, server: Tree, ctx: Context, got: Replies) -> None:
+        for name in ("proto", "present", "counts"):
+            new = got[name]
+            server.setdefault(name, new.new_zeros(len(ctx.clients), *new.shape[1:]))[got.ids] = new
+        server["fresh"] = torch.zeros(len(ctx.clients), dtype=torch.bool)
+        server["fresh"][got.ids] = True
+        server.setdefault("known", torch.zeros_like(got["present"][0]))
+        server["known"] |= got["present"].any(0)
+
+    def _server_loss(
+        self, proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, generator: torch.Generator
+    ) -> Callable[[Tensor], Tensor]:
+        """Loss of the anchors `[L * C, H]`, summed over levels: their own prototypes, and some of the other levels."""
+        levels, classes = known_LC.shape
+        queries = []
+        for level in range(levels):
+            query_QH, class_Q = proto_BLCH[:, level][present_BLC[:, level]], present_BLC[:, level].nonzero()[:, 1]
+            if not len(class_Q):
+                continue
+            margin_of = class_margin if self.server_loss == "margin" else cosine_margin
+            margin = margin_of(query_QH, class_Q, classes, self.margin_cap)
+            elsewhere = present_BLC.clone()
+            elsewhere[:, level] = False
+            # A class that is unknown at this level has no anchor to pull.
+            elsewhere &= known_LC[level]
+            other = elsewhere.nonzero()
+            drawn = other[torch.randperm(len(other), generator=generator)[: int(self.cross_hop * len(class_Q))]]
+            query_QH = torch.cat([query_QH, proto_BLCH[tuple(drawn.T)]])
+            queries.append((level, query_QH, torch.cat([class_Q, drawn[:, 2]]), margin))
+
+        def loss(anchor_SH: Tensor) -> Tensor:
+            total = anchor_SH.new_zeros(())
+            for level, query_QH, class_Q, margin in queries:
+                anchor_CH, known_C = anchor_SH.view(levels, classes, -1)[level], known_LC[level]
+                if self.server_loss == "margin":
+                    total = total + margin_cross_entropy(query_QH, class_Q, anchor_CH, known_C, margin)
+                else:
+                    own = known_C.nonzero()[:, 0]
+                    total = total + contrast(anchor_CH[own], own, query_QH, class_Q, self.temperature, margin)
+            return total
+
+        return loss
+
+    def begin(self, client: Client, down: Tree) -> None:
+        shape = self.hops + 1, client.info.classes
+        if self.targets == "own" and "proto" in client.state:
+            down["target"], down["known"] = client.state["proto"], client.state["present"]
+        elif (received := unpack(down, *shape)) is not None:
+            down["target"], down["known"] = received
+
+    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
+        if not self.mu or "target" not in down:
+            return None
+        class_N, centre_N, _ = annotate(client, self.pseudo_centres)
+        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops)
+        target_LCH, present_LC = down["target"], (counts_LC > 0) & down["known"]
+        if not bool(present_LC.any()):
+            return None
+        rows = (weight_LN > 0).any(0).nonzero()[:, 0]
+        forward, classes = client.forward(rows), client.info.classes
+        class_R, centre_R, weight_LR = class_N[rows], centre_N[rows], weight_LN[:, rows]
+
+        def by_prototype() -> Tensor:
+            proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, weight_LR, classes)
+            return self.mu * prototype_alignment(proto_LCH, target_LCH, present_LC)
+
+        if self.alignment == "prototype":
+            return by_prototype
+        means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
+
+        def by_node() -> Tensor:
+            z_RH = unit(forward().embedding_NH)
+            total = node_alignment(z_RH[centre_R], class_R[centre_R], target_LCH[0], present_LC[0])
+            if self.hops >= 1:
+                near = torch.sparse.mm(means, z_RH)
+                total = total + node_alignment(near, mean_class, target_LCH[1], present_LC[1])
+            if self.hops >= 2:
+                far_LCH = hop_prototypes(z_RH, class_R, weight_LR[2:], classes)
+                total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
+            return self.mu * total / present_LC.sum()
+
+        return by_node
+
+    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+        class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
+        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops)
+        proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
+        present_LC = counts_LC > 0
+        if self.targets == "own":
+            client.state["proto"], client.state["present"] = proto_LCH, present_LC
+            return Upload({})
+        if self.noise:
+            proto_LCH = noisy(proto_LCH, self.noise, client.rng("noise"))
+        sent = row_bytes(present_LC, proto_LCH.shape[-1])
+        return Upload(
+            {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
+            wire={"proto": sent, "present": bit_bytes(present_LC)},
+        )
