@@ -104,6 +104,10 @@ class Client:
         hops = [self.data.hop(k).index_select(0, rows).float() for k in self.model.inputs]
         return lambda: self.model(hops)
 
+    def alike(self, x_NF: Tensor) -> list[Tensor]:
+        """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        return [x_NF] * len(self.model.inputs)
+
     def logits_of(self, part: str) -> Tensor:
         """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""
         rows: Tensor = getattr(self.data, part)

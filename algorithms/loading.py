@@ -21,6 +21,7 @@ METHODS = {
     "fedproto": "algorithms.fedproto:FedProto",
     "fedtgp": "algorithms.fedtgp:FedTGP",
     "fedpg": "algorithms.fedpg:FedPG",
+    "class_means": "algorithms.class_means:ClassMeans",
 }
 
 

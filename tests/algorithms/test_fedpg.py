@@ -162,8 +162,9 @@ def test_partial_participation(start: Run, server_loss: str) -> None:
     assert returned > 3
 
 
-def test_a_resumed_run_goes_on_to_the_bit(start: Run) -> None:
-    keys = {**PG, "participation.ratio": 0.7, "algorithm.noise": 0.1, "train.dropout": 0.5}
+@pytest.mark.parametrize("method", ["fedproto", "fedtgp", "fedpg", "class_means"])
+def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str) -> None:
+    keys = {"algorithm.name": method, "participation.ratio": 0.7, "train.dropout": 0.5}
     undisturbed, first = start(keys), start(keys)
     for _ in range(2):
         first.round()
