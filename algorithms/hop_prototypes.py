@@ -6,13 +6,16 @@ hop h >= 1 is the mean over the centres v of c of the mean of their neighbours u
     P_ch = 1/|S| sum_{v in S} 1/M_v sum_u W_h[v, u] 1[a_u = c] g_u z_u,    M_v = sum_u W_h[v, u] 1[a_u = c] g_u,
 
 where W_1 = A, W_2 = A^2 - diag(A^2) counts walks of two steps that do not end where they began, g_u is an attention
-weight or 1, and S holds just the centres with M_v > 0. As sums over nodes this is P_ch = sum_u v_hu 1[a_u = c] z_u with
-one weight v_hu for every node: two sparse products with class indicators, a block of classes at a time, once a round.
+weight or 1, and S holds just the centres with M_v > 0. As a sum over nodes this is sum_u v_hu 1[a_u = c] z_u with one
+weight v_hu for every node, computed once a round. Walks of two steps are counted by way of pairs (w, c), w a neighbour
+of a centre of c: of the entries of w's row just those matter that end in c, so that never more entries are held than
+the adjacency has.
 
-Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centres themselves.
+Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centres themselves; S centres.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,18 +23,57 @@ from torch import Tensor
 from algorithms.prototypes import class_sums
 from storage.view import View
 
-CLASSES_AT_A_TIME = 16
 HOPS = 2
 
 
-def walks(data: View, x_NB: Tensor, hops: int) -> Iterator[Tensor]:
-    """Yields W_1 x and W_2 x, as many as `hops`; both matrices are symmetric. `[N, B]` each."""
-    x_1 = torch.sparse.mm(data.adjacency, x_NB) if data.entries else x_NB * 0
-    if hops >= 1:
-        yield x_1
-    if hops >= 2:
-        returning = (data.degree - 1)[:, None] * x_NB
-        yield (torch.sparse.mm(data.adjacency, x_1) if data.entries else x_1) - returning
+class Incidence(NamedTuple):
+    """A sparse matrix of ones.
+
+    Attributes:
+        row: Row of every one.
+        column: Its column.
+        shape: Of the matrix.
+    """
+
+    row: Tensor
+    column: Tensor
+    shape: tuple[int, int]
+
+    def times(self, x: Tensor) -> Tensor:
+        """The product with a vector."""
+        return x.new_zeros(self.shape[0]).index_add(0, self.row, x[self.column])
+
+    def transposed_times(self, y: Tensor) -> Tensor:
+        """The product of the transpose with a vector."""
+        return y.new_zeros(self.shape[1]).index_add(0, self.column, y[self.row])
+
+
+class Walks(NamedTuple):
+    """The walks of one length from every centre to nodes annotated like it.
+
+    Attributes:
+        steps: Matrices whose product counts them, from the centres' rows to the nodes' columns.
+        centres: Nodes of the rows.
+        returning_S: Walks among these that end where they began, and do not count.
+    """
+
+    steps: list[Incidence]
+    centres: Tensor
+    returning_S: Tensor
+
+    def mass(self, g_N: Tensor) -> Tensor:
+        """Sum of g over the ends of the walks of every centre, `[S]`."""
+        x = g_N
+        for step in reversed(self.steps):
+            x = step.times(x)
+        return x - self.returning_S * g_N[self.centres]
+
+    def spread(self, share_S: Tensor, nodes: int) -> Tensor:
+        """Sum over the walks that end in a node of the shares of their centres, `[N]`."""
+        y = share_S
+        for step in self.steps:
+            y = step.transposed_times(y)
+        return y - y.new_zeros(nodes).index_add(0, self.centres, self.returning_S * share_S)
 
 
 def hop_weights(
@@ -49,27 +91,51 @@ def hop_weights(
     Returns:
         Weights, float32 `[L, N]`, and counts, int32 `[L, C]`; a prototype without a centre has count 0.
     """
-    counts_LC = torch.zeros(hops + 1, data.classes, dtype=torch.int32)
-    counts_LC[0] = torch.bincount(annotation_N[centre_N], minlength=data.classes)
-    weights = [centre_N / counts_LC[0].clamp_min(1)[annotation_N]]
-    weights += [torch.zeros(data.nodes)] * hops
-    centred = annotation_N[centre_N].unique()
-    for start in range(0, len(centred) if hops else 0, CLASSES_AT_A_TIME):
-        classes = centred[start : start + CLASSES_AT_A_TIME]
-        member_NB = (annotation_N[:, None] == classes).float()
-        centre_NB = member_NB * centre_N[:, None]
-        reached = [centre_NB * walk_NB for walk_NB in walks(data, member_NB, hops)]
-        for hop, reached_NB in enumerate(reached, start=1):
-            found_B = (reached_NB > 0).sum(0)
-            counts_LC[hop, classes] = found_B.int()
-            mass_NB = member_NB
-            if attention_HN is not None:
-                mass_NB = member_NB * attention_HN[hop - 1][:, None]
-                reached_NB = (reached_NB > 0) * list(walks(data, mass_NB, hop))[-1]
-            share_NB = torch.where(reached_NB > 0, reached_NB, 1).reciprocal() * (reached_NB > 0)
-            spread_NB = list(walks(data, share_NB / found_B.clamp_min(1), hop))[-1]
-            weights[hop] = weights[hop] + (spread_NB * mass_NB).sum(1)
-    return torch.stack(weights).clamp_min(0), counts_LC
+    classes, centres = data.classes, centre_N.nonzero()[:, 0]
+    class_S = annotation_N[centres]
+    counts = [torch.bincount(class_S, minlength=classes)]
+    weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
+    # Differences of sums: float64 makes counts exact and what should vanish vanish.
+    ones_N = torch.ones(data.nodes, dtype=torch.float64)
+    for hop, walks in enumerate(_walks(data, annotation_N, centres, hops)):
+        found_S = walks.mass(ones_N) > 0.5
+        counts.append(torch.bincount(class_S[found_S], minlength=classes))
+        g_N = ones_N if attention_HN is None else attention_HN[hop].double()
+        mass_S = torch.where(found_S, walks.mass(g_N), 1)
+        share_S = found_S / (mass_S * counts[-1].clamp_min(1)[class_S])
+        weights.append((g_N * walks.spread(share_S, data.nodes)).clamp_min(0).float())
+    return torch.stack(weights), torch.stack(counts).int()
+
+
+def _walks(data: View, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
+    """Walks of one step, then of two, as many as `hops`."""
+    count, classes = len(centres), data.classes
+    owner, near = _neighbours(data, centres)
+    class_E = annotation_N[centres][owner]
+    if hops >= 1:
+        alike = annotation_N[near] == class_E
+        once = Incidence(owner[alike], near[alike], (count, data.nodes))
+        yield Walks([once], centres, torch.zeros(count, dtype=torch.float64))
+    if hops >= 2:
+        pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
+        middle = (pairs // classes).unique_consecutive()
+        owner_2, far = _neighbours(data, middle)
+        key = middle[owner_2] * classes + annotation_N[far]
+        place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
+        wanted = pairs[place] == key
+        first = Incidence(owner, pair_E, (count, len(pairs)))
+        second = Incidence(place[wanted], far[wanted], (len(pairs), data.nodes))
+        yield Walks([first, second], centres, torch.bincount(owner, minlength=count).double())
+
+
+def _neighbours(data: View, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
+    first, column = data.adjacency.crow_indices(), data.adjacency.col_indices()
+    start = first[rows].long()
+    degree = first[rows + 1].long() - start
+    owner = torch.arange(len(rows)).repeat_interleave(degree)
+    entry = torch.arange(len(owner)) + (start - (degree.cumsum(0) - degree))[owner]
+    return owner, column[entry].long()
 
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
@@ -89,12 +155,8 @@ def neighbour_means(data: View, annotation_N: Tensor, centre_N: Tensor, rows: Te
     Returns:
         Weights of the rows in the means, float32 CSR `[centres, R]`, and the classes of the centres, int64.
     """
-    first, column = data.adjacency.crow_indices().long(), data.adjacency.col_indices().long()
     centre = centre_N.nonzero()[:, 0]
-    degree = first[centre + 1] - first[centre]
-    owner = torch.arange(len(centre)).repeat_interleave(degree)
-    entry = torch.arange(len(owner)) + (first[centre] - (degree.cumsum(0) - degree))[owner]
-    neighbour = column[entry]
+    owner, neighbour = _neighbours(data, centre)
     alike = annotation_N[neighbour] == annotation_N[centre[owner]]
     owner, neighbour = owner[alike], neighbour[alike]
     count = torch.bincount(owner, minlength=len(centre))

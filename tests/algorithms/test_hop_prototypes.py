@@ -68,16 +68,6 @@ def test_equals_brute_force(make_view: MakeView, seed: int, attended: bool) -> N
     assert torch.equal(found[:, 4], torch.zeros(3, H))
 
 
-def test_blocks_of_classes_change_nothing(make_view: MakeView, monkeypatch: pytest.MonkeyPatch) -> None:
-    edges, annotation, centre, _ = drawn(1)
-    view = make_view(N, edges, annotation.tolist(), [], C)
-    expected = hop_weights(view, annotation, centre, 2)
-    monkeypatch.setattr("algorithms.hop_prototypes.CLASSES_AT_A_TIME", 1)
-    found = hop_weights(view, annotation, centre, 2)
-    torch.testing.assert_close(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
-
-
 def test_the_order_of_nodes_does_not_matter(make_view: MakeView) -> None:
     edges, annotation, centre, z = drawn(2)
     order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
