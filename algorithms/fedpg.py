@@ -11,6 +11,7 @@ from algorithms.alignment import node_alignment, prototype_alignment
 from algorithms.annotation import annotate
 from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Tree, Upload
 from algorithms.hop_prototypes import HOPS, hop_prototypes, hop_weights, neighbour_means
+from algorithms.neighbour_attention import SCORER, attention_weights, start_scorer, train_scorer
 from algorithms.personal_targets import Uploads, personal_targets
 from algorithms.protocol import How
 from algorithms.prototype_generator import PrototypeGenerator, train_generator
@@ -45,6 +46,9 @@ class FedPG(Algorithm):
         alignment: `node`: mean over the present prototypes of the mean squared distance of their nodes (hop 1: means
             of neighbours; hop 2: the prototype); `prototype`: eq. 6, sum over them of |P - target|, not squared.
         targets: `federated`, or `own`: the self control, a client's own prototypes of its last visit; nothing is sent.
+        attention: Neighbours of a centre weigh the same (`none`), or by a learned score of each (`node`, see
+            `neighbour_attention`), which the alignment trains and which therefore needs `alignment: prototype`.
+        attention_lr: Learning rate of the scorers' Adam.
         alpha: Share of the universal prototype in a target; the paper tunes it in [0, 1], moderate is best.
         lam: Least cosine of two clients' prototypes that are mixed; the paper tunes it in [0, 1], large is best.
         pseudo_centres: Least predicted probability at which other nodes count as nodes of the class too; None: never.
@@ -62,6 +66,8 @@ class FedPG(Algorithm):
     mu: float = 0.5
     alignment: Literal["node", "prototype"] = "node"
     targets: Literal["federated", "own"] = "federated"
+    attention: Literal["none", "node"] = "none"
+    attention_lr: float = 0.01
     alpha: float = 0.5
     lam: float = 0.8
     pseudo_centres: float | None = None
@@ -83,8 +89,10 @@ class FedPG(Algorithm):
                 raise ValueError(f"{name} must lie in [0, 1]")
         if self.mu < 0 or self.margin_cap < 0 or self.temperature <= 0:
             raise ValueError("mu and margin_cap must not be negative, temperature must be positive")
-        if self.server_steps < 1 or self.server_lr <= 0:
-            raise ValueError("server_steps must be at least 1 and server_lr positive")
+        if self.server_steps < 1 or self.server_lr <= 0 or self.attention_lr <= 0:
+            raise ValueError("server_steps must be at least 1, server_lr and attention_lr positive")
+        if self.attention == "node" and (self.alignment != "prototype" or not self.hops):
+            raise ValueError("attention: node is trained by alignment: prototype, with hops of at least 1")
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         if self.targets == "own":
@@ -169,7 +177,7 @@ class FedPG(Algorithm):
     def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
         if not self.mu or "target" not in down:
             return None
-        class_N, centre_N, _ = annotate(client, self.pseudo_centres)
+        class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
         weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops)
         target_LCH, present_LC = down["target"], (counts_LC > 0) & down["known"]
         if not bool(present_LC.any()):
@@ -178,11 +186,23 @@ class FedPG(Algorithm):
         forward, classes = client.forward(rows), client.info.classes
         class_R, centre_R, weight_LR = class_N[rows], centre_N[rows], weight_LN[:, rows]
 
+        def attended() -> Tensor:
+            if self.attention == "none":
+                return weight_LR
+            train_scorer(client.state, self.attention_lr)
+            g_HN = attention_weights(client.state[SCORER], z_NH)
+            return hop_weights(client.data, class_N, centre_N, self.hops, g_HN)[0][:, rows]
+
         def by_prototype() -> Tensor:
-            proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, weight_LR, classes)
+            proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, attended(), classes)
             return self.mu * prototype_alignment(proto_LCH, target_LCH, present_LC)
 
         if self.alignment == "prototype":
+            if self.attention == "node":
+                scorer = client.state.get(SCORER)
+                if scorer is None:
+                    scorer = start_scorer(self.hops, z_NH.shape[1], client.rng("attention"))
+                client.state[SCORER] = scorer.requires_grad_()
             return by_prototype
         means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
 
@@ -201,7 +221,11 @@ class FedPG(Algorithm):
 
     def upload(self, client: Client, down: Tree, phase: str) -> Upload:
         class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
-        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops)
+        g_HN = None
+        if SCORER in client.state:
+            train_scorer(client.state, self.attention_lr)
+            g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
+        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
         present_LC = counts_LC > 0
         if self.targets == "own":

@@ -162,9 +162,15 @@ def test_partial_participation(start: Run, server_loss: str) -> None:
     assert returned > 3
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedtgp", "fedpg", "class_means"])
-def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str) -> None:
-    keys = {"algorithm.name": method, "participation.ratio": 0.7, "train.dropout": 0.5}
+ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedproto", {}), ("fedtgp", {}), ("fedpg", {}), ("fedpg", ATTENTIVE), ("class_means", {})],
+)
+def test_a_resumed_run_goes_on_to_the_bit(start: Run, method: str, options: dict[str, Any]) -> None:
+    keys = {"algorithm.name": method, **options, "participation.ratio": 0.7, "train.dropout": 0.5}
     undisturbed, first = start(keys), start(keys)
     for _ in range(2):
         first.round()
