@@ -16,6 +16,7 @@ from algorithms.personal_targets import Uploads, personal_targets
 from algorithms.protocol import How
 from algorithms.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
+from algorithms.prototype_queries import Queries, draw_queries
 from algorithms.prototypes import bit_bytes, noisy, pack, row_bytes, unit, unpack
 
 
@@ -29,7 +30,7 @@ class FedPG(Algorithm):
     `hop_prototypes`); a node is annotated by its training label, else by the newest prediction, never by a label of
     another split. The server trains universal prototypes a_ch on the uploads of the cohort (eq. 4, see
     `prototype_generator`), and mixes them for client i with those of similar clients (eq. 5, see `personal_targets`).
-    From its second visit's targets on, i trains on cross-entropy + mu * alignment (eq. 6).
+    From the second round on i trains on cross-entropy + mu * alignment with what it was sent (eq. 6).
 
     Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
     exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
@@ -101,18 +102,19 @@ class FedPG(Algorithm):
         up = {"proto": How.KEEP, "present": How.KEEP, "counts": How.KEEP}
         got = yield Ask("train", up, private=self._downloads(server, ctx, cohort))
         self._remember(server, ctx, got)
-        present_BLC = got["present"]
-        if bool(present_BLC.any()):
+        known_LC = server["known"]
+        queries = draw_queries(got["proto"], got["present"], known_LC, self.cross_hop, ctx.rng("cross-hop"))
+        if queries:
             anchor_SH, ctx.notes["server loss"] = train_generator(
                 server,
-                PrototypeGenerator(present_BLC[0].numel(), got["proto"].shape[-1], normalized=True),
-                self._server_loss(got["proto"], present_BLC, server["known"], ctx.rng("cross-hop")),
+                PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized=True),
+                self._server_loss(queries, known_LC),
                 self.server_steps,
                 self.server_lr,
                 self.server_weight_decay,
                 ctx.random("generator"),
             )
-            server["anchor"] = anchor_SH.view(*present_BLC.shape[1:], -1)
+            server["anchor"] = anchor_SH.view(*known_LC.shape, -1)
 
     def _downloads(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> dict[int, Tree]:
         if "anchor" not in server:
@@ -133,36 +135,21 @@ class FedPG(Algorithm):
         server.setdefault("known", torch.zeros_like(got["present"][0]))
         server["known"] |= got["present"].any(0)
 
-    def _server_loss(
-        self, proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, generator: torch.Generator
-    ) -> Callable[[Tensor], Tensor]:
-        """Loss of the anchors `[L * C, H]`, summed over levels: their own prototypes, and some of the other levels."""
-        levels, classes = known_LC.shape
-        queries = []
-        for level in range(levels):
-            query_QH, class_Q = proto_BLCH[:, level][present_BLC[:, level]], present_BLC[:, level].nonzero()[:, 1]
-            if not len(class_Q):
-                continue
-            margin_of = class_margin if self.server_loss == "margin" else cosine_margin
-            margin = margin_of(query_QH, class_Q, classes, self.margin_cap)
-            elsewhere = present_BLC.clone()
-            elsewhere[:, level] = False
-            # A class that is unknown at this level has no anchor to pull.
-            elsewhere &= known_LC[level]
-            other = elsewhere.nonzero()
-            drawn = other[torch.randperm(len(other), generator=generator)[: int(self.cross_hop * len(class_Q))]]
-            query_QH = torch.cat([query_QH, proto_BLCH[tuple(drawn.T)]])
-            queries.append((level, query_QH, torch.cat([class_Q, drawn[:, 2]]), margin))
+    def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> Callable[[Tensor], Tensor]:
+        """Loss of the anchors `[L * C, H]`, summed over levels."""
+        margin_of = class_margin if self.server_loss == "margin" else cosine_margin
+        classes = known_LC.shape[1]
+        margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
 
         def loss(anchor_SH: Tensor) -> Tensor:
             total = anchor_SH.new_zeros(())
-            for level, query_QH, class_Q, margin in queries:
-                anchor_CH, known_C = anchor_SH.view(levels, classes, -1)[level], known_LC[level]
+            for q, margin in zip(queries, margins):
+                anchor_CH, known_C = anchor_SH.view(*known_LC.shape, -1)[q.level], known_LC[q.level]
                 if self.server_loss == "margin":
-                    total = total + margin_cross_entropy(query_QH, class_Q, anchor_CH, known_C, margin)
+                    total = total + margin_cross_entropy(q.proto_QH, q.class_Q, anchor_CH, known_C, margin)
                 else:
                     own = known_C.nonzero()[:, 0]
-                    total = total + contrast(anchor_CH[own], own, query_QH, class_Q, self.temperature, margin)
+                    total = total + contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, self.temperature, margin)
             return total
 
         return loss
@@ -204,7 +191,8 @@ class FedPG(Algorithm):
                     scorer = start_scorer(self.hops, z_NH.shape[1], client.rng("attention"))
                 client.state[SCORER] = scorer.requires_grad_()
             return by_prototype
-        means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
+        if self.hops >= 1:
+            means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
 
         def by_node() -> Tensor:
             z_RH = unit(forward().embedding_NH)

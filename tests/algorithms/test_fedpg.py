@@ -242,6 +242,45 @@ def test_no_training_nodes_and_no_edges(make_view: MakeView, make_client: MakeCl
     assert upload_of(make_client, make_view(1, [], [0], [0], 3))["present"].sum() == 1
 
 
+@pytest.mark.parametrize("alignment", ["node", "prototype"])
+@pytest.mark.parametrize("hops", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("edges", "label", "train"),
+    [
+        ([], [0, 1, 1, 2], [0, 1]),
+        ([(0, 1)], [1, 1, 1, 1], [0, 1]),
+        ([(0, 1)], [0, 1, 1, 1], [0, 1]),
+        ([], [0] * 4, [3]),
+    ],
+    ids=["no edges", "one class", "hops without neighbours", "one node"],
+)
+def test_the_term_of_clients_that_lack_something(
+    make_view: MakeView, make_client: MakeClient, alignment: Any, hops: int, edges: Any, label: Any, train: Any
+) -> None:
+    view = make_view(4, edges, label, train, 3)
+    torch.manual_seed(0)
+    client = make_client(view, build("mlp", view.features, 3, 0, 0.0, {"hidden": 6}))
+    target = unit(torch.randn(hops + 1, 3, 6, generator=torch.Generator().manual_seed(1)))
+    algorithm = FedPG(alignment=alignment, hops=hops)
+    term = algorithm.regularizer(client, {"target": target, "known": torch.ones(hops + 1, 3, dtype=torch.bool)})
+    assert term is not None
+    # Annotation by the model as it is; hop 1 and 2 as loops see them.
+    z, annotation = seen(client.model.module, view)
+    means, proto = loop_prototypes(z, view, annotation, train, 3)
+    usable = [key for key in proto if key[0] <= hops]
+    if alignment == "prototype":
+        expected = sum((proto[key] - target[key]).norm() for key in usable)
+    else:
+        of_nodes = [torch.stack(means[key]) if key[0] < 2 else proto[key][None] for key in usable]
+        distances = [(rows - target[key]).square().sum(1).mean() for key, rows in zip(usable, of_nodes)]
+        expected = sum(distances) / len(usable)
+    torch.testing.assert_close(term(), 0.5 * expected, rtol=1e-4, atol=1e-6)
+    term().backward()
+    assert torch.isfinite(client.model.w.grad).all()
+    nothing = torch.zeros(hops + 1, 3, dtype=torch.bool)
+    assert algorithm.regularizer(client, {"target": target, "known": nothing}) is None
+
+
 def test_the_order_of_nodes_changes_nothing(make_view: MakeView, make_client: MakeClient) -> None:
     rng = np.random.default_rng(0)
     x, label, edges = (
