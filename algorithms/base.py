@@ -1,9 +1,10 @@
 """What the server's part of a method is given, and the plain choices a method may leave as they are."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class Context:
         round: Number of the round, from 1; 0 in `setup`.
         rounds: Rounds of the run.
         seed: Seed of the run.
+        random: Seed of a purpose of the server in this round.
         notes: Numbers that a method wants to see beside the round's metrics, by name.
     """
 
@@ -36,7 +38,12 @@ class Context:
     round: int
     rounds: int
     seed: int
+    random: Callable[[str], int]
     notes: dict[str, float] = field(default_factory=dict)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A random stream of its own for every purpose of a round."""
+        return torch.Generator().manual_seed(self.random(purpose))
 
 
 class Algorithm:
@@ -82,6 +89,13 @@ class Algorithm:
             down: The download of this visit.
         """
         return F.cross_entropy(out.logits_NC, y)
+
+    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
+        """A term of the training loss that sees more of the client than a batch; None: there is none.
+
+        Called once a visit, after `begin`; what it returns gives the term, a scalar, in every step.
+        """
+        return None
 
     def upload(self, client: Client, down: Tree, phase: str) -> Upload:
         """What the client sends after it trained."""

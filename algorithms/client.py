@@ -1,14 +1,15 @@
 """One client during its visit to a host: its data, its model, its state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from algorithms.backbones.output import Output
 from algorithms.flat_model import FlatModel
-from algorithms.neighbourhood import Inputs, whole
+from algorithms.neighbourhood import Inputs, alike, sampled, whole
 from algorithms.protocol import Tree
 from storage.view import View
 
@@ -91,23 +92,41 @@ class Client:
     def logits(self) -> Tensor:
         """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
         if self._logits is None:
-            if (coupled := self.model.coupled) is not None:
-                self._logits = self.output(whole(self.data, coupled.operator, len(coupled.convs))).logits_NC
-            else:
-                hops = [self.data.hop(k) for k in self.model.inputs]
-                self._logits = torch.cat(
-                    [
-                        self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops]).logits_NC
-                        for start in range(0, self.data.nodes, ROWS_AT_A_TIME)
-                    ]
-                )
+            self._logits = torch.cat([out.logits_NC for out in self.outputs()])
         return self._logits
+
+    def outputs(self) -> Iterator[Output]:
+        """Output for all rows in evaluation mode, without gradients; rows of hops a block at a time."""
+        if (coupled := self.model.coupled) is not None:
+            yield self.output(whole(self.data, coupled.operator, len(coupled.convs)))
+            return
+        hops = [self.data.hop(k) for k in self.model.inputs]
+        for start in range(0, self.data.nodes, ROWS_AT_A_TIME):
+            yield self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops])
 
     def output(self, inputs: Inputs) -> Output:
         """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
         self.model.module.eval()
         with torch.no_grad():
             return self.model(inputs)
+
+    def forward(self, rows: Tensor) -> Callable[[], Output]:
+        """The model on some rows, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        if (coupled := self.model.coupled) is not None:
+            if coupled.fanouts:
+                rng = np.random.default_rng(self.random("neighbours of some rows"))
+                around = sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
+            else:
+                around = whole(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
+            return lambda: self.model(around)
+        hops = [self.data.hop(k).index_select(0, rows).float() for k in self.model.inputs]
+        return lambda: self.model(hops)
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        if (coupled := self.model.coupled) is not None:
+            return alike(x_NF, coupled.operator, len(coupled.convs))
+        return [x_NF] * len(self.model.inputs)
 
     def logits_of(self, part: str) -> Tensor:
         """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""

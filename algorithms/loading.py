@@ -18,6 +18,10 @@ METHODS = {
     "global": "algorithms.centralized:Global",
     "fedavg": "algorithms.fedavg:FedAvg",
     "fedgta": "algorithms.fedgta:FedGTA",
+    "fedproto": "algorithms.fedproto:FedProto",
+    "fedtgp": "algorithms.fedtgp:FedTGP",
+    "fedpg": "algorithms.fedpg:FedPG",
+    "class_means": "algorithms.class_means:ClassMeans",
 }
 
 

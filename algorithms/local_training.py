@@ -14,6 +14,7 @@ from algorithms.flat_model import FlatModel
 from algorithms.protocol import Tree
 
 Loss = Callable[[Output, Tensor, Tensor, Tree], Tensor]
+Regularizer = Callable[[Client, Tree], Callable[[], Tensor] | None]
 MOMENTS = "opt."
 
 
@@ -43,17 +44,25 @@ class TrainOptions:
 class Trainer:
     """Trains the clients that visit a host, one after another, on the host's one model."""
 
-    def __init__(self, model: FlatModel, options: TrainOptions, loss: Loss) -> None:
+    def __init__(
+        self,
+        model: FlatModel,
+        options: TrainOptions,
+        loss: Loss,
+        regularizer: Regularizer = lambda client, down: None,
+    ) -> None:
         """Makes the optimizer once.
 
         Args:
             model: The host's model.
             options: Epochs, optimizer, batches.
             loss: Of the method: `(output, labels, parameters, download) -> scalar`.
+            regularizer: Of the method: `(client, download)` to a term that is added in every step, or to None.
         """
         self.model = model
         self.options = options
         self.loss = loss
+        self.regularizer = regularizer
         self.optimizer: torch.optim.Optimizer
         if options.optimizer == "adam":
             self.optimizer = torch.optim.Adam([model.w], lr=options.lr, weight_decay=options.weight_decay, fused=True)
@@ -72,6 +81,7 @@ class Trainer:
         self._restore_moments(client)
         inputs_of = batches(client)
         y = client.data.memo("train labels", lambda: client.data.label[client.data.train])
+        term = self.regularizer(client, down)
         # torch.manual_seed takes a third of a millisecond to tell devices that are not there.
         torch.default_generator.manual_seed(client.random("train"))
         self.model.module.train()
@@ -87,6 +97,8 @@ class Trainer:
                 target = y if chosen is None else y[chosen]
                 gradient.zero_()
                 loss = self.loss(self.model(inputs_of(chosen)), target, w, down)
+                if term is not None:
+                    loss = loss + term()
                 loss.backward()
                 self.optimizer.step()
                 total += loss.detach() * (len(target) / len(y))

@@ -75,6 +75,17 @@ def sampled(
     return Neighbourhood(data.x.index_select(0, torch.from_numpy(nodes)).float(), tuple(reversed(matrices)))
 
 
+def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
+    """Nodes that stand for themselves: all they hear has their own features; `sum` hears it from one neighbour."""
+    nodes = np.arange(len(x_NF))
+    if operator in ("sum", "mean"):
+        matrix = _matrix(operator, Drawn(nodes, np.arange(len(nodes) + 1), nodes), np.full(len(nodes), 2))
+    else:
+        nobody = Drawn(nodes, np.zeros(len(nodes) + 1, np.int64), np.zeros(0, np.int64))
+        matrix = _matrix(operator, nobody, np.ones(len(nodes), np.int64))
+    return Neighbourhood(x_NF, (matrix,) * layers)
+
+
 def _everything(data: View) -> Drawn:
     adjacency = data.adjacency
     return Drawn(np.arange(data.nodes), adjacency.crow_indices().numpy(), adjacency.col_indices().numpy())

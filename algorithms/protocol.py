@@ -72,10 +72,13 @@ class Upload:
         weight: Weight of the client in the weighted means of its `How.SUM` entries, 1 by default; a tensor that
             broadcasts against the entry weighs its rows apart (prototypes: `[C, 1]` counts). What has weight 0 is not
             read and may be NaN.
+        wire: Bytes that an entry and its weight take as the protocol would send them, where that is less than the
+            padded tensors say: rows of classes that a client lacks stay at home.
     """
 
     entries: Tree
     weight: Mapping[str, float | Tensor] = field(default_factory=dict)
+    wire: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

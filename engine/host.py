@@ -3,7 +3,7 @@
 import time
 import traceback
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -65,7 +65,7 @@ class Host:
         algorithm = job.algorithm()
         models = job.build_models(store)
         self._memo.limit = job.memo_bytes
-        trainers = [Trainer(model, job.train, algorithm.loss) for model in models]
+        trainers = [Trainer(model, job.train, algorithm.loss, algorithm.regularizer) for model in models]
         self._open = _Open(job, store, algorithm, models, trainers, job.infos(store))
 
     def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
@@ -154,7 +154,7 @@ class Host:
         require_sound(upload, work.up)
         seconds["train"] += trained - began
         seconds["upload"] += time.perf_counter() - trained
-        sent = Upload(_snapshot(upload.entries, client.w), upload.weight)
+        sent = replace(upload, entries=_snapshot(upload.entries, client.w))
         return _Served(sent, _snapshot(client.state, client.w), loss)
 
 

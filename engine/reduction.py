@@ -16,9 +16,15 @@ def tree_bytes(tree: Tree) -> int:
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32."""
-    weights = sum(4 * (w.numel() if isinstance(w, Tensor) else 1) for w in upload.weight.values())
-    return tree_bytes(upload.entries) + weights
+    """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
+    told = upload.wire
+    weights = {name: w for name, w in upload.weight.items() if name not in told}
+    numbers = sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights.values())
+    return (
+        tree_bytes({name: t for name, t in upload.entries.items() if name not in told})
+        + 4 * numbers
+        + sum(told.values())
+    )
 
 
 def require_sound(upload: Upload, up: Mapping[str, How]) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from engine.cell import Outcome, Work, evaluation, form_cells
 from engine.evaluation import summarize
 from engine.job import Job
 from engine.live import Live, Watch, unwatched
+from engine.randomness import key
 from engine.reduction import combine, tree_bytes
 from engine.sampling import Participation, draw_cohort
 from engine.state import FederationState
@@ -88,8 +90,16 @@ class Server:
         self.state = state
 
     def _context(self, round_number: int) -> Context:
-        classes, rounds = self.infos[0].classes, self.plan.rounds
-        return Context(self.infos, classes, self._parameters, self._initial, round_number, rounds, self.job.seed)
+        return Context(
+            self.infos,
+            self.infos[0].classes,
+            self._parameters,
+            self._initial,
+            round_number,
+            self.plan.rounds,
+            self.job.seed,
+            partial(key, self.job.seed, round_number, "server"),
+        )
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""

@@ -172,3 +172,31 @@ def test_a_client_without_training_rows_stays_as_it_is(
     assert np.isnan(loss)
     assert torch.equal(client.w, before)
     assert client.state == {}
+
+
+def test_a_regularizer_is_made_once_a_visit_and_added_in_every_step(
+    make_client: MakeClient, view: View, module: nn.Module
+) -> None:
+    made: list[Client] = []
+
+    def pull(client: Client, down: Tree) -> Callable[[], Tensor]:
+        made.append(client)
+        return lambda: down["strength"] * client.model.w.square().sum()
+
+    down = {"strength": torch.tensor(0.3)}
+    left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
+    settings = options("sgd", epochs=2, batch_size=3)
+    Trainer(left.model, settings, cross_entropy, pull).fit(left, down)
+    inside = Trainer(
+        right.model, settings, lambda out, y, w, down: cross_entropy(out, y, w, down) + 0.3 * w.square().sum()
+    )
+    inside.fit(right, {})
+    torch.testing.assert_close(left.w, right.w)
+    assert made == [left]
+
+
+def test_no_term_changes_no_bit(make_client: MakeClient, view: View, module: nn.Module) -> None:
+    left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
+    Trainer(left.model, options("adam"), cross_entropy, lambda client, down: None).fit(left, {})
+    Trainer(right.model, options("adam"), cross_entropy).fit(right, {})
+    assert torch.equal(left.w, right.w)

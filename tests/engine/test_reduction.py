@@ -123,3 +123,11 @@ def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> Non
 def test_nobody_asked_nothing_seen() -> None:
     replies, held = combine([], [], {"w": How.SUM, "z": How.KEEP})
     assert (replies.ids, replies.entries, held) == ([], {}, {})
+
+
+def test_rows_that_stay_at_home_are_not_counted() -> None:
+    proto, counts = torch.zeros(4, 8), torch.tensor([[3.0], [0], [0], [0]])
+    padded = Upload({"p": proto, "h": torch.zeros(2)}, {"p": counts, "h": 1.0})
+    assert upload_bytes(padded) == 4 * (32 + 4 + 2 + 1)
+    told = Upload(padded.entries, padded.weight, {"p": 4 * (8 + 4)})
+    assert upload_bytes(told) == 4 * (8 + 4 + 2 + 1)

@@ -80,3 +80,15 @@ def test_server_killed_in_mid_round(runs: Runs, undisturbed: Path) -> None:
     assert process.wait(timeout=PATIENCE) == 0
     assert_same_numbers(runs.run, undisturbed)
     assert "server lost" in (runs.run / "run.log").read_text()
+
+
+def test_a_server_that_learns(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Killed in its driver, resumed on two hosts: FedPG's generator and its optimizer are part of the state."""
+    data, fedpg = tmp_path_factory.getbasetemp() / "data", {"name": "fedpg", "noise": 0.1}
+    expected = Runs(tmp_path_factory.mktemp("fedpg"), data, algorithm=fedpg).finish()
+    runs = Runs(tmp_path_factory.mktemp("fedpg"), data, algorithm=fedpg)
+    process = runs.start()
+    until(lambda: runs.rounds() >= 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert_same_numbers(runs.finish("--resume", "engine.backend=ray", "engine.hosts=2"), expected)

@@ -1,0 +1,75 @@
+"""Class prototypes: mean embeddings of the classes a client has, and a mask that says which those are.
+
+A prototype array is padded to all classes, `[C, H]` or `[L, C, H]` with L levels (hops), beside a mask `[C]` or
+`[L, C]`. Rows outside the mask are zero, and nothing may read them: a zero vector is no prototype.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.protocol import Tree
+
+EPS = 1e-12
+
+
+def class_sums(z_NH: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Sums of the rows of every class, `[C, H]`, and their counts, int32 `[C]`; label -1 is left out."""
+    known = y_N >= 0
+    if not bool(known.all()):
+        z_NH, y_N = z_NH[known], y_N[known]
+    sums_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, y_N, z_NH)
+    return sums_CH, torch.bincount(y_N, minlength=classes).int()
+
+
+def class_means(z_NH: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Prototypes `[C, H]`, zero for a class without rows, and the counts, int32 `[C]`, that tell so."""
+    sums_CH, counts_C = class_sums(z_NH, y_N, classes)
+    return sums_CH / counts_C.clamp_min(1)[:, None], counts_C
+
+
+def unit(z: Tensor) -> Tensor:
+    """Rows of length one; a zero row stays zero."""
+    return F.normalize(z, dim=-1, eps=EPS)
+
+
+def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Prototypes with Gaussian noise on a random `share` of the dimensions, the same ones for all.
+
+    The standard deviation is that of the prototype's own entries: FedPG's "+10 % noise" names neither distribution nor
+    scale. A share of 0 returns the prototypes.
+    """
+    width = proto.shape[-1]
+    chosen = torch.randperm(width, generator=generator)[: round(share * width)]
+    noise = torch.zeros_like(proto)
+    noise[..., chosen] = torch.randn(*proto.shape[:-1], len(chosen), generator=generator)
+    return proto + proto.std(-1, correction=0, keepdim=True) * noise
+
+
+def row_bytes(present: Tensor, width: int) -> int:
+    """Bytes of the prototypes that exist, float32 rows of some width."""
+    return 4 * width * int(present.sum())
+
+
+def bit_bytes(present: Tensor) -> int:
+    """Bytes of a mask, a bit for every prototype that could exist."""
+    return math.ceil(present.numel() / 8)
+
+
+def pack(proto: Tensor, present: Tensor) -> Tree:
+    """Prototypes as a download: the rows that exist, and the mask in bits."""
+    return {"proto.rows": proto[present], "proto.present": torch.from_numpy(np.packbits(present.flatten().numpy()))}
+
+
+def unpack(down: Tree, *shape: int) -> tuple[Tensor, Tensor] | None:
+    """Prototypes `[*shape, H]` and mask `[*shape]` of a download; None if it has none."""
+    if "proto.rows" not in down:
+        return None
+    rows, bits = down["proto.rows"], down["proto.present"].numpy()
+    present = torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).astype(bool)).view(shape)
+    proto = rows.new_zeros(*shape, rows.shape[1])
+    proto[present] = rows
+    return proto, present

@@ -1,0 +1,152 @@
+"""What FedPG's prototypes cost a client of papers100M's size, beside one epoch of its local training.
+
+    python benchmarks/prototypes.py [--quick] [--model gamlp] [--hidden 64] [--repeats 3]
+
+One synthetic client of 222,000 nodes (papers100M on 500 clients), 172 classes, 128 features, about 29 neighbours each,
+1.4 % of the nodes to train on; the model is trained for a while first, so that its annotations mean something. One
+thread, median and range. `upload` is everything between the end of training and the message: a forward pass over all
+nodes, the weights of hops 1 and 2, the sums. `aligned epoch` is a full-batch step with the alignment, whose forward
+pass reaches all nodes that a prototype rests on; `prepare` is what comes before the first such step of a visit. Memory
+is the highest resident size during a step beyond what the process held before it.
+"""
+
+import argparse
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from figures import print_figures, target
+from rich.console import Console
+from rich.table import Table
+
+from algorithms.annotation import annotate
+from algorithms.backbones import build
+from algorithms.client import Client, ClientInfo
+from algorithms.fedpg import FedPG
+from algorithms.flat_model import FlatModel
+from algorithms.hop_prototypes import hop_prototypes, hop_weights
+from algorithms.local import Local
+from algorithms.local_training import Trainer, TrainOptions
+from algorithms.protocol import Tree
+from algorithms.prototypes import pack
+from engine.randomness import key
+from storage.datasets.sbm import load_sbm
+from storage.datasets.source import DataSource
+from storage.propagation import Kernel, hops
+from storage.shard import Shard
+from storage.split import Split
+from storage.view import Memo, View
+
+FEATURES, CLASSES, DEGREE, LABELLED, HOPS = 128, 172, 29.0, 0.014, 3
+BEFORE = 30
+
+
+class Peak:
+    """Highest resident size while the block runs, in bytes beyond that at its start."""
+
+    def __enter__(self) -> "Peak":
+        self._process, self._done = psutil.Process(), threading.Event()
+        self.start = self.highest = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self.bytes = self.highest - self.start
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self.highest = max(self.highest, self._process.memory_info().rss)
+
+
+def make_client(nodes: int, model: str, hidden: int) -> Client:
+    """A client whose training rows are a random share of its nodes."""
+    graph = load_sbm(
+        "sbm", DataSource("sbm", nodes=nodes, classes=CLASSES, features=FEATURES, degree=DEGREE, signal=3.0)
+    )
+    indptr, indices = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
+    shard = Shard(0, np.arange(nodes), graph.y.astype(np.int32), indptr, indices, graph.x)
+    train = np.sort(np.random.default_rng(0).permutation(nodes)[: round(LABELLED * nodes)]).astype(np.int32)
+    nothing = np.zeros(0, dtype=np.int32)
+    columns = hops(indptr, indices, graph.x, Kernel(HOPS))
+    view = View("client", shard, Split(train, nothing, nothing), columns, CLASSES, Memo(2**30))
+    layers = {"layers": 2} if model == "sgc" else {}
+    module = build(model, FEATURES, CLASSES, HOPS, 0.5, {"hidden": hidden, **layers})
+    info = ClientInfo(0, nodes, len(train), CLASSES)
+    return Client(info, view, FlatModel(module), {}, {}, partial(key, 0, 1, 0))
+
+
+def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
+    """What is measured, by name."""
+    options = TrainOptions(epochs=1)
+    plain = Trainer(client.model, options, Local().loss)
+    annotated = annotate(client)
+    weight_LN, counts_LC = hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops)
+    proto_LCH = hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES)
+    down: Tree = pack(proto_LCH, counts_LC > 0)
+    method.begin(client, down)
+    term = method.regularizer(client, down)
+    assert term is not None
+    aligned = Trainer(client.model, options, method.loss, lambda client, down: term)
+    return {
+        "epoch": lambda: plain.fit(client, {}),
+        "forward pass over all nodes": lambda: annotate(client),
+        "weights of the hops": lambda: hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops),
+        "sums": lambda: hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES),
+        "upload": lambda: method.upload(client, {}, "train"),
+        "prepare": lambda: method.regularizer(client, down),
+        "aligned epoch": lambda: aligned.fit(client, {}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the nodes: within a minute")
+    parser.add_argument("--model", choices=("sgc", "gamlp"), default="gamlp")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+    nodes = 22_200 if args.quick else 222_000
+    client, method = make_client(nodes, args.model, args.hidden), FedPG()
+    Trainer(client.model, TrainOptions(epochs=BEFORE), method.loss).fit(client, {})
+    found = annotate(client).class_N
+    right = float((found == client.data.label).float().mean())
+    title = (
+        f"{args.model}, {nodes:,} nodes, {client.data.entries:,} entries, {client.info.train:,} training rows, "
+        f"width {args.hidden}; {100 * right:.0f} % of the annotations are right"
+    )
+    table = Table(title=title)
+    for column in ("step", "s (median)", "s (range)", "× epoch", "MiB beyond before"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "step" else "right")
+    figures: dict[str, Any] = {}
+    for name, step in steps(client, method).items():
+        seconds, memory = [], []
+        for _ in range(args.repeats):
+            with Peak() as peak:
+                began = time.perf_counter()
+                step()
+                seconds.append(time.perf_counter() - began)
+            memory.append(peak.bytes)
+        figures[name] = {"seconds": seconds, "peak_bytes": max(memory)}
+        middle = median(seconds)
+        times = middle / median(figures["epoch"]["seconds"])
+        spread = f"{min(seconds):.3f} – {max(seconds):.3f}"
+        table.add_row(name, f"{middle:.3f}", spread, f"{times:.1f}", f"{max(memory) / 2**20:.0f}")
+    Console(width=140).print(table)
+    highest = max(f["peak_bytes"] for f in figures.values()) / 2**30
+    print_figures({title: figures}, {"memory of a visit, GiB": target(highest, 4.0, at_most=True)})
+
+
+if __name__ == "__main__":
+    main()
