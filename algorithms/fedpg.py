@@ -81,6 +81,7 @@ class FedPG(Algorithm):
     server_lr: float = 0.01
     server_weight_decay: float = 5e-4
     keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.hops <= HOPS:

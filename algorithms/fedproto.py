@@ -32,6 +32,7 @@ class FedProto(Algorithm):
 
     lam: float = 1.0
     keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.lam < 0:

@@ -1,17 +1,24 @@
-"""Accuracies of Local, FedAvg, FedGTA and Global on real graphs, beside the papers' and a public peer's.
+"""Accuracies of our methods on real graphs, beside the papers' and a public peer's.
 
-    python benchmarks/accuracy.py [--quick] [--reference DIR] [--only cora-louvain …] [--seeds 5] [--runs runs/accuracy]
+    python benchmarks/accuracy.py [averages|prototypes|mixed] [--quick] [--reference DIR] [--only cora-louvain …]
+        [--seeds 5] [--selection-seeds 2] [--rounds 100] [--runs runs/accuracy]
 
-Cora, PubMed and the digits, ten clients by Louvain and by METIS, GAMLP and SGC. With `--reference`, Cora and PubMed
-use the partitions and splits of that folder, on which the peer's accuracies were measured. FedGTA's threshold is
-chosen by the mean validation accuracy of its served models over the first two seeds; test accuracies play no part.
-Every run is a run folder under `--runs`; finished ones are not run again.
+`averages`: Local, FedAvg, FedGTA and Global on Cora, PubMed and the digits, ten clients by Louvain and by METIS, GAMLP
+and SGC. `prototypes`: Local, FedAvg, FedGTA, FedProto, FedTGP and FedPG on Cora, PubMed and Computers, GAMLP and GCN,
+with FedPG's self control (a client's own prototypes only) and class means, our own baseline. `mixed`: the methods that
+send no weights, on clients of GCN, GIN, GraphSAGE, SGC and GCNII in equal blocks, ten and twenty clients by Louvain.
+
+With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
+peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
+the first `--selection-seeds` seeds; nothing else is chosen, and test accuracies play no part. Every run is a run folder under `--runs`;
+finished ones are not run again.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -25,14 +32,54 @@ from engine.run import run
 from engine.run_folder import METRICS, read_summary, run_path
 
 EPS = (0.3, 0.5, 0.7, 0.9)
-SELECTION_SEEDS = 2
-BACKBONES = {"gamlp": 3, "sgc": 2}
-# FedGTA, PVLDB 17(1), Table 3: GAMLP, Louvain, 10 clients; its own split.
-PAPER = {("cora", "louvain", "gamlp"): {"global": 85.7, "fedavg": 82.2, "fedgta": 83.8},
-         ("pubmed", "louvain", "gamlp"): {"global": 91.1, "fedavg": 86.9, "fedgta": 88.4}}  # fmt: skip
+MIXED = ("gcn", "gin", "sage", "sgc", "gcnii")
+HOPS = {"gamlp": 3}
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {"name": "local"},
+    "fedavg": {"name": "fedavg"},
+    "fedgta": {"name": "fedgta"},
+    "global": {"name": "global"},
+    "fedproto": {"name": "fedproto"},
+    "fedtgp": {"name": "fedtgp"},
+    "fedpg": {"name": "fedpg"},
+    "fedpg, own only": {"name": "fedpg", "targets": "own"},
+    "class means (ours)": {"name": "class_means"},
+}
 # What the peer calls its closest backbones: A²X behind one linear layer, and behind an MLP.
-PEER_BACKBONE = {"sgc": ("sgc_true",), "gamlp": ("dec", "gcn")}
-PEER_METHOD = {"local": "isolate", "fedavg": "fedavg", "fedgta": "fedgta", "global": "central_full"}
+PEER_BACKBONE = {"sgc": ("sgc_true",), "gamlp": ("dec", "gcn"), "gcn": ("gcn",), "mixed": ()}
+PEER_METHOD = {"local": "isolate", "global": "central_full"}
+# FedGTA, PVLDB 17(1), Table 3 (Louvain), and FedPG, Table V (GAMLP, METIS); ten clients, each on its own split.
+PAPER = {
+    ("cora", "louvain", "gamlp"): {"global": 85.7, "fedavg": 82.2, "fedgta": 83.8},
+    ("pubmed", "louvain", "gamlp"): {"global": 91.1, "fedavg": 86.9, "fedgta": 88.4},
+    ("cora", "louvain", "gcn"): {"fedavg": 80.7, "fedgta": 82.1},
+    ("pubmed", "louvain", "gcn"): {"fedavg": 85.9, "fedgta": 88.0},
+    ("cora", "metis", "gamlp"): {"fedavg": 82.8, "fedgta": 84.0, "fedproto": 76.7, "fedtgp": 76.5, "fedpg": 86.5},
+    ("pubmed", "metis", "gamlp"): {"fedavg": 86.2, "fedgta": 86.8, "fedproto": 81.7, "fedtgp": 81.9, "fedpg": 89.4},
+    ("computers", "metis", "gamlp"): {"fedavg": 80.6, "fedgta": 81.8, "fedproto": 74.5, "fedtgp": 74.9, "fedpg": 83.9},
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared on which settings."""
+
+    datasets: tuple[str, ...]
+    partitions: tuple[str, ...]
+    backbones: tuple[str, ...]
+    clients: tuple[int, ...]
+    methods: tuple[str, ...]
+
+
+PROTOTYPES = ("fedproto", "fedtgp", "fedpg", "fedpg, own only", "class means (ours)")
+CUTS = ("louvain", "metis")
+STUDIES = {
+    "averages": Study(("digits", "cora", "pubmed"), CUTS, ("gamlp", "sgc"), (10,),
+                      ("local", "fedavg", "fedgta", "global")),
+    "prototypes": Study(("cora", "pubmed", "computers"), CUTS, ("gamlp", "gcn"), (10,),
+                        ("local", "fedavg", "fedgta", *PROTOTYPES)),
+    "mixed": Study(("cora", "pubmed", "computers"), ("louvain",), ("mixed",), (10, 20), ("local", *PROTOTYPES)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,20 +89,19 @@ class Setting:
     dataset: str
     method: str
     backbone: str
+    clients: int
 
     @property
     def name(self) -> str:
-        return f"{self.dataset}-{self.method}"
+        return f"{self.dataset}-{self.method}{'' if self.clients == 10 else self.clients}"
 
 
-def settings(only: list[str]) -> Iterator[Setting]:
-    """All settings, or those whose `dataset-method` is asked for."""
-    for dataset in ("digits", "cora", "pubmed"):
-        for method in ("louvain", "metis"):
-            for backbone in BACKBONES:
-                setting = Setting(dataset, method, backbone)
-                if not only or setting.name in only:
-                    yield setting
+def settings(study: Study, only: list[str]) -> Iterator[Setting]:
+    """All settings of a study, or those whose `dataset-method` is asked for."""
+    for dataset, method, clients, backbone in product(study.datasets, study.partitions, study.clients, study.backbones):
+        setting = Setting(dataset, method, backbone, clients)
+        if not only or setting.name in only:
+            yield setting
 
 
 def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -65,14 +111,17 @@ def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argp
         "seed": seed,
         "rounds": args.rounds,
         "data": {"dataset": setting.dataset},
-        "partition": {"method": setting.method, "clients": 10},
-        "propagation": {"hops": BACKBONES[setting.backbone]},
+        "partition": {"method": setting.method, "clients": setting.clients},
+        "propagation": {"hops": HOPS.get(setting.backbone, 2)},
         "model": {"name": setting.backbone},
         "algorithm": algorithm,
         "evaluation": {"every": 2},
         "engine": {"backend": "local"},
         "run": {"root": args.runs, "checkpoint_every": args.rounds, "tensorboard": False},
     }
+    if setting.backbone == "mixed":
+        plain["model"] = [{"name": name} for name in MIXED]
+        plain["heterogeneity"] = {"rule": "blocks", "embedding": 64}
     if setting.dataset == "digits" and setting.method == "louvain":
         plain["partition"]["resolution"] = 4.0
     folder = reference_folder(setting, args)
@@ -84,8 +133,8 @@ def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argp
 
 def reference_folder(setting: Setting, args: argparse.Namespace) -> Path | None:
     """The peer's partition of a setting, if there is one."""
-    names = {"cora": "Cora", "pubmed": "PubMed"}
-    if args.reference is None or setting.dataset not in names:
+    names = {"cora": "Cora", "pubmed": "PubMed", "computers": "Computers"}
+    if args.reference is None or setting.dataset not in names or setting.clients != 10:
         return None
     return Path(args.reference) / f"{names[setting.dataset]}-{setting.method}10"
 
@@ -104,7 +153,7 @@ def best(summary: dict[str, Any], scope: str, part: str = "test") -> float:
 
 def choose_eps(setting: Setting, args: argparse.Namespace) -> tuple[float, dict[str, float]]:
     """The threshold with the highest mean validation accuracy of the served models."""
-    seeds = range(min(SELECTION_SEEDS, args.seeds))
+    seeds = range(min(args.selection_seeds, args.seeds))
     scores = {
         eps: mean(best(finish(setting, {"name": "fedgta", "eps": eps}, s, args), "served", "val") for s in seeds)
         for eps in EPS
@@ -119,7 +168,7 @@ def peer_of(setting: Setting, method: str, args: argparse.Namespace) -> tuple[fl
     runs = json.loads((Path(args.reference) / "reference.json").read_text())["runs"]
     for backbone in PEER_BACKBONE[setting.backbone]:
         same = [r for r in runs if (r["dataset"].lower(), r["partition"], r["algorithm"], r["backbone"])
-                == (setting.dataset, setting.method, PEER_METHOD[method], backbone)]  # fmt: skip
+                == (setting.dataset, setting.method, PEER_METHOD.get(method, method), backbone)]  # fmt: skip
         if same:
             post = [100 * r["post_best_val_test"] for r in same if r.get("post_best_val_test") is not None]
             return mean(100 * r["best_val_test"] for r in same), mean(post) if post else None
@@ -133,10 +182,12 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?", choices=STUDIES, default="averages")
     parser.add_argument("--quick", action="store_true", help="digits only, one seed, 20 rounds: within a minute")
     parser.add_argument("--reference", help="folder with the peer's partitions and accuracies")
     parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--selection-seeds", type=int, default=2, help="seeds that choose FedGTA's threshold")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--runs", default="runs/accuracy")
     args = parser.parse_args()
@@ -147,26 +198,28 @@ def main() -> None:
         table.add_column(column, no_wrap=True)
     figures: dict[str, Any] = {}
     targets: dict[str, dict[str, Any]] = {}
-    for setting in settings(args.only):
-        eps, scores = choose_eps(setting, args)
+    study = STUDIES[args.study]
+    for setting in settings(study, args.only):
         label = f"{setting.name} {setting.backbone}"
-        figures[f"{label} eps"] = {"chosen": eps, "validation": scores}
-        for method in ("local", "fedavg", "fedgta", "global"):
-            algorithm: dict[str, Any] = {"name": method, **({"eps": eps} if method == "fedgta" else {})}
+        for method in study.methods:
+            algorithm, name = METHODS[method], method
+            if method == "fedgta":
+                eps, scores = choose_eps(setting, args)
+                figures[f"{label} eps"] = {"chosen": eps, "validation": scores}
+                algorithm, name = {**algorithm, "eps": eps}, f"fedgta (eps {eps:g})"
             summaries = [finish(setting, algorithm, seed, args) for seed in range(args.seeds)]
             trained = [best(s, "trained") for s in summaries]
             served = [best(s, "served") for s in summaries]
             paper = PAPER.get((setting.dataset, setting.method, setting.backbone), {}).get(method)
             peer = peer_of(setting, method, args)
-            name = f"fedgta (eps {eps:g})" if method == "fedgta" else method
             after = "-" if peer is None or peer[1] is None else f"{peer[1]:.2f}"
             table.add_row(
                 label, name, spread(trained), spread(served), f"{paper:.1f}" if paper else "-",
                 "-" if peer is None else f"{peer[0]:.2f} / {after}",
             )  # fmt: skip
             figures[f"{label} {method}"] = {"trained": trained, "served": served}
-            if peer is not None and setting.backbone == "sgc" and method != "fedgta":
-                # The same model on the same partition; FedGTA differs by design (the peer seeds training rows only).
+            if peer is not None and setting.backbone in ("sgc", "gcn") and method in ("local", "fedavg", "global"):
+                # The same model on the same partition; the others differ by design.
                 targets[f"{label} {method}: distance to the peer"] = target(abs(mean(trained) - peer[0]), 1.5, True)
     Console(width=140).print(table)
     print_figures(figures, targets)
