@@ -10,8 +10,8 @@ send no weights, on clients of GCN, GIN, GraphSAGE, SGC and GCNII in equal block
 
 With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
 peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
-the first `--selection-seeds` seeds; nothing else is chosen, and test accuracies play no part. Every run is a run folder under `--runs`;
-finished ones are not run again.
+the first `--selection-seeds` seeds; nothing else is chosen, and test accuracies play no part. Every run is a run folder
+under `--runs`; finished ones are not run again.
 """
 
 import argparse
