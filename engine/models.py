@@ -107,7 +107,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
         names = ", ".join(model.name for model in models)
         raise ShoalError(
             f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "
-            "give one model, or take a method that exchanges no weights (local)"
+            "give one model, or take a method that exchanges no weights (local, fedproto, fedtgp, fedpg, class_means)"
         )
     if not algorithm.whole:
         assign_models(config, config.partition.clients)

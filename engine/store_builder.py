@@ -120,7 +120,9 @@ class StoreBuilder:
 
         def write(path: Path) -> FileRecord:
             say(f"partition: {options.method} into {options.clients} clients")
-            assignment = partition(graph, options, workspace=Workspace(self.path, say))
+            workspace = Workspace(self.path, say)
+            workspace.clear()
+            assignment = partition(graph, options, workspace=workspace)
             with replacing(path) as unfinished, unfinished.open("wb") as f:
                 np.save(f, assignment)
             return FileRecord(path.stat().st_size, checksum(path))

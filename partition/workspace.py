@@ -1,5 +1,6 @@
 """What a partitioner may use and tell while it works; none of it changes the result."""
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import ShoalError
+
+
+PREFIX = "shoal-partition-"
 
 
 def silent(line: str) -> None:
@@ -24,6 +28,11 @@ class Workspace:
     folder: Path | None = None
     report: Callable[[str], None] = silent
 
+    def clear(self) -> None:
+        """Removes what killed processes left in `folder`, which must be in no other partitioner's use."""
+        for left in self.folder.glob(PREFIX + "*") if self.folder else ():
+            shutil.rmtree(left, ignore_errors=True)
+
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder of its own, removed with what lies in it when the block ends.
@@ -33,7 +42,7 @@ class Workspace:
         """
         where = Path(tempfile.gettempdir()) if self.folder is None else self.folder
         try:
-            with tempfile.TemporaryDirectory(prefix="shoal-partition-", dir=where) as folder:
+            with tempfile.TemporaryDirectory(prefix=PREFIX, dir=where) as folder:
                 yield Path(folder)
         except OSError as error:
             reason = error.strerror or error

@@ -8,6 +8,7 @@ import numpy as np
 
 from storage.mapped import read, row_blocks
 from storage.prefetch import fetch_ahead
+from storage.watch import step
 
 ENTRIES_A_BLOCK = 1 << 22
 
@@ -39,8 +40,10 @@ def kept_entries(
         block: Entries to read at a time.
     """
     kept = np.zeros(len(indptr) - 1, dtype=np.int32)
-    for first, pointer, low, high in row_blocks(indptr, block):
-        _count(first, pointer, read(indices, low, high), assignment, kept)
+    with step("edges inside clients", int(indptr[-1]), "entries") as advance:
+        for first, pointer, low, high in row_blocks(indptr, block):
+            _count(first, pointer, read(indices, low, high), assignment, kept)
+            advance(high - low)
     return kept
 
 

@@ -32,3 +32,12 @@ def test_a_full_disk_is_one_line(tmp_path):
     with pytest.raises(ShoalError, match=r"cannot be written: No space left on device; free space"):
         fill()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path):
+    killed = Workspace(tmp_path).scratch()
+    (killed.__enter__() / "edges").write_text("x")
+    (tmp_path / "assignment.npy").write_text("x")
+    Workspace(tmp_path).clear()
+    assert list(tmp_path.iterdir()) == [tmp_path / "assignment.npy"]
+    Workspace().clear()
