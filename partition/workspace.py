@@ -9,7 +9,6 @@ from pathlib import Path
 
 from storage.errors import ShoalError
 
-
 PREFIX = "shoal-partition-"
 
 

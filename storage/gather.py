@@ -11,6 +11,7 @@ from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.induced import Induced, count_by_client, induced
 from storage.mapped import read
+from storage.watch import step
 
 ROWS_A_BLOCK = 65_536
 # row_of, kept and the assignment; the last two are given, but they are there.
@@ -77,10 +78,12 @@ def _features(x: Any, node: list[np.ndarray], dtype: str) -> list[np.ndarray]:
     ids = ids[order]
     found = np.empty((len(ids), x.shape[1]), dtype=dtype)
     cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
-    for number, (low, high) in enumerate(pairwise(cuts)):
-        if low < high:
-            with np.errstate(over="ignore"):
-                found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
+    with step(f"features of {len(node)} clients", len(ids), "nodes") as advance:
+        for number, (low, high) in enumerate(pairwise(cuts)):
+            if low < high:
+                with np.errstate(over="ignore"):
+                    found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
+                advance(int(high - low))
     return [found[start:end] for start, end in pairwise(ends)]
 
 

@@ -72,8 +72,10 @@ def induced(
     _number(assignment, slot, node_ends[:-1].copy(), node_ends, row_of, node)
     columns = np.empty(entry_ends[-1], dtype=np.int32)
     cursor = entry_ends[:-1].copy()
-    for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
-        _fill(first, pointer, read(indices, low, high), assignment, slot, row_of, cursor, columns)
+    with step(f"edges of {len(clients)} clients", int(indptr[-1]), "entries") as advance:
+        for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
+            _fill(first, pointer, read(indices, low, high), assignment, slot, row_of, cursor, columns)
+            advance(high - low)
     for number in range(len(clients)):
         ids = node[node_ends[number] : node_ends[number + 1]]
         pointer = np.zeros(len(ids) + 1, dtype=np.int64)
