@@ -42,7 +42,13 @@ def gathered(
     """
     for group in _groups(graph, assignment, kept, clients, np.dtype(dtype).itemsize, memory_limit):
         parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
-        yield from zip(group, parts, _features(graph.x, [part.node for part in parts], dtype))
+        x = _features(graph.x, np.concatenate([part.node for part in parts]), len(group), dtype)
+        ends = np.cumsum([len(part.node) for part in parts])
+        # Nothing that is handed out keeps the arrays of the group alive while the next one is gathered.
+        for client, end in zip(group, ends):
+            part = parts.pop(0)
+            yield client, part, x[end - len(part.node) : end].copy()
+        del x, part
 
 
 def _groups(
@@ -70,21 +76,19 @@ def _groups(
     return groups
 
 
-def _features(x: Any, node: list[np.ndarray], dtype: str) -> list[np.ndarray]:
-    """Rows of x for every array of ids, read block by block in ascending order."""
-    ends = np.cumsum([0, *map(len, node)])
-    ids = np.concatenate(node) if node else np.empty(0, dtype=np.int64)
+def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
+    """Rows of x for the ids of some clients, read block by block in ascending order."""
     order = np.argsort(ids)
     ids = ids[order]
     found = np.empty((len(ids), x.shape[1]), dtype=dtype)
     cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
-    with step(f"features of {len(node)} clients", len(ids), "nodes") as advance:
+    with step(f"features of {clients} clients", len(ids), "nodes") as advance:
         for number, (low, high) in enumerate(pairwise(cuts)):
             if low < high:
                 with np.errstate(over="ignore"):
                     found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
                 advance(int(high - low))
-    return [found[start:end] for start, end in pairwise(ends)]
+    return found
 
 
 def _rows(x: Any, first: int, ids: np.ndarray) -> np.ndarray:

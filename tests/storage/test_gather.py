@@ -1,3 +1,4 @@
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,3 +70,23 @@ def test_a_limit_below_one_client_says_what_would_do(make_graph: Callable[..., G
     message = r"^engine\.memory_limit is 1MiB, but the shard of client 0 .* raise it to \d+MiB"
     with pytest.raises(ShoalError, match=message):
         of(make_graph(0, 30, 0.2), np.zeros(30, dtype=np.int32), [0], limit=1 << 10)
+
+
+def test_memory_is_that_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed out, and held until the next client comes, keeps no earlier pass alive."""
+    monkeypatch.setattr("storage.gather.ROWS_A_BLOCK", 1000)
+    nodes, features = 60_000, 64
+    empty = np.empty(0, dtype=np.int32)
+    x = np.ones((nodes, features), dtype=np.float32)
+    graph = Graph("none", np.zeros(nodes + 1, dtype=np.int64), empty, x, np.zeros(nodes, dtype=np.int64), 1)
+    assignment = (np.arange(nodes) % 30).astype(np.int32)
+    kept = kept_entries(graph.indptr, graph.indices, assignment)
+    limit = nodes * features
+    of(graph, assignment, [0])
+    tracemalloc.start()
+    try:
+        for client, part, rows in gathered(graph, assignment, kept, range(30), "float32", limit):
+            assert (client, part.node[0], len(rows)) == (client, client, 2000)
+        assert tracemalloc.get_traced_memory()[1] < 1.15 * limit
+    finally:
+        tracemalloc.stop()
