@@ -1,11 +1,11 @@
 """Local training of one client: epochs over its training rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.backbones.output import Output
 from algorithms.batches import batches
@@ -41,6 +41,13 @@ class TrainOptions:
     opt_state: Literal["keep", "reset"] = "keep"
 
 
+def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
+    """The optimizer of some parameters that are trained together or, as stacked clients are, side by side."""
+    if options.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
+    return torch.optim.SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
+
+
 class Trainer:
     """Trains the clients that visit a host, one after another, on the host's one model."""
 
@@ -63,13 +70,7 @@ class Trainer:
         self.options = options
         self.loss = loss
         self.regularizer = regularizer
-        self.optimizer: torch.optim.Optimizer
-        if options.optimizer == "adam":
-            self.optimizer = torch.optim.Adam([model.w], lr=options.lr, weight_decay=options.weight_decay, fused=True)
-        else:
-            self.optimizer = torch.optim.SGD(
-                [model.w], lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum
-            )
+        self.optimizer = make_optimizer([model.w], options)
 
     def fit(self, client: Client, down: Tree) -> float:
         """Trains the client in place and returns the mean loss of its last epoch; NaN if it has no training row.

@@ -1,12 +1,13 @@
 """Seconds of a round of FedAvg: Shoal and its peers beside a bare torch loop over the same clients, in one run.
 
     python benchmarks/rounds.py [--quick] [--models linear mlp tiny] [--clients 10 50 200 500] [--ratio 1.0]
-                                [--against local ray two flower pfl_research] [--pairs 9] [--peers runs/peers]
+                                [--against local stacked ray two flower pfl_research] [--pairs 9] [--peers runs/peers]
 
 A client makes three full-batch SGD steps. `linear` and `mlp` (one hidden layer of 256) have 2,400 rows of 128 features
 and 172 classes, `tiny` has 54 rows of 1,433 features, 64 hidden units and 7 classes. Every contender is a process with
 one thread for mathematics; it plays a round when it is told to, in turn with the bare loop, which of them first
-alternating. `local` and `ray` are Shoal in one process and with one host actor; `two` are two host actors beside two
+alternating. `local` and `ray` are Shoal in one process and with one host actor, `stacked` is one process that trains the
+clients of a cell in one batch; `two` are two host actors beside two
 bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 % (order
 statistics of the sign test). At the end all hold the same weights. `benchmarks/peers.sh` installs the peers.
 """
@@ -38,7 +39,12 @@ from engine.sampling import draw_cohort
 from storage.graph import TRAIN
 
 ROOT = Path(__file__).resolve().parent
-SHOAL = {"local": {"backend": "local"}, "ray": {"backend": "ray", "hosts": 1}, "two": {"backend": "ray", "hosts": 2}}
+SHOAL: dict[str, dict[str, Any]] = {
+    "local": {"backend": "local"},
+    "stacked": {"backend": "local", "path": "stacked"},
+    "ray": {"backend": "ray", "hosts": 1},
+    "two": {"backend": "ray", "hosts": 2},
+}
 PEERS = ("flower", "pfl_research")
 STEPS, LR = 3, 0.1
 PER_CLIENT, PER_ROUND = 0.001, 0.010
@@ -169,7 +175,7 @@ class Case:
         config = self.config(SHOAL["local"])
         store = prepare(config)
         job = make_job(config, store, "rounds")
-        np.save(folder / "start.npy", job.initial(job.build_model(store), 0).numpy())
+        np.save(folder / "start.npy", job.initial(job.build_models(store), 0).numpy())
 
     def task(self, name: str, part: slice = slice(None)) -> Path:
         """Writes the task of a contender, over all or a part of every cohort."""
@@ -257,7 +263,7 @@ def row(case: Case, name: str, result: dict[str, Any]) -> tuple[list[str], dict[
         f"{median(f['cpu'] for f in floor):.2f} / {median(m['cpu'] for m in mine):.2f}",
         f"{1000 * over / cohort:.2f}",
     ]
-    if name in ("local", "ray"):
+    if name in ("local", "stacked", "ray"):
         outside = median(m["seconds"] - m["training"] for m in mine)
         held["outside"] = outside / cohort
         shown.append(f"{1000 * outside / cohort:.2f}")

@@ -212,6 +212,9 @@ class EngineConfig(Section):
         backend: `ray`, or `local` for the same code in this process.
         hosts: Host actors.
         threads: Threads of the mathematics in every process; changes the last bits.
+        path: `loop` trains the clients of a cell one after another, `stacked` in one batch; the same numbers to
+            rounding. The latter is for decoupled models, whole batches and methods of plain cross-entropy, and pays
+            where clients are tiny.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
@@ -223,6 +226,7 @@ class EngineConfig(Section):
     backend: Literal["ray", "local"] = "ray"
     hosts: Positive = 2
     threads: Positive = 1
+    path: Literal["loop", "stacked"] = "loop"
     cell_size: Positive | Literal["auto"] = "auto"
     memory_limit: Size | None = None
     cell_timeout: float = Field(600.0, gt=0)
@@ -318,7 +322,7 @@ class Config(Section):
 
 OF_UNIONS = (ONE, SEVERAL, "int", "literal['auto']", "constrained-int")
 PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
-NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.threads")
+NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.path", "engine.threads")
 
 
 def changes_numbers(key: str) -> bool:

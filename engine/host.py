@@ -12,6 +12,7 @@ from algorithms.client import Client, ClientInfo
 from algorithms.flat_model import FlatModel
 from algorithms.local_training import Trainer
 from algorithms.protocol import Tree, Upload
+from algorithms.stacked_training import StackedTrainer
 from engine.cell import Outcome, Work
 from engine.evaluation import score
 from engine.job import Job
@@ -30,9 +31,25 @@ class _Open:
     algorithm: Algorithm
     models: list[FlatModel]
     trainers: list[Trainer]
+    stacked: list[StackedTrainer]
     infos: list[ClientInfo]
     initials: dict[int, torch.Tensor] = field(default_factory=dict)
     views: dict[int, View] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A client that was trained in one batch with others."""
+
+    client: Client
+    down: Tree
+    w: torch.Tensor
+    loss: float
+
+    def resume(self) -> Client:
+        """The client, with the host's model in its hands."""
+        self.client.load(self.w)
+        return self.client
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,8 @@ class Host:
         models = job.build_models(store)
         self._memo.limit = job.memo_bytes
         trainers = [Trainer(model, job.train, algorithm.loss, algorithm.regularizer) for model in models]
-        self._open = _Open(job, store, algorithm, models, trainers, job.infos(store))
+        stacked = [StackedTrainer(model, job.train) for model in models]
+        self._open = _Open(job, store, algorithm, models, trainers, stacked, job.infos(store))
 
     def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
         """Serves one cell; None if the job is not open here (a host that was started again).
@@ -79,11 +97,13 @@ class Host:
         outcome = Outcome()
         seconds = dict.fromkeys(("train", "upload", "evaluate"), 0.0)
         uploads: list[Upload] = []
+        together = self._fit_together(work, shared, seconds) if self._open.job.stacked and work.fit else {}
         for client_id in work.ids:
             try:
-                down = {**shared, **work.private.get(client_id, {})}
-                client = self.visit(client_id, work, down)
-                upload = self._serve(self._open, client, down, work, seconds) if work.phase else None
+                fitted = together.pop(client_id, None)
+                down = {**shared, **work.private.get(client_id, {})} if fitted is None else fitted.down
+                client = self.visit(client_id, work, down) if fitted is None else fitted.resume()
+                upload = self._serve(self._open, client, down, work, seconds, fitted) if work.phase else None
                 if client_id in work.score:
                     began = time.perf_counter()
                     scored = score(self._open.algorithm, client)
@@ -134,6 +154,31 @@ class Host:
         opened.algorithm.begin(client, down)
         return client
 
+    def _fit_together(self, work: Work, shared: Tree, seconds: dict[str, float]) -> dict[int, "_Fitted"]:
+        """Trains the cell's clients in one batch; one that cannot be visited is left to its own turn to say why."""
+        opened = self._open
+        assert opened is not None
+        began = time.perf_counter()
+        visited: list[tuple[Client, Tree]] = []
+        parameters: list[torch.Tensor] = []
+        for client_id in work.ids:
+            down = {**shared, **work.private.get(client_id, {})}
+            try:
+                client = self.visit(client_id, work, down)
+                client.gathered("train")
+            except Exception:
+                continue
+            if client.info.train:
+                visited.append((client, down))
+                parameters.append(client.w.clone())
+        if not visited:
+            return {}
+        clients = [client for client, _ in visited]
+        w_BP = torch.stack(parameters)
+        losses = opened.stacked[clients[0].info.model].fit(clients, w_BP)
+        seconds["train"] += time.perf_counter() - began
+        return {c.info.client: _Fitted(c, down, w, loss) for (c, down), w, loss in zip(visited, w_BP, losses)}
+
     def _initial(self, opened: _Open, client_id: int) -> torch.Tensor:
         """Initial parameters; those that all clients of a model share are drawn once."""
         number = opened.infos[client_id].model
@@ -143,10 +188,14 @@ class Host:
             opened.initials[number] = opened.job.initial(opened.models, client_id)
         return opened.initials[number]
 
-    def _serve(self, opened: _Open, client: Client, down: Tree, work: Work, seconds: dict[str, float]) -> "_Served":
+    def _serve(
+        self, opened: _Open, client: Client, down: Tree, work: Work, seconds: dict[str, float], fitted: "_Fitted | None"
+    ) -> "_Served":
         began = time.perf_counter()
-        trainer = opened.trainers[client.info.model]
-        loss = trainer.fit(client, down) if work.fit else float("nan")
+        if fitted is not None:
+            loss = fitted.loss
+        else:
+            loss = opened.trainers[client.info.model].fit(client, down) if work.fit else float("nan")
         trained = time.perf_counter()
         upload = opened.algorithm.upload(client, down, work.phase)
         if opened.algorithm.keeps_model:

@@ -38,6 +38,7 @@ class Job:
         seed: Of the run.
         threads: Threads of the mathematics.
         memo_bytes: Limit of a host's cache.
+        stacked: Train the clients of a cell in one batch.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
@@ -55,6 +56,7 @@ class Job:
     seed: int
     threads: int
     memo_bytes: int
+    stacked: bool = False
     skip_failed_clients: bool = False
 
     @property
@@ -124,5 +126,6 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.
         memo_bytes=config.memory_limit() // (2 * hosts),
+        stacked=config.engine.path == "stacked",
         skip_failed_clients=config.engine.on_client_error == "skip",
     )

@@ -96,6 +96,25 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
     return list(numbers)
 
 
+def require_stackable(config: Config, algorithm: Algorithm, models: Sequence[FlatModel]) -> None:
+    """Refuses `engine.path: stacked` for what one batch cannot train.
+
+    Raises:
+        ShoalError: A model passes messages, batches are not whole, or the method has a loss of its own.
+    """
+    if config.engine.path == "loop":
+        return
+    why = None
+    if any(model.coupled for model in models):
+        why = "a decoupled model (sgc, gamlp, mlp)"
+    elif config.train.batch_size is not None:
+        why = "whole batches (train.batch_size: null)"
+    elif type(algorithm).loss is not Algorithm.loss or type(algorithm).regularizer is not Algorithm.regularizer:
+        why = f"a method of plain cross-entropy, which {config.algorithm.name} is not"
+    if why:
+        raise ShoalError(f"engine.path: stacked needs {why}; use loop")
+
+
 def require_mixable(config: Config, algorithm: Algorithm) -> None:
     """Refuses a list of models for a method whose clients must share one.
 

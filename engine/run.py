@@ -14,7 +14,7 @@ from engine.interrupt import graceful
 from engine.job import Job, make_job
 from engine.live_view import LiveView, live_view
 from engine.memory import PeakMemory, resident
-from engine.models import require_mixable
+from engine.models import require_mixable, require_stackable
 from engine.prepare import prepare
 from engine.progress import say
 from engine.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
@@ -72,7 +72,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         store = prepare(config, whole=algorithm.whole, mend=False)
         job = make_job(config, store, folder.path.name)
         # A wrong option of the model is an error before any actor starts.
-        job.build_models(store)
+        require_stackable(config, algorithm, job.build_models(store))
         plan = plan_of(config, algorithm.whole)
         folder.begin(config)
         own = session or open_session(config)

@@ -1,8 +1,8 @@
 """A backbone whose embedding is brought to a common width."""
 
-import torch.nn.functional as F
 from torch import nn
 
+from algorithms.backbones.dropout import drop
 from algorithms.backbones.head import Head
 from algorithms.backbones.output import Output
 from algorithms.neighbourhood import Inputs
@@ -37,5 +37,5 @@ class Adapted(nn.Module):
     def forward(self, inputs: Inputs) -> Output:
         """Output for what the backbone reads; the embedding is the adapter's, `[N, D]`."""
         embedding_ND = self.backbone(inputs).logits_NC
-        dropped = F.dropout(embedding_ND, self.dropout, self.training)
+        dropped = drop(embedding_ND, self.dropout, self.training)
         return Output(self.head(dropped).logits_NC, embedding_ND)

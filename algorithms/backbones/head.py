@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from algorithms.backbones.dropout import drop
 from algorithms.backbones.output import Output
 from storage.errors import ShoalError
 
@@ -79,5 +80,5 @@ class Head(nn.Module):
         for linear in hidden:
             x = linear(x)
             embedding = F.relu(x) if self.prelu is None else self.prelu(x)
-            x = F.dropout(embedding, self.dropout, self.training)
+            x = drop(embedding, self.dropout, self.training)
         return Output(last(x), embedding)

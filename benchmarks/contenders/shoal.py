@@ -9,6 +9,7 @@ from task import Turns, read
 from engine.config import parse_config
 from engine.federation import open_session
 from engine.job import make_job
+from engine.live import unwatched
 from engine.prepare import prepare
 from engine.run import plan_of
 
@@ -21,7 +22,7 @@ def main() -> None:
     federation = session.federation(job, plan_of(config), None)
     for cohort in task.cohorts:
         turns.wait()
-        line = federation.round()
+        line = federation.round(unwatched)
         turns.finished(training=line["seconds"]["train"])
         assert line["cohort"] == cohort
     task.finish(federation.state().server["w"])

@@ -225,3 +225,18 @@ def test_a_wrong_option_in_a_list_names_its_model(plain: dict[str, Any]) -> None
     plain["model"] = [{"name": "gcn"}, {"name": "sgc", "depth": 3}]
     with pytest.raises(ShoalError, match=r"^model\.1\.depth: sgc has no such option"):
         run_config(parse_config(plain, "test"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"model.name": "gcn"}, "a decoupled model"),
+        ({"train.batch_size": 8}, "whole batches"),
+        ({"algorithm.name": "fedpg"}, "a method of plain cross-entropy, which fedpg is not"),
+    ],
+)
+def test_what_one_batch_cannot_train_is_refused(
+    configure: Callable[..., Config], tmp_path: Path, keys: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ShoalError, match=f"^engine.path: stacked needs {why}"):
+        run_config(configure({"engine.path": "stacked", "run.root": str(tmp_path), **keys}))
