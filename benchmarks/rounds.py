@@ -6,10 +6,10 @@
 A client makes three full-batch SGD steps. `linear` and `mlp` (one hidden layer of 256) have 2,400 rows of 128 features
 and 172 classes, `tiny` has 54 rows of 1,433 features, 64 hidden units and 7 classes. Every contender is a process with
 one thread for mathematics; it plays a round when it is told to, in turn with the bare loop, which of them first
-alternating. `local` and `ray` are Shoal in one process and with one host actor, `stacked` is one process that trains the
-clients of a cell in one batch; `two` are two host actors beside two
-bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 % (order
-statistics of the sign test). At the end all hold the same weights. `benchmarks/peers.sh` installs the peers.
+alternating. `local` and `ray` are Shoal in one process and with one host actor, `stacked` is one process that trains
+the clients of a cell in one batch; `two` are two host actors beside two bare loops at once, each over half of the
+clients. The interval is the one of the median with at least 95 % (order statistics of the sign test). At the end all
+hold the same weights. `benchmarks/peers.sh` installs the peers.
 """
 
 import argparse
