@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,12 +21,9 @@ def propagate_labels(data: View, soft_NC: Tensor, steps: int, seed_weight: float
     """
     seed = soft_NC.clone()
     seed[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
-    scale = data.memo("rsqrt degree", lambda: data.degree.rsqrt()[:, None])
     y = seed
     for _ in range(steps):
-        scaled = scale * y
-        spread = scaled + torch.sparse.mm(data.adjacency, scaled) if data.entries else scaled
-        y = seed_weight * seed + (1 - seed_weight) * scale * spread
+        y = data.smooth(y).lerp_(seed, seed_weight)
         yield y
 
 
