@@ -26,6 +26,8 @@ class Step:
 
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
+        if not count:
+            return
         self._done += count
         now = time.monotonic()
         rate = (self._done - self._first) / max(now - self._began, 1e-9)

@@ -98,7 +98,10 @@ class StoreBuilder:
         self.made = made
 
     def run(self, split: SplitOptions, kernel: Kernel) -> Store:
-        """Makes shards, one split and one kernel's hops, as far as they are missing, and writes the manifest."""
+        """Makes shards, one split and one kernel's hops, as far as they are missing.
+
+        The manifest is written after each, so that what comes next needs neither the raw files nor their derivatives.
+        """
         old = Store(self.path).manifest if (self.path / NAME).exists() else None
         if old is None:
             manifest = self._shards()
@@ -106,11 +109,14 @@ class StoreBuilder:
             manifest = old
         else:
             manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
+        if manifest is not old:
+            manifest.write(self.path)
         if not split_lies_there(self.path, manifest, split):
             manifest = replace(manifest, splits={**manifest.splits, split.name: self._splits(manifest, split)})
+            manifest.write(self.path)
         if not hops_lie_there(self.path, manifest, kernel):
             manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
-        manifest.write(self.path)
+            manifest.write(self.path)
         return Store(self.path)
 
     def _assignment(self, graph: Graph) -> np.ndarray:

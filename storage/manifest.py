@@ -1,4 +1,4 @@
-"""manifest.json: what a store holds. It is written last, so a folder without it is an unfinished prepare."""
+"""manifest.json: what a store holds. It is written after what it names; a folder without it has no finished shards."""
 
 import json
 from dataclasses import asdict, dataclass, field
