@@ -235,7 +235,8 @@ class EngineConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """What every host asks Ray for; beyond one GPU only whole ones."""
+    """What every host asks Ray for; beyond one GPU only whole ones. Hosts compute on the CPU: a share of a GPU is kept
+    free for a method of your own that uses it."""
 
     cpus_per_host: float = Field(1.0, ge=0)
     gpus_per_host: float = Field(0.0, ge=0)

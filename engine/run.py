@@ -74,6 +74,8 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         # A wrong option of the model is an error before any actor starts.
         require_stackable(config, algorithm, job.build_models(store))
         plan = plan_of(config, algorithm.whole)
+        if config.resources.gpus_per_host:
+            say("resources.gpus_per_host: shares of GPUs are reserved, but Shoal's own models compute on the CPU")
         folder.begin(config)
         own = session or open_session(config)
         try:
