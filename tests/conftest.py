@@ -1,6 +1,6 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,17 @@ Start = Callable[..., Server]
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray reads the token once in the life of a process, whatever clusters this one starts."""
+    token = tmp_path_factory.mktemp("ray") / "token"
+    token.touch(mode=0o600)
+    token.write_text("0" * 64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        yield
 
 
 def write_graph(folder: Path, shuffle_hidden_labels: bool = False) -> Path:

@@ -196,15 +196,17 @@ def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(plain: MakeCo
     values = plain(data__options=options, partition__clients=60, data__store=str(killed))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     command = [sys.executable, "-m", "engine", "prepare", str(tmp_path / "config.yaml")]
-    interrupted = []
+    left = []
     # One line says what is made, one the partition; then 60 shards, 60 splits, 60 hops.
     for lines in (30, 90, 150):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_lines(killed / "progress.jsonl", lines, process)
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        interrupted.append(not (killed / NAME).exists())
-    assert all(interrupted[:2])
+        assert process.wait() == -signal.SIGKILL
+        manifest = json.loads((killed / NAME).read_text()) if (killed / NAME).exists() else {}
+        left.append((bool(manifest), bool(manifest.get("splits")), bool(manifest.get("hops"))))
+    # The manifest came with the shards, and grew with the split.
+    assert left == [(False, False, False), (True, False, False), (True, True, False)]
     prepare(parse_config(values, "test"))
     prepare(parse_config({**values, "data": {**values["data"], "store": str(calm)}}, "test"))
     found, expected = contents(killed), contents(calm)

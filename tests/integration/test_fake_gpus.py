@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import ray
@@ -15,10 +14,7 @@ from storage.errors import ShoalError
 
 
 @pytest.fixture
-def _two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "token").write_text("0" * 64)
-    (tmp_path / "token").chmod(0o600)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+def _two_gpus() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
