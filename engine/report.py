@@ -49,10 +49,11 @@ def show_run(run: Path) -> None:
     console.print(table)
     _line(CAPTION)
     traffic, seconds = summary["bytes"], summary["seconds"]
-    _line(
-        f"sent by a client and round: {size(traffic['up_per_client_round'])} up, "
-        f"{size(traffic['down_per_client_round'])} down; in all {size(traffic['up'])} up, {size(traffic['down'])} down"
+    each = " and ".join(
+        f"{size(traffic[f'{way}_per_client_round'])} {way} ({traffic[f'{way}_per_client_round'] / 4:,.0f} scalars)"
+        for way in ("up", "down")
     )
+    _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")
     _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds")
     spent = {part: f"{seconds[part]:.1f} s" for part in PARTS}
     _line(

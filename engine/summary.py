@@ -27,18 +27,16 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "best": {"round": best["round"], **best["scopes"][scope]} if best else None,
         }
     visits = max(sum(len(line["cohort"]) for line in lines), 1)
+    sent = {way: sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down")}
     return {
         "dataset": manifest.name,
         "synthetic": manifest.synthetic,
         "clients": len(manifest.clients),
         "rounds": len(lines),
         "scopes": scopes,
-        "bytes": {
-            "up": sum(line["bytes_up"] for line in lines),
-            "down": sum(line["bytes_down"] for line in lines),
-            "up_per_client_round": sum(line["bytes_up"] for line in lines) / visits,
-            "down_per_client_round": sum(line["bytes_down"] for line in lines) / visits,
-        },
+        "bytes": sent | {f"{way}_per_client_round": total / visits for way, total in sent.items()},
+        # As papers count: four bytes each.
+        "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in sent.items()},
         "seconds": {
             "round_median": median(line["seconds"]["round"] for line in lines),
             "rounds": sum(line["seconds"]["round"] for line in lines),

@@ -213,6 +213,7 @@ def test_messages(configure: Callable[..., Any], run: Run, tmp_path: Path) -> No
     assert [line["bytes_down"] for line in lines] == down[:3]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["bytes"]["up_per_client_round"] == sum(up) / 18
+    assert summary["scalars"]["up_per_client_round"] == sum(up) / 18 / 4
     assert summary["bytes"]["down_per_client_round"] == sum(down[:3]) / 18
 
 
