@@ -149,6 +149,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
 
 
 def unfinished_relatives(config: Config) -> list[Path]:
-    """Unfinished runs of the same name under the same root."""
-    runs = Path(config.run.root).glob(f"{config.name}-????????")
-    return sorted(p for p in runs if (p / CONFIG).exists() and not (p / SUMMARY).exists())
+    """Unfinished runs of another config under the same name and root, which have a round to resume from."""
+    runs = set(Path(config.run.root).glob(f"{config.name}-????????")) - {run_path(config)}
+    needed = (CONFIG, METRICS)
+    return sorted(p for p in runs if all((p / name).exists() for name in needed) and not (p / SUMMARY).exists())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,3 +108,22 @@ def test_an_interrupted_run_ends_its_round_and_resumes(config: Path, number: sig
     assert [line["round"] for line in read_metrics(folder)] == list(range(1, 201))
     record = json.loads((folder / "summary.json").read_text())
     assert record["rounds"] == 200
+
+
+def test_a_run_killed_before_its_first_round_is_resumed_from_the_start(config: Path) -> None:
+    folder = run(load_config(config))
+    expected = [line["loss"] for line in read_metrics(folder)]
+    for name in ("metrics.jsonl", "summary.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "checkpoints")
+    assert run(load_config(config), resume=True) == folder
+    assert [line["loss"] for line in read_metrics(folder)] == expected
+
+
+def test_a_run_of_another_config_is_not_resumed(config: Path) -> None:
+    folder = run(load_config(config))
+    (folder / "summary.json").unlink()
+    with pytest.raises(
+        ShoalError, match=rf"{folder.name}: the unfinished run differs from this config in seed \(0 -> 1\)"
+    ):
+        run(load_config(config, ["seed=1"]), resume=True)
