@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from engine.config import Config, fingerprint_of, flatten
+from engine.config import Config
+from engine.number_keys import fingerprint_of, flatten
 from engine.progress import watch
 from engine.report import size
 from engine.store_builder import LazyGraph, StoreBuilder, hops_lie_there, shards_lie_there, split_lies_there

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from algorithms.loading import describe
-from engine.config import Config, changes_numbers, fingerprint_of, flatten, number_keys
+from engine.config import Config
+from engine.number_keys import changes_numbers, fingerprint_of, flatten, number_keys
 from storage.errors import ShoalError
 
 CONFIG, METRICS, SUMMARY, LOG = "config.yaml", "metrics.jsonl", "summary.json", "run.log"

@@ -1,0 +1,35 @@
+"""Which keys of a config change numbers, and the names of folders made from them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
+NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.path", "engine.threads")
+
+
+def changes_numbers(key: str) -> bool:
+    """Whether a dotted key may change any number of a run; others may differ on resume."""
+    return key in NUMBERS_OF_ENGINE or not any(key == place or key.startswith(place + ".") for place in PLACES)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The dotted keys of a resolved config that change numbers."""
+    return {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
+
+
+def fingerprint_of(values: Mapping[str, Any]) -> str:
+    """8 hexadecimal digits over plain values; part of the name of a store or run folder."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
