@@ -28,7 +28,7 @@ def hops_on_cluster(
     must see the folder of the store.
 
     Raises:
-        ShoalError: What a task raised, or there is no cluster.
+        ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.
     """
     largest = max(hop_memory(client.nodes, client.entries, features, kernel) for client in clients)
     connect(config)
@@ -42,7 +42,12 @@ def hops_on_cluster(
             while waiting and len(running) < at_once:
                 client = waiting.pop()
                 running[task.remote(store, client, kernel)] = client.client
-            done, _ = ray.wait(list(running))
+            done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)
+            if not done:
+                raise ShoalError(
+                    f"prepare: no hops of clients {sorted(running.values())} for {config.engine.cell_timeout:.0f} s; "
+                    "look at the cluster or raise engine.cell_timeout, and run it again to go on"
+                )
             yield running.pop(done[0]), _result(done[0])
     finally:
         ray.shutdown()

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import scipy.sparse as sp
 import yaml
 
@@ -24,32 +23,6 @@ from storage.manifest import NAME
 from storage.store import Store, verify
 
 MakeConfig = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> MakeConfig:
-    """Plain values of a config on a block model of 400 nodes, with dotted keys changed."""
-
-    def make(**changes: Any) -> dict[str, Any]:
-        options = {"nodes": 400, "features": 5, "classes": 4, "degree": 6.0}
-        config: dict[str, Any] = {
-            "name": "prepared",
-            "data": {"dataset": "sbm", "store": str(tmp_path / "store"), "root": str(tmp_path), "options": options},
-            "partition": {"method": "metis", "clients": 5},
-            "propagation": {"hops": 2},
-            "algorithm": {"name": "fedavg"},
-        }
-        for key, value in changes.items():
-            section, name = key.split("__")
-            config.setdefault(section, {})[name] = value
-        return config
-
-    return make
-
-
-@pytest.fixture
-def make_config(plain: MakeConfig) -> Callable[..., Config]:
-    return lambda **changes: parse_config(plain(**changes), "test")
 
 
 @pytest.fixture
@@ -398,17 +371,6 @@ def test_disk_space_counts_only_what_is_left_to_write(make_config: Callable[...,
 def test_options_of_a_dataset(make_config: Callable[..., Config], options: dict[str, Any], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         prepare(make_config(data__options=options))
-
-
-def test_hops_on_a_cluster_are_those_made_here(
-    make_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = prepare(make_config(data__store=str(tmp_path / "here")))
-    monkeypatch.setattr("engine.store_builder.CLUSTER_BYTES", 0)
-    there = prepare(make_config(data__store=str(tmp_path / "there"), engine__backend="ray", engine__hosts=1))
-    assert here.manifest.hops == there.manifest.hops
-    assert not verify(there)
-    assert not ray.is_initialized()
 
 
 def test_hops_of_labelled_rows_lie_beside_those_of_all(make_config: Callable[..., Config]) -> None:
