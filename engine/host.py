@@ -101,6 +101,8 @@ class Host:
         for client_id in work.ids:
             try:
                 fitted = together.pop(client_id, None)
+                if isinstance(fitted, Exception):
+                    raise fitted
                 down = {**shared, **work.private.get(client_id, {})} if fitted is None else fitted.down
                 client = self.visit(client_id, work, down) if fitted is None else fitted.resume()
                 upload = self._serve(self._open, client, down, work, seconds, fitted) if work.phase else None
@@ -154,11 +156,12 @@ class Host:
         opened.algorithm.begin(client, down)
         return client
 
-    def _fit_together(self, work: Work, shared: Tree, seconds: dict[str, float]) -> dict[int, "_Fitted"]:
-        """Trains the cell's clients in one batch; one that cannot be visited is left to its own turn to say why."""
+    def _fit_together(self, work: Work, shared: Tree, seconds: dict[str, float]) -> dict[int, "_Fitted | Exception"]:
+        """Trains the cell's clients in one batch; the error of one that cannot be visited waits for its turn."""
         opened = self._open
         assert opened is not None
         began = time.perf_counter()
+        found: dict[int, _Fitted | Exception] = {}
         visited: list[tuple[Client, Tree]] = []
         parameters: list[torch.Tensor] = []
         for client_id in work.ids:
@@ -166,18 +169,20 @@ class Host:
             try:
                 client = self.visit(client_id, work, down)
                 client.gathered("train")
-            except Exception:
+            except Exception as error:
+                found[client_id] = error
                 continue
             if client.info.train:
                 visited.append((client, down))
                 parameters.append(client.w.clone())
         if not visited:
-            return {}
+            return found
         clients = [client for client, _ in visited]
         w_BP = torch.stack(parameters)
         losses = opened.stacked[clients[0].info.model].fit(clients, w_BP)
         seconds["train"] += time.perf_counter() - began
-        return {c.info.client: _Fitted(c, down, w, loss) for (c, down), w, loss in zip(visited, w_BP, losses)}
+        fitted = {c.info.client: _Fitted(c, down, w, loss) for (c, down), w, loss in zip(visited, w_BP, losses)}
+        return found | fitted
 
     def _initial(self, opened: _Open, client_id: int) -> torch.Tensor:
         """Initial parameters; those that all clients of a model share are drawn once."""
