@@ -85,10 +85,10 @@ class ClassMeans(Local):
             return Upload({})
         data, classes = client.data, client.info.classes
         try:
-            x_NF = data.hop(self.hops)
+            x_NF = data.rows(self.hops, data.train)
         except IndexError:
             raise ShoalError(f"algorithm.hops: {self.hops} needs propagation.hops of at least as many") from None
-        mean_CF, counts_C = class_means(x_NF[data.train].float(), data.label[data.train], classes)
+        mean_CF, counts_C = class_means(x_NF, data.label[data.train], classes)
         counts_C = counts_C * (counts_C >= self.at_least)
         if self.noise:
             mean_CF = noisy(mean_CF, self.noise, client.rng("noise"))

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from algorithms.backbones.output import Output
+from algorithms.draws import generator_on
 from algorithms.flat_model import FlatModel
 from algorithms.neighbourhood import Inputs, alike, sampled, whole
 from algorithms.protocol import Tree
@@ -73,7 +75,7 @@ class Client:
 
     def rng(self, purpose: str) -> torch.Generator:
         """A random stream of its own for every purpose of a visit."""
-        return torch.Generator().manual_seed(self.random(purpose))
+        return generator_on(self.data.device).manual_seed(self.random(purpose))
 
     def gathered(self, part: str) -> Inputs:
         """What the model reads to answer for the rows of `train`, `val` or `test`.
@@ -84,13 +86,11 @@ class Client:
         rows: Tensor = getattr(self.data, part)
         if (coupled := self.model.coupled) is not None:
             return whole(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
-        if len(rows) == self.data.nodes and self.data.x.dtype == torch.float32:
+        mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
+        if mapped and len(rows) == self.data.nodes:
             # All rows, in their order: they lie in the map already.
-            return [self.data.hop(k).float() for k in self.model.inputs]
-        return [
-            self.data.memo((part, k), lambda k=k: self.data.hop(k).index_select(0, rows).float())  # type: ignore[misc]
-            for k in self.model.inputs
-        ]
+            return [self.data.hop(k) for k in self.model.inputs]
+        return [self.data.memo((part, k), partial(self.data.rows, k, rows)) for k in self.model.inputs]
 
     def logits(self) -> Tensor:
         """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
@@ -103,9 +103,8 @@ class Client:
         if (coupled := self.model.coupled) is not None:
             yield self.output(whole(self.data, coupled.operator, len(coupled.convs)))
             return
-        hops = [self.data.hop(k) for k in self.model.inputs]
         for start in range(0, self.data.nodes, ROWS_AT_A_TIME):
-            yield self.output([hop[start : start + ROWS_AT_A_TIME] for hop in hops])
+            yield self.output([self.data.block(k, start, start + ROWS_AT_A_TIME) for k in self.model.inputs])
 
     def output(self, inputs: Inputs) -> Output:
         """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
@@ -122,7 +121,7 @@ class Client:
             else:
                 around = whole(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
             return lambda: self.model(around)
-        hops = [self.data.hop(k).index_select(0, rows).float() for k in self.model.inputs]
+        hops = [self.data.rows(k, rows) for k in self.model.inputs]
         return lambda: self.model(hops)
 
     def alike(self, x_NF: Tensor) -> Inputs:

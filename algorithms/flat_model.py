@@ -1,5 +1,8 @@
 """A model whose parameters lie one behind the other in one vector."""
 
+import copy
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
@@ -16,11 +19,13 @@ class FlatModel:
         module: The backbone; its parameters are views of `w`.
         w: All parameters, float32 `[P]`, a leaf that may be differentiated; its gradient and the parameters' gradients
             share memory, so that a penalty on `w` and the loss of the model add up.
+        bfloat16: Layers multiply in bfloat16; parameters, outputs and losses stay float32.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, bfloat16: bool = False) -> None:
         """Moves the parameters of a module into one vector, in the order of `module.parameters()`."""
         self.module = module
+        self.bfloat16 = bfloat16
         parameters = list(module.parameters())
         flat = torch.cat([p.detach().reshape(-1) for p in parameters]).contiguous()
         gradient = torch.zeros_like(flat)
@@ -44,6 +49,10 @@ class FlatModel:
         inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
         return inner if isinstance(inner, Coupled) else None
 
+    def on(self, device: torch.device) -> "FlatModel":
+        """A copy on a device."""
+        return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16)
+
     def load(self, w: Tensor) -> None:
         """Overwrites all parameters, `[P]`."""
         with torch.no_grad():
@@ -57,4 +66,11 @@ class FlatModel:
         return self.w.detach().clone()
 
     def __call__(self, inputs: Inputs) -> Output:
-        return self.module(inputs)
+        if not self.bfloat16:
+            return self.module(inputs)
+        with self.precision():
+            return Output(*(x.float() for x in self.module(inputs)))
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Inside the block, the module multiplies as `bfloat16` says."""
+        return torch.autocast(self.w.device.type, torch.bfloat16, enabled=self.bfloat16)

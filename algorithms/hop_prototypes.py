@@ -130,7 +130,7 @@ def _walks(data: View, annotation_N: Tensor, centres: Tensor, hops: int) -> Iter
 
 def _neighbours(data: View, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
-    first, column = data.adjacency.crow_indices(), data.adjacency.col_indices()
+    first, column = data.edges
     start = first[rows].long()
     degree = first[rows + 1].long() - start
     owner = torch.arange(len(rows)).repeat_interleave(degree)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from algorithms.backbones.output import Output
 from algorithms.batches import batches
 from algorithms.client import Client
+from algorithms.draws import seed_default
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import Tree
 
@@ -83,16 +84,15 @@ class Trainer:
         inputs_of = batches(client)
         y = client.data.memo("train labels", lambda: client.data.label[client.data.train])
         term = self.regularizer(client, down)
-        # torch.manual_seed takes a third of a millisecond to tell devices that are not there.
-        torch.default_generator.manual_seed(client.random("train"))
+        seed_default(y.device, client.random("train"))
         self.model.module.train()
         w, gradient = self.model.w, self.model.w.grad
         assert gradient is not None
         size = self.options.batch_size or len(y)
-        total = torch.zeros(())
+        total = torch.zeros((), device=y.device)
         for _ in range(self.options.epochs):
-            order = torch.randperm(len(y)) if size < len(y) else None
-            total = torch.zeros(())
+            order = torch.randperm(len(y), device=y.device) if size < len(y) else None
+            total = torch.zeros((), device=y.device)
             for start in range(0, len(y), size):
                 chosen = None if order is None else order[start : start + size]
                 target = y if chosen is None else y[chosen]

@@ -44,8 +44,8 @@ def whole(data: View, operator: Operator, layers: int) -> Neighbourhood:
     if operator in ("sum", "mean"):
         matrix = data.adjacency
     else:
-        matrix = data.memo(("operator", operator), lambda: _matrix(operator, _everything(data), data.degree.numpy()))
-    return Neighbourhood(data.x.float(), (matrix,) * layers)
+        matrix = data.memo(("operator", operator), lambda: _operator(data, operator))
+    return Neighbourhood(data.block(0).float(), (matrix,) * layers)
 
 
 def sampled(
@@ -63,16 +63,15 @@ def sampled(
         rows: Rows whose output is asked for, int64 `[n]`, each once.
         rng: Where randomness comes from.
     """
-    adjacency = data.adjacency
-    indptr, indices = adjacency.crow_indices().numpy(), adjacency.col_indices().numpy()
-    degree = data.degree.numpy()
-    nodes = rows.numpy()
+    indptr, indices = data.csr
+    degree = data.degree.cpu().numpy()
+    nodes = rows.cpu().numpy()
     matrices = []
     for fanout in fanouts:
         drawn = draw_neighbours(indptr, indices, nodes, fanout, rng)
         nodes = drawn.nodes
-        matrices.append(_matrix(operator, drawn, degree[nodes]))
-    return Neighbourhood(data.x.index_select(0, torch.from_numpy(nodes)).float(), tuple(reversed(matrices)))
+        matrices.append(_matrix(operator, drawn, degree[nodes]).to(data.device))
+    return Neighbourhood(data.rows(0, torch.from_numpy(nodes)), tuple(reversed(matrices)))
 
 
 def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
@@ -83,12 +82,12 @@ def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
     else:
         nobody = Drawn(nodes, np.zeros(len(nodes) + 1, np.int64), np.zeros(0, np.int64))
         matrix = _matrix(operator, nobody, np.ones(len(nodes), np.int64))
-    return Neighbourhood(x_NF, (matrix,) * layers)
+    return Neighbourhood(x_NF, (matrix.to(x_NF.device),) * layers)
 
 
-def _everything(data: View) -> Drawn:
-    adjacency = data.adjacency
-    return Drawn(np.arange(data.nodes), adjacency.crow_indices().numpy(), adjacency.col_indices().numpy())
+def _operator(data: View, operator: Operator) -> Tensor:
+    everything = Drawn(np.arange(data.nodes), *data.csr)
+    return _matrix(operator, everything, data.degree.cpu().numpy()).to(data.device)
 
 
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> Tensor:

@@ -68,8 +68,8 @@ def unpack(down: Tree, *shape: int) -> tuple[Tensor, Tensor] | None:
     """Prototypes `[*shape, H]` and mask `[*shape]` of a download; None if it has none."""
     if "proto.rows" not in down:
         return None
-    rows, bits = down["proto.rows"], down["proto.present"].numpy()
-    present = torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).astype(bool)).view(shape)
+    rows, bits = down["proto.rows"], down["proto.present"].cpu().numpy()
+    present = torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).astype(bool)).view(shape).to(rows.device)
     proto = rows.new_zeros(*shape, rows.shape[1])
     proto[present] = rows
     return proto, present

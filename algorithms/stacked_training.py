@@ -46,11 +46,12 @@ class StackedTrainer:
         """
         rows = [client.info.train for client in clients]
         hops = [_padded(parts, max(rows)) for parts in zip(*(client.gathered("train") for client in clients))]
-        label_BN = torch.full((len(clients), max(rows)), NO_ROW)
+        device = w_BP.device
+        label_BN = torch.full((len(clients), max(rows)), NO_ROW, device=device)
         for label_N, client in zip(label_BN, clients):
             label_N[: client.info.train] = client.data.label[client.data.train]
-        count_B = torch.tensor(rows, dtype=torch.float32)
-        generators = [torch.Generator().manual_seed(client.random("train")) for client in clients]
+        count_B = torch.tensor(rows, dtype=torch.float32, device=device)
+        generators = [client.rng("train") for client in clients]
         self.model.module.train()
         dropped = self._dropped([hop[0, :1] for hop in hops])
         stack_BP = w_BP.detach().requires_grad_()
@@ -61,11 +62,15 @@ class StackedTrainer:
             kept = {name.removeprefix(MOMENTS): t for name, t in client.state.items() if name.startswith(MOMENTS)}
             if kept:
                 optimizer.state[leaf] = kept
-        loss_B = torch.zeros(len(clients))
+        loss_B = torch.zeros(len(clients), device=device)
         for _ in range(self.options.epochs):
             stack_BP.grad.zero_()
-            kept_BNH = [_masks(rows, max(rows), width, p, generators) for width, p in dropped]
-            logits_BNC = vmap(self._logits)(stack_BP, kept_BNH, hops)
+            kept_BNH = [
+                _masks(torch.zeros(len(rows), max(rows), width, device=device), rows, p, generators)
+                for width, p in dropped
+            ]
+            with self.model.precision():
+                logits_BNC = vmap(self._logits)(stack_BP, kept_BNH, hops).float()
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_ROW, reduction="none"
             ).view_as(label_BN)
@@ -96,7 +101,7 @@ class StackedTrainer:
 
         def look(x: Tensor, p: float) -> Tensor:
             found.append((x.shape[1], p))
-            return torch.ones(())
+            return x.new_ones(())
 
         with torch.no_grad(), masks(look):
             self.model.module(hops)
@@ -105,7 +110,7 @@ class StackedTrainer:
 
 def _padded(parts: Sequence[Tensor], rows: int) -> Tensor:
     """Rows of every client, and zeros, `[B, N, F]`."""
-    stack = torch.zeros(len(parts), rows, parts[0].shape[1])
+    stack = parts[0].new_zeros(len(parts), rows, parts[0].shape[1])
     for padded, part in zip(stack, parts):
         padded[: len(part)] = part
     return stack
@@ -117,9 +122,8 @@ def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:
     return leaf
 
 
-def _masks(rows: Sequence[int], most: int, width: int, p: float, generators: Sequence[torch.Generator]) -> Tensor:
-    """Every client's mask as it would draw it alone, `[B, N, H]`; padded rows get zeros."""
-    stack = torch.zeros(len(rows), most, width)
-    for padded, count, generator in zip(stack, rows, generators):
+def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
+    """Every client's mask as it would draw it alone, written into the zeros; padded rows keep theirs."""
+    for padded, count, generator in zip(zeros_BNH, rows, generators):
         padded[:count].bernoulli_(1 - p, generator=generator)
-    return stack.div_(1 - p)
+    return zeros_BNH.div_(1 - p)

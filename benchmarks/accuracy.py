@@ -1,7 +1,7 @@
 """Accuracies of our methods on real graphs, beside the papers' and a public peer's.
 
     python benchmarks/accuracy.py [averages|prototypes|mixed] [--quick] [--reference DIR] [--only cora-louvain …]
-        [--seeds 5] [--selection-seeds 2] [--rounds 100] [--runs runs/accuracy]
+        [--seeds 5] [--selection-seeds 2] [--rounds 100] [--runs runs/accuracy] [--precision float32|tf32|bfloat16]
 
 `averages`: Local, FedAvg, FedGTA and Global on Cora, PubMed and the digits, ten clients by Louvain and by METIS, GAMLP
 and SGC. `prototypes`: Local, FedAvg, FedGTA, FedProto, FedTGP and FedPG on Cora, PubMed and Computers, GAMLP and GCN,
@@ -116,7 +116,7 @@ def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argp
         "model": {"name": setting.backbone},
         "algorithm": algorithm,
         "evaluation": {"every": 2},
-        "engine": {"backend": "local"},
+        "engine": {"backend": "local", "precision": args.precision},
         "run": {"root": args.runs, "checkpoint_every": args.rounds, "tensorboard": False},
     }
     if setting.backbone == "mixed":
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--selection-seeds", type=int, default=2, help="seeds that choose FedGTA's threshold")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--runs", default="runs/accuracy")
+    parser.add_argument("--precision", default="float32", help="engine.precision")
     args = parser.parse_args()
     if args.quick:
         args.only, args.seeds, args.rounds = ["digits-louvain"], 1, 20

@@ -211,8 +211,10 @@ class EngineConfig(Section):
         hosts: Host actors.
         threads: Threads of the mathematics in every process; changes the last bits.
         path: `loop` trains the clients of a cell one after another, `stacked` in one batch; the same numbers to
-            rounding. The latter is for decoupled models, whole batches and methods of plain cross-entropy, and pays
-            where clients are tiny.
+            rounding. The latter is for decoupled models, whole batches and methods of plain cross-entropy, and pays on
+            GPUs; `auto` takes it there where it can, and the loop elsewhere.
+        device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
+        precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
@@ -224,7 +226,9 @@ class EngineConfig(Section):
     backend: Literal["ray", "local"] = "ray"
     hosts: Positive = 2
     threads: Positive = 1
-    path: Literal["loop", "stacked"] = "loop"
+    path: Literal["auto", "loop", "stacked"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     cell_size: Positive | Literal["auto"] = "auto"
     memory_limit: Size | None = None
     cell_timeout: float = Field(600.0, gt=0)
@@ -233,8 +237,8 @@ class EngineConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """What every host asks Ray for; beyond one GPU only whole ones. Hosts compute on the CPU: a share of a GPU is kept
-    free for a method of your own that uses it."""
+    """What every host asks Ray for. A share of a GPU also limits its memory; a host computes on one GPU, more than one
+    are for a method of your own, with `engine.device: cpu`."""
 
     cpus_per_host: float = Field(1.0, ge=0)
     gpus_per_host: float = Field(0.0, ge=0)

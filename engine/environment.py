@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
     """Processor, device type and versions, as recorded in checkpoints and the summary."""
     return {
         "cpu": _cpu(),
-        "device": "cpu",
+        "device": device,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -29,7 +29,7 @@ def _cpu() -> str:
     )
 
 
-def differences(old: dict[str, Any]) -> list[str]:
+def differences(old: dict[str, Any], device: str) -> list[str]:
     """What differs from a recorded environment, as `key (old -> new)`."""
-    new = environment()
+    new = environment(device)
     return [f"{key} ({old.get(key)} -> {value})" for key, value in new.items() if old.get(key) != value]

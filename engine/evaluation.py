@@ -24,7 +24,7 @@ def score(algorithm: Algorithm, client: Client) -> np.ndarray:
         label = client.data.label[rows]
         right = label[predicted == label]
         for kind, classes in ((SUPPORT, label), (PREDICTED, predicted), (CORRECT, right)):
-            counts[part, kind] = torch.bincount(classes, minlength=client.info.classes).numpy()
+            counts[part, kind] = torch.bincount(classes, minlength=client.info.classes).cpu().numpy()
     return counts
 
 

@@ -1,6 +1,7 @@
 """Final models and predictions of a run, so that its accuracies can be checked from outside."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,8 @@ def export(run: Path) -> Path:
         store = prepare(config, whole=True)
         job = make_job(config, store, run.name)
     host = Host()
-    host.open(job)
+    # Wherever the run was trained, it can be exported here.
+    host.open(replace(job, device="cpu", precision="float32"))
     has_model = bool(algorithm.serve(state.server))
     out = run / "export"
     out.mkdir(exist_ok=True)
@@ -57,7 +59,7 @@ def export(run: Path) -> Path:
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
             for scope, client in _deployed(host, state, client_id, algorithm.serve(state.server)):
-                columns.setdefault(scope, []).append(algorithm.predict(client, "all").argmax(1).int().numpy())
+                columns.setdefault(scope, []).append(algorithm.predict(client, "all").argmax(1).int().cpu().numpy())
                 if scope == "global":
                     models.update(_named(client, "global/"))
                 elif not has_model:

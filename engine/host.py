@@ -14,8 +14,10 @@ from algorithms.local_training import Trainer
 from algorithms.protocol import Tree, Upload
 from algorithms.stacked_training import StackedTrainer
 from engine.cell import Outcome, Work
+from engine.device import cache_bytes, creating_on, moved, placed, take_device
 from engine.evaluation import score
 from engine.job import Job
+from engine.models import stacks
 from engine.reduction import reduce_cell, require_sound, upload_bytes
 from storage.errors import ShoalError
 from storage.store import Store
@@ -24,11 +26,16 @@ from storage.view import Memo, View
 
 @dataclass
 class _Open:
-    """What a host keeps of one job: all of it can be made again."""
+    """What a host keeps of one job: all of it can be made again.
+
+    The patterns, on the processor, draw initial parameters: they are the same on any device.
+    """
 
     job: Job
     store: Store
+    device: torch.device
     algorithm: Algorithm
+    patterns: list[FlatModel]
     models: list[FlatModel]
     trainers: list[Trainer]
     stacked: list[StackedTrainer]
@@ -78,13 +85,18 @@ class Host:
         if self._open is not None and self._open.job.id == job.id:
             return
         torch.set_num_threads(job.threads)
+        device = take_device(job.device, job.gpu_share, job.precision)
         store = Store(job.store_path)
         algorithm = job.algorithm()
-        models = job.build_models(store)
-        self._memo.limit = job.memo_bytes
+        patterns = job.build_models(store)
+        models = placed(patterns, device)
+        if self._open is not None and self._open.device != device:
+            self._memo = Memo(0)
+        self._memo.limit = cache_bytes(device, job.gpu_share, job.memo_bytes)
         trainers = [Trainer(model, job.train, algorithm.loss, algorithm.regularizer) for model in models]
-        stacked = [StackedTrainer(model, job.train) for model in models]
-        self._open = _Open(job, store, algorithm, models, trainers, stacked, job.infos(store))
+        together = stacks(job.path, device.type, algorithm, models, job.train)
+        stacked = [StackedTrainer(model, job.train) for model in models] if together else []
+        self._open = _Open(job, store, device, algorithm, patterns, models, trainers, stacked, job.infos(store))
 
     def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
         """Serves one cell; None if the job is not open here (a host that was started again).
@@ -92,28 +104,36 @@ class Host:
         Raises:
             ShoalError: A shard is damaged or the method's code failed; names round and client.
         """
-        if self._open is None or self._open.job.id != job_id:
+        opened = self._open
+        if opened is None or opened.job.id != job_id:
             return None
         outcome = Outcome()
-        seconds = dict.fromkeys(("train", "upload", "evaluate"), 0.0)
         uploads: list[Upload] = []
-        together = self._fit_together(work, shared, seconds) if self._open.job.stacked and work.fit else {}
+        with creating_on(opened.device):
+            self._run(opened, work, moved(shared, opened.device), outcome, uploads)
+        if uploads:
+            reduce_cell(uploads, work.up, outcome)
+        return outcome
+
+    def _run(self, opened: _Open, work: Work, shared: Tree, outcome: Outcome, uploads: list[Upload]) -> None:
+        seconds = dict.fromkeys(("train", "upload", "evaluate"), 0.0)
+        together = self._fit_together(work, shared, seconds) if opened.stacked and work.fit else {}
         for client_id in work.ids:
             try:
                 fitted = together.pop(client_id, None)
                 if isinstance(fitted, Exception):
                     raise fitted
-                down = {**shared, **work.private.get(client_id, {})} if fitted is None else fitted.down
+                down = self._download(opened, client_id, work, shared) if fitted is None else fitted.down
                 client = self.visit(client_id, work, down) if fitted is None else fitted.resume()
-                upload = self._serve(self._open, client, down, work, seconds, fitted) if work.phase else None
+                upload = self._serve(opened, client, down, work, seconds, fitted) if work.phase else None
                 if client_id in work.score:
                     began = time.perf_counter()
-                    scored = score(self._open.algorithm, client)
+                    scored = score(opened.algorithm, client)
                     seconds["evaluate"] += time.perf_counter() - began
             except Exception as error:
                 what = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
                 line = f"round {work.round}, client {client_id}: {' '.join(what.split())}"
-                if not self._open.job.skip_failed_clients:
+                if not opened.job.skip_failed_clients:
                     raise ShoalError(line, traceback.format_exc()) from error
                 outcome.failures[client_id] = line, traceback.format_exc()
                 continue
@@ -126,10 +146,12 @@ class Host:
                 outcome.bytes_up.append(upload_bytes(upload.upload))
             if client_id in work.score:
                 outcome.scores[client_id] = scored
-        if uploads:
-            reduce_cell(uploads, work.up, outcome)
         outcome.seconds = seconds
-        return outcome
+
+    @staticmethod
+    def _download(opened: _Open, client_id: int, work: Work, shared: Tree) -> Tree:
+        """What a client is sent, on the host's device."""
+        return {**shared, **moved(work.private.get(client_id, {}), opened.device)}
 
     def visit(self, client_id: int, work: Work, down: Tree) -> Client:
         """A client with its data, its state and a download applied; the next visit takes the model from it."""
@@ -137,10 +159,10 @@ class Host:
         assert opened is not None
         job = opened.job
         if client_id not in opened.views:
-            opened.views[client_id] = job.view(opened.store, client_id, self._memo)
+            opened.views[client_id] = job.view(opened.store, client_id, self._memo, opened.device)
         # Training changes moments in place; the values the round started from stay as they are.
-        state = {name: t.clone() for name, t in work.states.get(client_id, {}).items()}
-        inbox = dict(work.inboxes.get(client_id, {}))
+        state = {name: t.to(opened.device, copy=True) for name, t in work.states.get(client_id, {}).items()}
+        inbox = moved(work.inboxes.get(client_id, {}), opened.device)
         client = Client(
             opened.infos[client_id],
             opened.views[client_id],
@@ -165,7 +187,7 @@ class Host:
         visited: list[tuple[Client, Tree]] = []
         parameters: list[torch.Tensor] = []
         for client_id in work.ids:
-            down = {**shared, **work.private.get(client_id, {})}
+            down = self._download(opened, client_id, work, shared)
             try:
                 client = self.visit(client_id, work, down)
                 client.gathered("train")
@@ -188,9 +210,9 @@ class Host:
         """Initial parameters; those that all clients of a model share are drawn once."""
         number = opened.infos[client_id].model
         if opened.job.models[number].init == "own":
-            return opened.job.initial(opened.models, client_id)
+            return opened.job.initial(opened.patterns, client_id)
         if number not in opened.initials:
-            opened.initials[number] = opened.job.initial(opened.models, client_id)
+            opened.initials[number] = opened.job.initial(opened.patterns, client_id)
         return opened.initials[number]
 
     def _serve(
@@ -205,15 +227,21 @@ class Host:
         upload = opened.algorithm.upload(client, down, work.phase)
         if opened.algorithm.keeps_model:
             client.state["w"] = client.w
-        require_sound(upload, work.up)
+        sent = replace(
+            upload,
+            entries=_snapshot(upload.entries, client.w),
+            weight={name: w.cpu() if isinstance(w, torch.Tensor) else w for name, w in upload.weight.items()},
+        )
+        require_sound(sent, work.up)
         seconds["train"] += trained - began
         seconds["upload"] += time.perf_counter() - trained
-        sent = replace(upload, entries=_snapshot(upload.entries, client.w))
         return _Served(sent, _snapshot(client.state, client.w), loss)
 
 
 def _snapshot(tree: Tree, w: torch.Tensor) -> Tree:
-    """The tensors as they are now: the next client of the cell trains in the memory of `w`."""
+    """The tensors as they are now, on the processor: the next client of the cell trains in the memory of `w`."""
+    if w.device.type != "cpu":
+        return {name: t.detach().cpu() for name, t in tree.items()}
     own = w.untyped_storage().data_ptr()
     return {
         name: t.detach().clone() if t.untyped_storage().data_ptr() == own else t.detach() for name, t in tree.items()

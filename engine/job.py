@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm
@@ -13,10 +14,11 @@ from algorithms.flat_model import FlatModel
 from algorithms.loading import MethodSpec, describe, load
 from algorithms.local_training import TrainOptions
 from engine.config import Config
+from engine.device import chosen_device
 from engine.models import ModelSpec, assign_models, build_models, model_specs
 from engine.randomness import key
 from storage.store import Store
-from storage.view import Memo, View
+from storage.view import CPU, Memo, View
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,10 @@ class Job:
         seed: Of the run.
         threads: Threads of the mathematics.
         memo_bytes: Limit of a host's cache.
-        stacked: Train the clients of a cell in one batch.
+        path: Train the clients of a cell in one batch (`stacked`), one by one (`loop`), or as fits the device (`auto`).
+        device: `cpu` or `cuda`.
+        gpu_share: Of a GPU, that a host may use.
+        precision: Of products.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
@@ -56,7 +61,10 @@ class Job:
     seed: int
     threads: int
     memo_bytes: int
-    stacked: bool = False
+    path: str = "loop"
+    device: str = "cpu"
+    gpu_share: float = 1.0
+    precision: str = "float32"
     skip_failed_clients: bool = False
 
     @property
@@ -79,7 +87,15 @@ class Job:
             ShoalError: A backbone or an option is unknown or out of range.
         """
         manifest = store.manifest
-        return build_models(self.models, self.embedding, manifest.features, manifest.classes, self.hops, self.dropout)
+        return build_models(
+            self.models,
+            self.embedding,
+            manifest.features,
+            manifest.classes,
+            self.hops,
+            self.dropout,
+            self.precision == "bfloat16",
+        )
 
     def initial(self, models: Sequence[FlatModel], client: int) -> Tensor:
         """Initial parameters of a client, `[P]`: the same for all clients of its model, or its own."""
@@ -91,11 +107,11 @@ class Job:
         """Seeds of one visit, by purpose."""
         return partial(key, self.seed, round_number, client)
 
-    def view(self, store: Store, client: int, memo: Memo) -> View:
+    def view(self, store: Store, client: int, memo: Memo, device: torch.device = CPU) -> View:
         """A client's data."""
         name = (self.store, self.split, self.kernel, client)
         shard, split, hops = store.data(self.split, self.kernel, client)
-        return View(name, shard, split, hops, store.manifest.classes, memo)
+        return View(name, shard, split, hops, store.manifest.classes, memo, device)
 
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
@@ -126,6 +142,9 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.
         memo_bytes=config.memory_limit() // (2 * hosts),
-        stacked=config.engine.path == "stacked",
+        path=config.engine.path,
+        device=chosen_device(config),
+        gpu_share=config.resources.gpus_per_host or 1.0,
+        precision=config.engine.precision,
         skip_failed_clients=config.engine.on_client_error == "skip",
     )

@@ -9,6 +9,7 @@ import numpy as np
 from algorithms.backbones import build, width_of
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
+from algorithms.local_training import TrainOptions
 from engine.config import Config
 from engine.randomness import key
 from storage.errors import ShoalError
@@ -57,7 +58,13 @@ def assign_models(config: Config, clients: int) -> list[int]:
 
 
 def build_models(
-    specs: Sequence[ModelSpec], embedding: int | None, features: int, classes: int, hops: int, dropout: float
+    specs: Sequence[ModelSpec],
+    embedding: int | None,
+    features: int,
+    classes: int,
+    hops: int,
+    dropout: float,
+    bfloat16: bool = False,
 ) -> list[FlatModel]:
     """The models of a run; several have embeddings of one width, by adapters.
 
@@ -68,9 +75,10 @@ def build_models(
         classes: Number of classes C.
         hops: Hops K.
         dropout: Of all backbones.
+        bfloat16: Multiply in bfloat16.
 
     Raises:
-        ShoalError: A backbone or an option is unknown or out of range.
+        ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
     """
     models = []
     for number, spec in enumerate(specs):
@@ -82,7 +90,9 @@ def build_models(
             raise ShoalError(error.line.replace("model.", f"model.{number}.", 1)) from None
         if len(specs) > 1 and embedding is None:
             embedding = width_of(module)
-        models.append(FlatModel(module))
+        models.append(FlatModel(module, bfloat16))
+        if bfloat16 and models[-1].coupled:
+            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {spec.name} is not; use float32")
     return models
 
 
@@ -96,23 +106,37 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
     return list(numbers)
 
 
-def require_stackable(config: Config, algorithm: Algorithm, models: Sequence[FlatModel]) -> None:
-    """Refuses `engine.path: stacked` for what one batch cannot train.
+def needed_to_stack(algorithm: Algorithm, models: Sequence[FlatModel], train: TrainOptions) -> str | None:
+    """What is missing to train several clients in one batch; None: nothing."""
+    if any(model.coupled for model in models):
+        return "a decoupled model (sgc, gamlp, mlp)"
+    if train.batch_size is not None:
+        return "whole batches (train.batch_size: null)"
+    if type(algorithm).loss is not Algorithm.loss or type(algorithm).regularizer is not Algorithm.regularizer:
+        return f"a method of plain cross-entropy, which {type(algorithm).__name__} is not"
+    return None
+
+
+def stacks(path: str, device: str, algorithm: Algorithm, models: Sequence[FlatModel], train: TrainOptions) -> bool:
+    """Whether clients of a cell are trained in one batch.
+
+    Args:
+        path: `engine.path`; `auto` takes the batch on GPUs, where it can.
+        device: `cpu` or `cuda`.
+        algorithm: The method.
+        models: Of the run.
+        train: Local training.
 
     Raises:
-        ShoalError: A model passes messages, batches are not whole, or the method has a loss of its own.
+        ShoalError: `stacked` cannot be: a model passes messages, batches are not whole, or the method has a loss of its
+            own.
     """
-    if config.engine.path == "loop":
-        return
-    why = None
-    if any(model.coupled for model in models):
-        why = "a decoupled model (sgc, gamlp, mlp)"
-    elif config.train.batch_size is not None:
-        why = "whole batches (train.batch_size: null)"
-    elif type(algorithm).loss is not Algorithm.loss or type(algorithm).regularizer is not Algorithm.regularizer:
-        why = f"a method of plain cross-entropy, which {config.algorithm.name} is not"
-    if why:
-        raise ShoalError(f"engine.path: stacked needs {why}; use loop")
+    if path == "loop" or (path == "auto" and device == "cpu"):
+        return False
+    missing = needed_to_stack(algorithm, models, train)
+    if missing and path == "stacked":
+        raise ShoalError(f"engine.path: stacked needs {missing}; use loop")
+    return missing is None
 
 
 def require_mixable(config: Config, algorithm: Algorithm) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
-NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.path", "engine.threads")
+NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.device", "engine.path", "engine.precision", "engine.threads")
 
 
 def changes_numbers(key: str) -> bool:

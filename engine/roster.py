@@ -99,7 +99,7 @@ class Roster:
             self.events.append(f"host {host} is back, on {sight.machine}")
         if not sight.clients:
             self.events.append(f"host {host} on {sight.machine} sees no client of {self._store} and stays idle")
-        if host not in self._known and (others := differences(sight.environment)):
+        if host not in self._known and (others := differences(sight.environment, sight.environment["device"])):
             # Named from the host's value to the server's.
             self.events.append(f"host {host} on {sight.machine}: last bits may differ, as {', '.join(others)} do")
         self.ready[host] = self._known[host] = sight

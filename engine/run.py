@@ -8,13 +8,14 @@ from typing import Any
 from algorithms.loading import describe, load
 from engine import checkpoint
 from engine.config import Config
+from engine.device import chosen_device
 from engine.environment import differences, environment
 from engine.federation import Federation, ServerLost, Session, open_session
 from engine.interrupt import graceful
 from engine.job import Job, make_job
 from engine.live_view import LiveView, live_view
 from engine.memory import PeakMemory, resident
-from engine.models import require_mixable, require_stackable
+from engine.models import require_mixable, stacks
 from engine.prepare import prepare
 from engine.progress import say
 from engine.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
@@ -72,10 +73,10 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         store = prepare(config, whole=algorithm.whole, mend=False)
         job = make_job(config, store, folder.path.name)
         # A wrong option of the model is an error before any actor starts.
-        require_stackable(config, algorithm, job.build_models(store))
+        stacks(job.path, job.device, algorithm, job.build_models(store), job.train)
         plan = plan_of(config, algorithm.whole)
-        if config.resources.gpus_per_host:
-            say("resources.gpus_per_host: shares of GPUs are reserved, but Shoal's own models compute on the CPU")
+        if config.resources.gpus_per_host and job.device == "cpu":
+            say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
         folder.begin(config)
         own = session or open_session(config)
         try:
@@ -108,7 +109,7 @@ def _starting_state(config: Config, folder: RunFolder, resume: bool, fresh: bool
     state, recorded, complaints = found
     for line in complaints:
         say(line)
-    if changed := differences(recorded):
+    if changed := differences(recorded, chosen_device(config)):
         say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
     say(f"resuming after round {state.round}")
     folder.cut_metrics(state.round)
@@ -130,7 +131,7 @@ class _Driver:
     def __init__(self, config: Config, folder: RunFolder, session: Session, job: Job, store: Store, plan: Plan) -> None:
         self.plan = plan
         self.config, self.folder, self.session, self.job, self.store = config, folder, session, job, store
-        self.environment = environment()
+        self.environment = environment(job.device)
 
     def drive(self, state: FederationState | None) -> None:
         began = time.monotonic()
@@ -163,7 +164,7 @@ class _Driver:
                             say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
                             raise KeyboardInterrupt
             lines = read_metrics(self.folder.path)
-            self.folder.summarize(summarize_run(lines, self.store.manifest, memory.stop()))
+            self.folder.summarize(summarize_run(lines, self.store.manifest, memory.stop(), self.job.device))
         finally:
             memory.stop()
             if board:

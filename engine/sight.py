@@ -31,7 +31,7 @@ def look(job: Job, machine: str) -> Sight:
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.kernel, 0)] if job.kernel else [])]
     here = (job.store_path / NAME).exists()
     found = [_clients(job.store_path / path.parent) for path in wanted] if here else []
-    return Sight(machine, frozenset.intersection(*found) if found else frozenset(), environment())
+    return Sight(machine, frozenset.intersection(*found) if found else frozenset(), environment(job.device))
 
 
 def _clients(folder: Path) -> frozenset[int]:

@@ -16,7 +16,7 @@ def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "no
     return max(scored, key=lambda line: line["scopes"][scope]["val"][weighting], default=None)
 
 
-def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int) -> dict[str, Any]:
+def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:
     """Plain values for summary.json: accuracies of the last and the best-validation round, bytes, seconds, memory."""
     scored = [line for line in lines if "scopes" in line]
     scopes: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
         "retries": sum(line["retries"] for line in lines),
         "peak_memory_bytes": peak_memory,
         "resident_bytes": _largest(lines),
-        "environment": environment(),
+        "environment": environment(device),
     }
 
 

@@ -1,4 +1,4 @@
-"""One client's data as a federated method sees it: tensors over the memory map, and a bounded cache beside them."""
+"""One client's data as a federated method sees it: tensors over the memory map or on a GPU, and a bounded cache."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from storage.shard import Shard
 from storage.split import Split
+
+CPU = torch.device("cpu")
 
 
 class Memo:
@@ -30,7 +32,7 @@ class Memo:
     def ones(self, count: int) -> Tensor:
         """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
         if len(self._ones) < count:
-            self._ones = torch.ones(count)
+            self._ones = torch.ones(count, device="cpu")
         return self._ones[:count]
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
@@ -46,6 +48,11 @@ class Memo:
             _, (_, dropped) = self._entries.popitem(last=False)
             self.bytes -= dropped
         return value
+
+    def keep(self, key: Hashable, size: int, build: Callable[[], Any]) -> Any:
+        """Returns the entry, building it if it fits beside what is there; else None, and nothing is let go for it."""
+        fits = key in self._entries or self.bytes + size <= self.limit
+        return self.get(key, build) if fits else None
 
     def _size(self, value: Any) -> int:
         if not isinstance(value, Tensor):
@@ -65,11 +72,19 @@ class View:
         client: Number of the client.
         classes: Number of classes C of the whole federation.
         nodes: Rows N of the shard.
+        device: Where its tensors lie, those apart that say otherwise.
         train, val, test: Row numbers, int64.
     """
 
     def __init__(
-        self, key: Hashable, shard: Shard, split: Split, hops: list[np.ndarray], classes: int, memo: Memo
+        self,
+        key: Hashable,
+        shard: Shard,
+        split: Split,
+        hops: list[np.ndarray],
+        classes: int,
+        memo: Memo,
+        device: torch.device = CPU,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -79,17 +94,19 @@ class View:
             split: Its rows.
             hops: Hop 1, 2, … of its features, each `[N, F]`.
             classes: Number of classes C.
-            memo: The host's cache.
+            memo: The host's cache, in the memory of the device.
+            device: The processor, where tensors are those of the map, or a GPU.
         """
         self.client = shard.client
         self.classes = classes
         self.nodes = shard.nodes
         self.entries = shard.entries
+        self.device = device
         self._key = key
         self._shard = shard
         self._memo = memo
         self.train, self.val, self.test = (
-            torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)
+            torch.from_numpy(rows).long().to(device) for rows in (split.train, split.val, split.test)
         )
         self._hops = [torch.from_numpy(array) for array in (shard.x, *hops)]
 
@@ -100,17 +117,34 @@ class View:
 
     @property
     def x(self) -> Tensor:
-        """Features as stored, float32 or float16 `[N, F]`."""
+        """Features as stored, in the map, float32 or float16 `[N, F]`."""
         return self._hops[0]
 
     def hop(self, k: int) -> Tensor:
-        """Hop k as stored, float32 or float16 `[N, F]`; hop 0 is x."""
+        """Hop k as stored, in the map, float32 or float16 `[N, F]`; hop 0 is x."""
         return self._hops[k]
+
+    def block(self, k: int, start: int = 0, stop: int | None = None) -> Tensor:
+        """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
+        return self._nearest(k)[start:stop].to(self.device)
+
+    def rows(self, k: int, rows: Tensor) -> Tensor:
+        """Some rows of hop k on the device, float32 `[n, F]`."""
+        hop = self._nearest(k)
+        return hop.index_select(0, rows.to(hop.device)).to(self.device).float()
+
+    def _nearest(self, k: int) -> Tensor:
+        """Hop k on the device if it is there or fits, else in the map."""
+        hop = self._hops[k]
+        if self.device.type == "cpu":
+            return hop
+        near = self._memo.keep((self._key, "hop", k), hop.nbytes, lambda: hop.to(self.device))
+        return hop if near is None else near
 
     @cached_property
     def label(self) -> Tensor:
         """Label of every row, int64 `[N]`; -1 is unlabelled. A method may read it at training rows only."""
-        return torch.from_numpy(self._shard.label).long()
+        return torch.from_numpy(self._shard.label).long().to(self.device)
 
     @property
     def node(self) -> np.ndarray:
@@ -118,26 +152,36 @@ class View:
         return self._shard.node
 
     @property
+    def csr(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row starts `[N + 1]` and columns, ascending in every row, of A without self loops, in the map, int32."""
+        return self._shard.indptr, self._shard.indices
+
+    @property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """The same as tensors."""
+        starts, columns = map(torch.from_numpy, self.csr)
+        if self.device.type == "cpu":
+            return starts, columns
+        return self.memo("edges", lambda: (starts.to(self.device), columns.to(self.device)))
+
+    @property
     def adjacency(self) -> Tensor:
-        """A without self loops: float32 CSR `[N, N]` with int32 indices, zero-copy, all values one."""
+        """A without self loops: float32 CSR `[N, N]` with int32 indices, all values one; zero-copy on the processor."""
         return self.memo("adjacency", self._adjacency)
 
     def _adjacency(self) -> Tensor:
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(self._shard.indptr),
-            torch.from_numpy(self._shard.indices),
-            self._memo.ones(self.entries),
-            size=(self.nodes, self.nodes),
-            check_invariants=False,
-        )
+        ones = self._memo.ones(self.entries).to(self.device)
+        return torch.sparse_csr_tensor(*self.edges, ones, size=(self.nodes, self.nodes), check_invariants=False)
 
     @property
     def degree(self) -> Tensor:
         """Degree with self loop, float32 `[N]`."""
-        return self.memo("degree", lambda: torch.from_numpy(np.diff(self._shard.indptr) + 1).float())
+        return self.memo("degree", lambda: torch.from_numpy(np.diff(self._shard.indptr) + 1).float().to(self.device))
 
     def smooth(self, y_NC: Tensor) -> Tensor:
-        """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, by the kernel that makes hops; y is float32."""
+        """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
+        if self.device.type != "cpu":
+            return smoothed(self.adjacency, self.degree, y_NC)
         # Loading the kernel takes a host a third of a second and 140 MB: only who needs it pays.
         from storage.propagation import propagate
 
@@ -153,3 +197,16 @@ class View:
             build: Makes it: a tensor or a tuple of tensors.
         """
         return self._memo.get((self._key, key), build)
+
+
+def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
+    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product.
+
+    Args:
+        adjacency: A, float32 CSR.
+        degree_N: Degrees with self loop, float32.
+        y_NC: float32.
+    """
+    root_N1 = degree_N.rsqrt()[:, None]
+    scaled_NC = root_N1 * y_NC
+    return root_N1 * (torch.sparse.mm(adjacency, scaled_NC) + scaled_NC)

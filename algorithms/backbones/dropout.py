@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,7 +18,12 @@ def drop(x: Tensor, p: float, training: bool) -> Tensor:
     if not training or not p:
         return x
     mask_of = _mask_of.get()
-    return F.dropout(x, p) if mask_of is None else x * mask_of(x, p)
+    if mask_of is not None:
+        return x * mask_of(x, p)
+    if x.device.type == "cpu":
+        return F.dropout(x, p)
+    # A GPU's own dropout draws other masks than `bernoulli_`, which draws for clients trained in one batch.
+    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
 
 
 @contextmanager

@@ -232,7 +232,7 @@ def test_a_wrong_option_in_a_list_names_its_model(plain: dict[str, Any]) -> None
     [
         ({"model.name": "gcn"}, "a decoupled model"),
         ({"train.batch_size": 8}, "whole batches"),
-        ({"algorithm.name": "fedpg"}, "a method of plain cross-entropy, which fedpg is not"),
+        ({"algorithm.name": "fedpg"}, "a method of plain cross-entropy, which FedPG is not"),
     ],
 )
 def test_what_one_batch_cannot_train_is_refused(
