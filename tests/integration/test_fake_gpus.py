@@ -2,14 +2,18 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import ray
+import torch
+from ray.exceptions import RayTaskError
 
 from engine.cluster import _require_resources
-from engine.config import parse_config
+from engine.config import Config, parse_config
 from engine.host_actor import start_hosts
+from engine.job import make_job
+from engine.prepare import prepare
 from storage.errors import ShoalError
 
 
@@ -45,3 +49,17 @@ def test_shares_of_two_devices() -> None:
     for hosts_wanted, share in ((3, 0.6), (5, 0.5), (3, 1.0), (2, 2.0)):
         with pytest.raises(ShoalError, match="room for"):
             require(hosts_wanted, share)
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_host_computes_on_its_share_or_says_why_not(configure: Callable[..., Config]) -> None:
+    (host,) = start_hosts(1, 0.5, 0.5)
+    keys = {"engine.backend": "ray", "resources.gpus_per_host": 0.5}
+    config = configure(keys)
+    job = make_job(config, prepare(config), "fake")
+    assert (job.device, job.gpu_share) == ("cuda", 0.5)
+    with pytest.raises(RayTaskError, match=r"engine.device: cuda: torch .* finds no GPU on this host"):
+        ray.get(host.enter.remote(job))
+    config = configure({**keys, "engine.device": "cpu"})
+    assert len(ray.get(host.enter.remote(make_job(config, prepare(config), "fake"))).clients) == 6
