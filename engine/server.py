@@ -337,6 +337,9 @@ class _Round:
             "hosts": dict(zip(("alive", "of"), self.server.pool.hosts)),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            # As papers count: four bytes each.
+            "scalars_up": self.bytes_up / 4,
+            "scalars_down": self.bytes_down / 4,
             "seconds": {"round": total, "hosts": on_hosts, **self.seconds},
         }
         if self.failures:

@@ -47,6 +47,7 @@ def test_run_folder_holds_everything(config: Path) -> None:
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["round-000004", "round-000006"]
     assert load_config(folder) == load_config(config)
     assert read_summary(folder)["bytes"]["up"] == sum(line["bytes_up"] for line in lines)
+    assert all(line["scalars_up"] == line["bytes_up"] / 4 > 0 for line in lines)
     assert read_summary(folder)["synthetic"] is True
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
