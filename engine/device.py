@@ -11,7 +11,8 @@ from algorithms.protocol import Tree
 from engine.config import Config
 from storage.errors import ShoalError
 
-HALF = 0.5
+# Of a host's share of a GPU; the rest is for models, activations and states.
+CACHE_SHARE = 0.5
 
 
 def chosen_device(config: Config) -> str:
@@ -68,7 +69,7 @@ def cache_bytes(device: torch.device, share: float, on_processor: int) -> int:
     """Limit of what a host caches: as said on a processor, half its share of the memory on a GPU."""
     if device.type != "cuda":
         return on_processor
-    return int(HALF * share * torch.cuda.get_device_properties(device).total_memory)
+    return int(CACHE_SHARE * share * torch.cuda.get_device_properties(device).total_memory)
 
 
 def placed(models: Sequence[FlatModel], device: torch.device) -> list[FlatModel]:

@@ -131,8 +131,7 @@ class Host:
                     scored = score(opened.algorithm, client)
                     seconds["evaluate"] += time.perf_counter() - began
             except Exception as error:
-                what = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
-                line = f"round {work.round}, client {client_id}: {' '.join(what.split())}"
+                line = f"round {work.round}, client {client_id}: {_said(error)}"
                 if not opened.job.skip_failed_clients:
                     raise ShoalError(line, traceback.format_exc()) from error
                 outcome.failures[client_id] = line, traceback.format_exc()
@@ -236,6 +235,13 @@ class Host:
         seconds["train"] += trained - began
         seconds["upload"] += time.perf_counter() - trained
         return _Served(sent, _snapshot(client.state, client.w), loss)
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    line = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
+    advice = "; a larger resources.gpus_per_host or a smaller engine.cell_size may help"
+    return " ".join(line.split()) + (advice if isinstance(error, torch.OutOfMemoryError) else "")
 
 
 def _snapshot(tree: Tree, w: torch.Tensor) -> Tree:
