@@ -9,7 +9,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from algorithms.protocol import Tree
 from engine import tensor_transport
-from engine.cell import Outcome, Work
+from engine.cell import Work
 from engine.host import Host
 from engine.job import Job
 from engine.memory import resident
@@ -30,16 +30,14 @@ class HostActor(Host):
         """Says that the host is up, with its process id."""
         return os.getpid()
 
-    def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
-        """Serves one cell, and says what memory the process holds."""
-        outcome = super().run(job_id, work, shared)
-        if outcome is not None:
-            outcome.memory = resident()
-        return outcome
-
     def run_several(self, job_id: str, works: Sequence[Work], shared: Tree) -> Any:
-        """Serves cells one after another; Ray takes a list apart only where it has several."""
+        """Serves cells one after another, and says what memory the process then holds."""
         outcomes = [self.run(job_id, work, shared) for work in works]
+        held = resident()
+        for outcome in outcomes:
+            if outcome is not None:
+                outcome.memory = held
+        # Ray takes a list apart only where it has several.
         return outcomes if len(outcomes) > 1 else outcomes[0]
 
     def enter(self, job: Job) -> Sight:
