@@ -132,7 +132,7 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
 
 
 def _weight(upload: Upload, entry: str) -> Tensor:
-    return torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64)
+    return torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64, device="cpu")
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -1,0 +1,257 @@
+"""Whole runs on a second device: every tensor of a visit lies there, and the numbers are those of the processor.
+
+The device computes in the memory of the processor; what mixes its tensors with others fails, as on a GPU. It takes
+generators of the processor, and would run any operator that a GPU lacks.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from other_device import load
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from algorithms import client as client_module
+from algorithms.base import Algorithm, Output, Tree
+from algorithms.client import Client
+from engine import host
+from engine.cell import Outcome, Work
+from engine.host import Host
+from engine.server import Server
+from storage.errors import ShoalError
+from storage.view import View
+
+Run = Callable[..., Server]
+ROUNDS = 3
+CPU = torch.device("cpu")
+KEYS = {"participation.ratio": 0.7, "engine.cell_size": 4, "train.dropout": 0.3, "engine.path": "loop"}
+PROTOTYPE = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
+ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
+MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedavg, stacked": {"engine.path": "stacked"},
+    "fedavg, stacked, sgd": {"engine.path": "stacked", **MOMENTUM},
+    "fedavg, batches": {"train.batch_size": 4},
+    "fedavg, sgd": MOMENTUM,
+    "fedavg, the path of a GPU": {"engine.path": "auto"},
+    "fedgta": {"algorithm.name": "fedgta"},
+    "local": {"algorithm.name": "local", "model.init": "own"},
+    "fedproto": {"algorithm.name": "fedproto"},
+    "fedtgp": {"algorithm.name": "fedtgp"},
+    "class_means": {"algorithm.name": "class_means", "algorithm.noise": 0.1},
+    "fedpg, node": {"algorithm.name": "fedpg", "algorithm.pseudo_centres": 0.4},
+    "fedpg, own": {"algorithm.name": "fedpg", "algorithm.targets": "own"},
+    "fedpg, prototype": PROTOTYPE,
+    "fedpg, attention": ATTENTION,
+}
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
+MODELS: dict[str, dict[str, Any]] = {
+    "sgc": {"model": {"name": "sgc"}},
+    "mlp": {"model.name": "mlp"},
+    **{name: {"model.name": name} for name in COUPLED},
+    **{f"{name}, neighbours drawn": {"model.name": name, "model.fanouts": [3, 2]} for name in COUPLED},
+    "gcn, batches of drawn neighbours": {"model.name": "gcn", "model.fanouts": [3, 2], "train.batch_size": 4},
+}
+MIXED = {
+    "model": [
+        {"name": "gcn", "hidden": 8},
+        {"name": "gat", "hidden": 8, "fanouts": [3, 2]},
+        {"name": "gin", "hidden": 8},
+        {"name": "sage", "hidden": 8, "fanouts": [-1, 2]},
+        {"name": "gcnii", "hidden": 8},
+        {"name": "gamlp", "hidden": 6},
+    ],
+    "heterogeneity.rule": "round-robin",
+    "heterogeneity.embedding": 8,
+}
+# Reading shards, handing on, and rows of hops that do not fit the cache; initial parameters; the check of uploads.
+ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
+ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
+ON_PROCESSOR |= {"sum", "ne", "all", "where"}
+# What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.
+NOT_ON_GPUS = {"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"}
+
+
+class Operators(TorchDispatchMode):
+    """Sees that tensors of the processor are read, but not computed with, also backward; single numbers may be."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.elsewhere: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert op.overloadpacket.__name__ not in NOT_ON_GPUS
+        result = op(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor) and t.dim()]
+        if tensors and all(t.device != self.device for t in tensors):
+            self.elsewhere.add(op.overloadpacket.__name__)
+        return result
+
+
+@pytest.fixture(scope="module")
+def other() -> torch.device:
+    return load()
+
+
+@pytest.fixture
+def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a config on the device, and sees that a visit has all its tensors there and leaves none behind."""
+    visit, run_cell, run_inner = Host.visit, Host.run, Host._run
+    visited: list[int] = []
+
+    def visit_there(self: Host, client_id: int, work: Work, down: Tree) -> Client:
+        client = visit(self, client_id, work, down)
+        visited.append(client_id)
+        data = client.data
+        require_on(other, [client.w, *client.model.module.parameters(), data.label, data.train, data.degree])
+        require_on(other, [*down.values(), *client.state.values(), *client.inbox.values()])
+        return client
+
+    def run_inner_there(*args: Any) -> None:
+        with Operators(other) as operators:
+            run_inner(*args)
+        assert operators.elsewhere <= ON_PROCESSOR
+
+    def run_cell_there(self: Host, job_id: str, work: Work, shared: Tree) -> Outcome | None:
+        outcome = run_cell(self, job_id, work, shared)
+        assert outcome is not None
+        for tree in (outcome.sums, outcome.weights, outcome.tensors, *outcome.states.values()):
+            require_on(CPU, tree.values())
+        return outcome
+
+    def run_there(keys: Mapping[str, Any]) -> Server:
+        # Torch starts the devices' threads when a process first goes backward, which may have been before this one.
+        with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
+            patch.setattr(host, "take_device", lambda name, share, precision: other)
+            patch.setattr(Host, "visit", visit_there)
+            patch.setattr(Host, "run", run_cell_there)
+            patch.setattr(Host, "_run", run_inner_there)
+            # Libraries take the branch of GPUs, too.
+            patch.setattr(Tensor, "is_cuda", property(lambda t: t.device == other))
+            server = run(keys, rounds=ROUNDS)
+        assert visited
+        return server
+
+    return run_there
+
+
+def require_on(device: torch.device, tensors: Iterable[Tensor]) -> None:
+    for t in tensors:
+        assert t.device == device
+
+
+def assert_same(there: Server, here: Server) -> None:
+    assert_same_tree(there.state.server, here.state.server, "server")
+    assert there.state.clients.keys() == here.state.clients.keys()
+    for i, tree in here.state.clients.items():
+        assert_same_tree(there.state.clients[i], tree, f"client {i}")
+
+
+def assert_same_tree(there: Tree, here: Tree, name: str) -> None:
+    assert there.keys() == here.keys(), name
+    for entry, expected in here.items():
+        found = there[entry]
+        # Sees, too, that what is found lies on the processor.
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=partial("{} {}: {}".format, name, entry))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(run: Run, run_there: Run, method: str) -> None:
+    keys = {**KEYS, **METHODS[method]}
+    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models(run: Run, run_there: Run, model: str) -> None:
+    keys = {**KEYS, **MODELS[model]}
+    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if "fedavg" not in name and name != "fedgta"])
+def test_lists_of_models(run: Run, run_there: Run, method: str) -> None:
+    keys = {**KEYS, **METHODS[method], **MIXED}
+    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+
+
+STREAMED = {
+    "fedavg": {},
+    "stacked": {"engine.path": "stacked"},
+    "class_means": {"algorithm.name": "class_means"},
+    "fedpg": {"algorithm.name": "fedpg"},
+    "gcn": {"model.name": "gcn"},
+    "sage, neighbours drawn": {"model.name": "sage", "model.fanouts": [3, 2], "train.batch_size": 4},
+}
+
+
+@pytest.mark.parametrize(("room", "places"), [(0, {"cpu"}), (4000, {"cpu", "other"}), (2**20, {"other"})])
+@pytest.mark.parametrize("name", STREAMED)
+def test_hops_too_large_for_the_cache(
+    run: Run, run_there: Run, monkeypatch: pytest.MonkeyPatch, name: str, room: int, places: set[str]
+) -> None:
+    """A hop of a client has 600 bytes, a matrix about 2,000; what does not fit is streamed, seven rows at a time."""
+    keys = {**KEYS, **STREAMED[name]}
+    expected = run(keys, rounds=ROUNDS)
+    nearest = View._nearest
+    found: set[str] = set()
+
+    def nearest_seen(self: View, k: int) -> Tensor:
+        hop = nearest(self, k)
+        found.add(hop.device.type)
+        return hop
+
+    monkeypatch.setattr(View, "_nearest", nearest_seen)
+    monkeypatch.setattr(client_module, "ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(host, "cache_bytes", lambda device, share, on_processor: room)
+    assert_same(run_there(keys), expected)
+    assert found == places
+
+
+def mixes(there: Tensor, here: Tensor) -> dict[str, Callable[[], Any]]:
+    csr = torch.eye(3).to_sparse_csr().to(there.device)
+    return {
+        "add": lambda: there + here,
+        "add_": lambda: there.add_(here),
+        "cat": lambda: torch.cat([there, here]),
+        "mm": lambda: here @ there,
+        "linear": lambda: F.linear(there, here),
+        "index_select": lambda: there.index_select(0, torch.tensor([1])),
+        "index_add": lambda: there.index_add(0, torch.tensor([1, 0, 1]), there),
+        "sparse product": lambda: torch.sparse.mm(csr, here),
+        "cross_entropy": lambda: F.cross_entropy(there, torch.tensor([0, 1, 2])),
+        "fused Adam": lambda: torch._fused_adam_(
+            [there], [here], [here], [here], [], [torch.ones(())], lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.0,
+            eps=1e-8, amsgrad=False, maximize=False,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", mixes(torch.ones(3, 3), torch.ones(3, 3)))
+def test_two_devices_do_not_mix(other: torch.device, name: str) -> None:
+    mixes(torch.ones(3, 3), torch.ones(3, 3))[name]()
+    with pytest.raises(RuntimeError, match=r"two devices|the same device"):
+        mixes(torch.ones(3, 3, device=other), torch.ones(3, 3))[name]()
+
+
+def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(self: Algorithm, out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
+        return F.cross_entropy(out.logits_NC, y.cpu())
+
+    monkeypatch.setattr(Algorithm, "loss", loss)
+    with pytest.raises(ShoalError, match=r"round 1, client \d: RuntimeError: .* two devices"):
+        run_there(KEYS)
+
+
+def test_work_left_to_the_processor_is_seen(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(self: Algorithm, out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
+        return F.cross_entropy(out.logits_NC.cpu(), y.cpu()).to(w.device)
+
+    monkeypatch.setattr(Algorithm, "loss", loss)
+    with pytest.raises(AssertionError, match="_log_softmax_backward"):
+        run_there(KEYS)
