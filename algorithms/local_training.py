@@ -85,7 +85,8 @@ class Trainer:
         y = client.data.memo("train labels", lambda: client.data.label[client.data.train])
         term = self.regularizer(client, down)
         seed_default(y.device, client.random("train"))
-        self.model.module.train()
+        if not self.model.module.training:
+            self.model.module.train()
         w, gradient = self.model.w, self.model.w.grad
         assert gradient is not None
         size = self.options.batch_size or len(y)

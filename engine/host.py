@@ -4,6 +4,7 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -17,8 +18,10 @@ from engine.cell import Outcome, Work
 from engine.device import cache_bytes, creating_on, moved, placed, take_device
 from engine.evaluation import score
 from engine.job import Job
+from engine.memory import keep_freed_memory
 from engine.models import stacks
 from engine.reduction import reduce_cell, require_sound, upload_bytes
+from storage.apart import apart
 from storage.errors import ShoalError
 from storage.store import Store
 from storage.view import Memo, View
@@ -85,6 +88,7 @@ class Host:
         if self._open is not None and self._open.job.id == job.id:
             return
         torch.set_num_threads(job.threads)
+        keep_freed_memory()
         device = take_device(job.device, job.gpu_share, job.precision)
         store = Store(job.store_path)
         algorithm = job.algorithm()
@@ -158,7 +162,7 @@ class Host:
         assert opened is not None
         job = opened.job
         if client_id not in opened.views:
-            opened.views[client_id] = job.view(opened.store, client_id, self._memo, opened.device)
+            opened.views[client_id] = apart(partial(job.view, opened.store, client_id, self._memo, opened.device))
         # Training changes moments in place; the values the round started from stay as they are.
         state = {name: t.to(opened.device, copy=True) for name, t in work.states.get(client_id, {}).items()}
         inbox = moved(work.inboxes.get(client_id, {}), opened.device)

@@ -96,13 +96,48 @@ def merge(parts: Sequence[Outcome]) -> Outcome:
     return whole
 
 
-def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, How]) -> tuple[Replies, Tree]:
+class Sums:
+    """The cells' sums added up in cell order as cells come back, so that none has to be kept until the last is there.
+
+    Attributes:
+        total: Sum of the cells' sums by entry, float64.
+        weight: Sum of their weights.
+    """
+
+    def __init__(self) -> None:
+        """Starts with nothing."""
+        self.total: Tree = {}
+        self.weight: Tree = {}
+        self._waiting: dict[int, Outcome] = {}
+        self._next = 0
+
+    def take(self, position: int, outcome: Outcome) -> None:
+        """Takes the sums out of a cell's outcome, at once if all cells before it are there.
+
+        Raises:
+            ShoalError: Clients give an entry in different shapes.
+        """
+        self._waiting[position] = outcome
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            for entry in ready.sums:
+                if entry not in self.total:
+                    self.total[entry], self.weight[entry] = ready.sums[entry].clone(), ready.weights[entry].clone()
+                    continue
+                _require_one_shape(entry, [self.total[entry].shape, ready.sums[entry].shape])
+                self.total[entry] += ready.sums[entry]
+                self.weight[entry] += ready.weights[entry]
+            ready.sums, ready.weights = {}, {}
+
+
+def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, How], sums: Sums) -> tuple[Replies, Tree]:
     """What the server sees of all cells, and what the engine holds of `How.MIX` entries, `[clients, …]`.
 
     Args:
         outcomes: Of the cells, in cell order.
         ids: All clients that answered, in the order of the cells.
         up: Reductions.
+        sums: Of all the cells.
 
     Raises:
         ShoalError: Clients give an entry in different shapes.
@@ -115,11 +150,7 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
     held: Tree = {}
     for entry, how in up.items():
         if how is How.SUM:
-            _require_one_shape(entry, [o.sums[entry].shape for o in outcomes])
-            total, weight = outcomes[0].sums[entry].clone(), outcomes[0].weights[entry].clone()
-            for outcome in outcomes[1:]:
-                total += outcome.sums[entry]
-                weight += outcome.weights[entry]
+            total, weight = sums.total[entry], sums.weight[entry]
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
         else:

@@ -17,7 +17,7 @@ from engine.evaluation import summarize
 from engine.job import Job
 from engine.live import Live, Watch, unwatched
 from engine.randomness import key
-from engine.reduction import combine, tree_bytes
+from engine.reduction import Sums, combine, tree_bytes
 from engine.sampling import Participation, draw_cohort
 from engine.state import FederationState
 from storage.errors import ShoalError
@@ -213,7 +213,7 @@ class _Round:
         ]
         for i in ids:
             self.bytes_down += tree_bytes({**ask.shared, **ask.private.get(i, {})})
-        outcomes = self._serve(works, ask.shared)
+        outcomes, sums = self._serve(works, ask.shared)
         for outcome in outcomes:
             self.draft.clients.update(outcome.states)
             self.draft.touched.update({i: i in outcome.scores for i in outcome.ids})
@@ -224,7 +224,7 @@ class _Round:
         if ids and not answered:
             line, detail = next(iter(outcomes[0].failures.values()))
             raise ShoalError(f"no client of the cohort answered; the first: {line}", detail)
-        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up)
+        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
         self.held.update(held)
         return replies
 
@@ -246,22 +246,26 @@ class _Round:
             self.draft.touched[client] = False
         return result
 
-    def _serve(self, works: Sequence[Work], shared: Tree) -> list[Outcome]:
-        began = time.perf_counter()
+    def _serve(self, works: Sequence[Work], shared: Tree) -> tuple[list[Outcome], Sums]:
+        began, adding = time.perf_counter(), 0.0
         outcomes: dict[int, Outcome] = {}
+        sums = Sums()
         self.asked += sum(len(work.ids) for work in works)
         for position, outcome in self.server.pool.run(works, shared):
             outcomes[position] = outcome
+            adding -= time.perf_counter()
+            sums.take(position, outcome)
+            adding += time.perf_counter()
             self.served += len(works[position].ids)
             self.bytes_up += sum(outcome.bytes_up)
             self.watch(self._live())
-        self.waited += time.perf_counter() - began
+        self.waited += time.perf_counter() - began - adding
         for outcome in outcomes.values():
             for client, failure in outcome.failures.items():
                 self._leave_out(client, failure)
             for part, spent in outcome.seconds.items():
                 self.seconds[part] += spent
-        return [outcomes[position] for position in range(len(works))]
+        return [outcomes[position] for position in range(len(works))], sums
 
     def _live(self) -> Live:
         return Live(
@@ -318,7 +322,7 @@ class _Round:
         states = {} if fresh else self.draft.clients
         inboxes = {} if fresh else self.draft.inboxes
         works = [evaluation(self.number, cell, states, inboxes, self._cost(cell)) for cell in cells]
-        outcomes = self._serve(works, download)
+        outcomes, _ = self._serve(works, download)
         return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
 
     def report(self) -> dict[str, Any]:

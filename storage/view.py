@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from storage.apart import apart
 from storage.shard import Shard
 from storage.split import Split
 
@@ -144,7 +145,7 @@ class View:
     @cached_property
     def label(self) -> Tensor:
         """Label of every row, int64 `[N]`; -1 is unlabelled. A method may read it at training rows only."""
-        return torch.from_numpy(self._shard.label).long().to(self.device)
+        return self._made(lambda: torch.from_numpy(self._shard.label).long().to(self.device))
 
     @property
     def node(self) -> np.ndarray:
@@ -196,7 +197,10 @@ class View:
             key: Name of the entry for this client.
             build: Makes it: a tensor or a tuple of tensors.
         """
-        return self._memo.get((self._key, key), build)
+        return self._memo.get((self._key, key), lambda: self._made(build))
+
+    def _made(self, build: Callable[[], Any]) -> Any:
+        return apart(build) if self.device.type == "cpu" else build()
 
 
 def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:

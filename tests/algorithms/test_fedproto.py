@@ -17,7 +17,7 @@ from algorithms.client import ClientInfo
 from algorithms.fedproto import FedProto
 from algorithms.protocol import Ask, Replies
 from engine.cell import Outcome
-from engine.reduction import combine, reduce_cell, upload_bytes
+from engine.reduction import Sums, combine, reduce_cell, upload_bytes
 from engine.run import run as run_config
 from engine.server import Server
 from storage.view import View
@@ -40,7 +40,9 @@ def server_step(algorithm: Algorithm, server: Tree, cohort: dict[int, Client], c
     assert isinstance(ask, Ask)
     outcome = Outcome()
     reduce_cell([algorithm.upload(cohort[i], {}, ask.phase) for i in sorted(cohort)], ask.up, outcome)
-    replies: Replies = combine([outcome], sorted(cohort), ask.up)[0]
+    sums = Sums()
+    sums.take(0, outcome)
+    replies: Replies = combine([outcome], sorted(cohort), ask.up, sums)[0]
     with pytest.raises(StopIteration):
         steps.send(replies)
     return ask

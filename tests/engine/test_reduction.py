@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.protocol import How, Replies, Tree, Upload
 from engine.cell import Outcome
-from engine.reduction import combine, reduce_cell, require_sound, tree_bytes, upload_bytes
+from engine.reduction import Sums, combine, reduce_cell, require_sound, tree_bytes, upload_bytes
 from storage.errors import ShoalError
 
 
@@ -21,7 +21,11 @@ def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[
         outcome = Outcome()
         reduce_cell([uploads[i] for i in cell], up, outcome)
         outcomes.append(outcome)
-    return combine(outcomes, [i for cell in cells for i in cell], up)
+    sums = Sums()
+    # They come back in any order.
+    for position in np.random.default_rng(0).permutation(len(cells)).tolist():
+        sums.take(position, outcomes[position])
+    return combine(outcomes, [i for cell in cells for i in cell], up, sums)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -120,8 +124,24 @@ def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> Non
         reduce(cells, uploads, {"z": how})
 
 
+def test_sums_are_added_in_cell_order_and_let_go_as_they_come() -> None:
+    outcomes = []
+    for value in (1e16, 1.0, -1e16, 1.0):
+        outcome = Outcome(ids=[0])
+        reduce_cell([Upload({"s": torch.full((3,), value)})], {"s": How.SUM}, outcome)
+        outcomes.append(outcome)
+    sums = Sums()
+    kept = []
+    for position in (2, 0, 3, 1):
+        sums.take(position, outcomes[position])
+        kept.append([p for p in range(4) if outcomes[p].sums])
+    # In any other order the first 1 would not be lost.
+    assert sums.total["s"].tolist() == [1.0, 1.0, 1.0]
+    assert kept == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+
+
 def test_nobody_asked_nothing_seen() -> None:
-    replies, held = combine([], [], {"w": How.SUM, "z": How.KEEP})
+    replies, held = combine([], [], {"w": How.SUM, "z": How.KEEP}, Sums())
     assert (replies.ids, replies.entries, held) == ([], {}, {})
 
 
