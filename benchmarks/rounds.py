@@ -105,6 +105,16 @@ class Contender:
                 continue
         return total
 
+    def memory(self) -> int:
+        """Bytes that only the process and those below it hold now, beside memory they share with others."""
+        total = 0
+        for process in [self._tree, *self._tree.children(recursive=True)]:
+            try:
+                total += process.memory_full_info().uss
+            except psutil.Error:
+                continue
+        return total
+
     def end(self) -> None:
         """Waits until its weights are written."""
         if self._process.wait(timeout=120):
@@ -227,12 +237,14 @@ def compete(case: Case, name: str, pairs: int, peers: Path) -> dict[str, Any]:
     other = [case.start(name, peers)]
     sides: tuple[list[Contender], list[Contender]] = (bare, other)
     played: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    held = [0, 0]
     try:
         for number in range(pairs + 1):
             for side in (0, 1) if number % 2 else (1, 0):
                 for contender in sides[side]:
                     contender.hear()
                 played[side].append(play(sides[side]))
+            held = [max(most, sum(c.memory() for c in side)) for most, side in zip(held, sides)]
         for contender in (*bare, *other):
             contender.end()
     finally:
@@ -240,6 +252,7 @@ def compete(case: Case, name: str, pairs: int, peers: Path) -> dict[str, Any]:
             contender.kill()
     floor, mine = (rounds[1:] for rounds in played)  # the first is to warm up
     result = {"floor": floor, "rounds": mine, "ratio": [f["rate"] / m["rate"] for f, m in zip(floor, mine)]}
+    result["memory"] = held
     if name != "two":
         difference = float(np.abs(case.weights("bare-0") - case.weights(name)).max())
         # The bare loop sums in float32; with hidden layers that grows.
@@ -264,6 +277,7 @@ def row(case: Case, name: str, result: dict[str, Any]) -> tuple[list[str], dict[
         f"{median(ratio):.3f}",
         f"{low:.3f} – {high:.3f}",
         f"{median(f['cpu'] for f in floor):.2f} / {median(m['cpu'] for m in mine):.2f}",
+        " / ".join(f"{held_bytes / 2**20:.0f}" for held_bytes in result["memory"]),
         f"{1000 * over / cohort:.2f}",
     ]
     if name in ("local", "stacked", "ray"):
@@ -303,7 +317,8 @@ def main() -> None:
     if args.quick:
         args.models, args.clients, args.against = ["linear", "tiny"], [50], ["local"]
     table = Table(title=f"a round, medians of {args.pairs} pairs, one thread each")
-    for column in ("case", "contender", "bare s", "s", "ratio", "95 %", "CPU s, bare / its", "ms over", "ms untrained"):
+    measured = ("bare s", "s", "ratio", "95 %", "CPU s, bare / its", "MiB, bare / its", "ms over", "ms untrained")
+    for column in ("case", "contender", *measured):
         table.add_column(column, no_wrap=True, justify="left" if column in ("case", "contender") else "right")
     figures: dict[str, Any] = {}
     targets: dict[str, dict[str, Any]] = {}
@@ -323,7 +338,7 @@ def main() -> None:
                 table.add_row(*shown)
                 figures[f"{case.name}, {name}"] = result | held[name]
             targets |= targets_of(case, held)
-    Console(width=140).print(table)
+    Console(width=150).print(table)
     print_figures(figures, targets)
 
 
