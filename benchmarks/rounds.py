@@ -338,7 +338,7 @@ def main() -> None:
                 table.add_row(*shown)
                 figures[f"{case.name}, {name}"] = result | held[name]
             targets |= targets_of(case, held)
-    Console(width=150).print(table)
+    Console(width=170).print(table)
     print_figures(figures, targets)
 
 

@@ -1,6 +1,7 @@
 """What a run would take, before it starts."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from algorithms.loading import describe, load
 from algorithms.local_training import Trainer, TrainOptions
 from engine.cell import form_cells
 from engine.config import Config
-from engine.models import assign_models, build_models, model_specs, require_mixable
+from engine.device import chosen_device
+from engine.models import assign_models, build_models, model_specs, require_mixable, stacks
 from engine.prepare import source, store_path
 from engine.report import console, size
 from engine.run import participation_of
@@ -31,10 +33,11 @@ def show_plan(config: Config) -> None:
     """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing.
 
     Raises:
-        ShoalError: What the run itself would be refused for: method, model, dataset.
+        ShoalError: What the run itself would be refused for: method, model, dataset, device, precision.
     """
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
     require_mixable(config, algorithm)
+    device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
     path = store_path(config)
     if prepared := (path / NAME).exists():
         manifest = read_manifest(path)
@@ -52,10 +55,12 @@ def show_plan(config: Config) -> None:
     cohort = draw_cohort(clients, participation_of(config, algorithm.whole), config.seed, 1)
     cells = form_cells(cohort, infos, config.engine.cell_size)
     embedding, dropout = config.heterogeneity.embedding, config.train.dropout
-    models = build_models(model_specs(config), embedding, features, classes, config.propagation.hops, dropout)
+    models = build_models(model_specs(config), embedding, features, classes, config.propagation.hops, dropout, bfloat16)
+    train = TrainOptions(**config.train.model_dump(exclude={"dropout"}))
+    stacks(config.engine.path, device, algorithm, models, train)
     mean_client = _mean_client(infos[0], features, entries // clients, config.propagation.hops)
     torch.set_num_threads(config.engine.threads)
-    epoch, forward = np.array([_measure(model, mean_client, infos[0], algorithm, config) for model in models]).T
+    epoch, forward = np.array([_measure(model, mean_client, infos[0], algorithm, train) for model in models]).T
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
     training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
@@ -84,7 +89,7 @@ def show_plan(config: Config) -> None:
         "bytes": f"up to {size(sent)} each way a round where parameters are sent",
         "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
         "time": f"{training + evaluating:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
-        f"an epoch and {_span(forward)} a forward pass, measured just now",
+        f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }.items():
         table.add_row(name, text)
     console.print(table)
@@ -107,12 +112,13 @@ def _mean_client(info: ClientInfo, features: int, entries: int, hops: int) -> Vi
 
 
 def _measure(
-    model: FlatModel, data: View, info: ClientInfo, algorithm: Algorithm, config: Config
+    model: FlatModel, data: View, info: ClientInfo, algorithm: Algorithm, train: TrainOptions
 ) -> tuple[float, float]:
     """Seconds of one training epoch and one forward pass over a client."""
-    options = TrainOptions(**{**config.train.model_dump(exclude={"dropout"}), "epochs": 1})
     # Cross-entropy: the method's own loss may need a download.
-    trainer = Trainer(model, options, lambda out, y, w, down: Algorithm.loss(algorithm, out, y, w, down))
+    trainer = Trainer(
+        model, replace(train, epochs=1), lambda out, y, w, down: Algorithm.loss(algorithm, out, y, w, down)
+    )
     times = []
     for _ in range(3):
         client = Client(info, data, model, {}, {}, lambda purpose: 0)

@@ -204,7 +204,15 @@ class Host:
             return found
         clients = [client for client, _ in visited]
         w_BP = torch.stack(parameters)
-        losses = opened.stacked[clients[0].info.model].fit(clients, w_BP)
+        try:
+            losses = opened.stacked[clients[0].info.model].fit(clients, w_BP)
+        except Exception as error:
+            # Whose fault it is cannot be told: each of them has failed when its turn comes.
+            ids = [client.info.client for client in clients]
+            why = f"in one batch with clients {ids}: {_said(error)}; engine.path=loop trains them one by one"
+            failure = ShoalError(why)
+            failure.__cause__ = error
+            return found | dict.fromkeys(ids, failure)
         seconds["train"] += time.perf_counter() - began
         fitted = {c.info.client: _Fitted(c, down, w, loss) for (c, down), w, loss in zip(visited, w_BP, losses)}
         return found | fitted

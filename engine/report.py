@@ -48,9 +48,9 @@ def show_run(run: Path) -> None:
         table.add_row(scope, _percent(last["nodes"]), chosen, *rest)
     console.print(table)
     _line(CAPTION)
-    traffic, seconds = summary["bytes"], summary["seconds"]
+    traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
     each = " and ".join(
-        f"{size(traffic[f'{way}_per_client_round'])} {way} ({traffic[f'{way}_per_client_round'] / 4:,.0f} scalars)"
+        f"{size(traffic[f'{way}_per_client_round'])} {way} ({scalars[f'{way}_per_client_round']:,.0f} scalars)"
         for way in ("up", "down")
     )
     _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")

@@ -14,8 +14,8 @@ def apart(make: Callable[[], T]) -> T:
     """Makes something in the process's keeper thread, whose memory glibc takes from elsewhere, and waits for it.
 
     A step of training allocates and frees blocks of megabytes. A small block that stays, placed between them, splits
-    the hole they leave, and the next step takes new memory: without this, a client's first visit costs four times the
-    memory of its data, for ever, and its page faults.
+    the hole they leave, and the next step takes new memory: without this, a client's first visit costs some such blocks
+    for ever, and their page faults.
     """
     if threading.current_thread().name.startswith(NAME):
         return make()

@@ -112,3 +112,18 @@ def test_a_client_that_fails_is_named(start: Callable[..., Server], monkeypatch:
         start({"engine.path": "stacked"}).round()
     line = start({"engine.path": "stacked", "engine.on_client_error": "skip"}).round()
     assert line["cohort"] == [0, 1, 3, 4, 5]
+
+
+def test_a_batch_that_fails_is_the_failure_of_all_in_it(
+    start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(self: StackedTrainer, clients: Any, w_BP: Tensor) -> list[float]:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(StackedTrainer, "fit", fit)
+    line = (
+        r"^round 1, client 0: in one batch with clients \[.*\]: OutOfMemoryError: no memory; .*smaller "
+        r"engine.cell_size.*; engine.path=loop trains them one by one$"
+    )
+    with pytest.raises(ShoalError, match=line):
+        start({"engine.path": "stacked", "engine.cell_size": 3}).round()

@@ -9,6 +9,7 @@ import torch
 from algorithms.protocol import Tree
 from engine.config import Config
 from engine.device import cache_bytes, chosen_device, take_device
+from engine.dry_run import show_plan
 from engine.run import run as run_config
 from engine.server import Server
 from storage.errors import ShoalError
@@ -42,6 +43,8 @@ def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: 
 def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         chosen_device(configure(keys))
+    with pytest.raises(ShoalError, match=line):
+        show_plan(configure(keys))
 
 
 @no_gpu
@@ -81,3 +84,9 @@ def test_bfloat16_is_near_float32_and_keeps_float32_parameters(
 def test_bfloat16_is_refused_for_coupled_models(start: Callable[..., Server]) -> None:
     with pytest.raises(ShoalError, match=r"engine\.precision: bfloat16 is for decoupled models, gcn is not"):
         start({"model.name": "gcn", "engine.precision": "bfloat16"})
+
+
+@pytest.mark.parametrize("keys", [{"engine.precision": "bfloat16"}, {"engine.path": "stacked"}])
+def test_a_dry_run_refuses_what_the_run_would(configure: Callable[..., Config], keys: dict[str, Any]) -> None:
+    with pytest.raises(ShoalError, match=r"decoupled model"):
+        show_plan(configure({"model.name": "gcn", **keys}))
