@@ -82,7 +82,7 @@ class Trainer:
             return float("nan")
         self._restore_moments(client)
         inputs_of = batches(client)
-        y = client.data.memo("train labels", lambda: client.data.label[client.data.train])
+        y = client.data.train_label
         term = self.regularizer(client, down)
         seed_default(y.device, client.random("train"))
         if not self.model.module.training:

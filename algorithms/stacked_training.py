@@ -49,7 +49,7 @@ class StackedTrainer:
         device = w_BP.device
         label_BN = torch.full((len(clients), max(rows)), NO_ROW, device=device)
         for label_N, client in zip(label_BN, clients):
-            label_N[: client.info.train] = client.data.label[client.data.train]
+            label_N[: client.info.train] = client.data.train_label
         count_B = torch.tensor(rows, dtype=torch.float32, device=device)
         generators = [client.rng("train") for client in clients]
         self.model.module.train()

@@ -17,7 +17,14 @@ from storage.errors import ShoalError
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
-DIRECT_BYTES = 2**20
+# Small outcomes go straight to the server: through the object store they cost the raylet more time. What Ray would
+# report of tasks and timings, nobody could ask for without the dashboard.
+PRIVATE = {
+    "max_direct_call_object_size": 2**20,
+    "task_events_report_interval_ms": 0,
+    "enable_timeline": False,
+    "enable_metrics_collection": False,
+}
 
 
 def connect(config: Config) -> None:
@@ -33,9 +40,7 @@ def connect(config: Config) -> None:
     try:
         if config.ray.address is None:
             # Without an address Ray would join whatever cluster was started on this machine last.
-            # The sums of a cell go straight to the server; through the object store they cost the raylet more time.
-            system = {"max_direct_call_object_size": DIRECT_BYTES}
-            ray.init(address="local", include_dashboard=False, _system_config=system, **quiet)
+            ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
         else:
             ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
     except Exception as error:

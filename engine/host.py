@@ -3,6 +3,7 @@
 import time
 import traceback
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,8 +21,8 @@ from engine.evaluation import score
 from engine.job import Job
 from engine.memory import keep_freed_memory
 from engine.models import stacks
+from engine.open_views import OpenViews
 from engine.reduction import reduce_cell, require_sound, upload_bytes
-from storage.apart import apart
 from storage.errors import ShoalError
 from storage.store import Store
 from storage.view import Memo, View
@@ -43,8 +44,16 @@ class _Open:
     trainers: list[Trainer]
     stacked: list[StackedTrainer]
     infos: list[ClientInfo]
+    views: OpenViews
     initials: dict[int, torch.Tensor] = field(default_factory=dict)
-    views: dict[int, View] = field(default_factory=dict)
+
+    def touch(self, view: View) -> None:
+        """Brings into memory what training reads of a client's files."""
+        model = self.models[self.infos[view.client].model]
+        if model.coupled is None:
+            view.touch(model.inputs, training=True)
+        elif not model.coupled.fanouts:
+            view.touch([0], training=False, edges=True)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,21 @@ class Host:
         trainers = [Trainer(model, job.train, algorithm.loss, algorithm.regularizer) for model in models]
         together = stacks(job.path, device.type, algorithm, models, job.train)
         stacked = [StackedTrainer(model, job.train) for model in models] if together else []
-        self._open = _Open(job, store, device, algorithm, patterns, models, trainers, stacked, job.infos(store))
+        views = OpenViews(partial(job.view, store, memo=self._memo, device=device))
+        self._open = _Open(job, store, device, algorithm, patterns, models, trainers, stacked, job.infos(store), views)
+
+    def serve(self, job_id: str, works: Sequence[Work], shared: Tree) -> Iterator[Outcome | None]:
+        """Serves cells one after another; while a client is served, the data of the next one is opened.
+
+        Raises:
+            ShoalError: As `run` does.
+        """
+        opened = self._open
+        if opened is not None:
+            fit = any(work.fit for work in works)
+            opened.views.plan([i for work in works for i in work.ids], opened.touch if fit else lambda view: None)
+        for work in works:
+            yield self.run(job_id, work, shared)
 
     def run(self, job_id: str, work: Work, shared: Tree) -> Outcome | None:
         """Serves one cell; None if the job is not open here (a host that was started again).
@@ -161,14 +184,13 @@ class Host:
         opened = self._open
         assert opened is not None
         job = opened.job
-        if client_id not in opened.views:
-            opened.views[client_id] = apart(partial(job.view, opened.store, client_id, self._memo, opened.device))
+        view = opened.views.get(client_id)
         # Training changes moments in place; the values the round started from stay as they are.
         state = {name: t.to(opened.device, copy=True) for name, t in work.states.get(client_id, {}).items()}
         inbox = moved(work.inboxes.get(client_id, {}), opened.device)
         client = Client(
             opened.infos[client_id],
-            opened.views[client_id],
+            view,
             opened.models[opened.infos[client_id].model],
             state,
             inbox,

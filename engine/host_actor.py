@@ -9,7 +9,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from algorithms.protocol import Tree
 from engine import tensor_transport
-from engine.cell import Work
+from engine.cell import Outcome, Work
 from engine.host import Host
 from engine.job import Job
 from engine.memory import resident
@@ -30,15 +30,14 @@ class HostActor(Host):
         """Says that the host is up, with its process id."""
         return os.getpid()
 
-    def run_several(self, job_id: str, works: Sequence[Work], shared: Tree) -> Any:
+    def run_several(self, job_id: str, works: Sequence[Work], shared: Tree) -> list[Outcome | None]:
         """Serves cells one after another, and says what memory the process then holds."""
-        outcomes = [self.run(job_id, work, shared) for work in works]
+        outcomes = list(self.serve(job_id, works, shared))
         held = resident()
         for outcome in outcomes:
             if outcome is not None:
                 outcome.memory = held
-        # Ray takes a list apart only where it has several.
-        return outcomes if len(outcomes) > 1 else outcomes[0]
+        return outcomes
 
     def enter(self, job: Job) -> Sight:
         """Opens a job as far as the host's machine has its files, and says of which clients it has them.

@@ -22,8 +22,7 @@ class LocalPool:
 
     def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         """Serves the cells in their order."""
-        for position, work in enumerate(works):
-            outcome = self._host.run(self._job.id, work, shared)
+        for position, outcome in enumerate(self._host.serve(self._job.id, works, shared)):
             assert outcome is not None
             yield position, outcome
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import ray
@@ -14,13 +13,16 @@ from ray.exceptions import RayError, RayTaskError
 from algorithms.protocol import Tree
 from engine.cell import Outcome, Work, one_by_one
 from engine.job import Job
+from engine.placement import place
 from engine.reduction import merge
 from engine.roster import Roster, plain_error
 from storage.errors import ShoalError
 
 CALLS_IN_FLIGHT = 2
 # Cells that take less are sent together: a call costs milliseconds.
-SECONDS_OF_A_CALL = 0.25
+SECONDS_OF_A_CALL = 0.5
+# Of what a host has to do; small enough that hosts end together, large enough for few calls.
+SHARE_OF_A_CALL = 0.5
 PATIENCE = 1.0
 COME_BACK_SECONDS = 120.0
 LOSSES_OF_A_WHOLE_CELL = 2
@@ -37,11 +39,10 @@ class _Task:
 
 @dataclass
 class _Call:
-    """A task under way on a host, in a call of one or more."""
+    """Tasks under way on a host, served one after another."""
 
-    task: _Task
+    tasks: Sequence[_Task]
     host: int
-    number: int
     deadline: float
 
 
@@ -81,7 +82,6 @@ class RayPool:
         self._timeout = cell_timeout
         self._retries = retries
         self._home: dict[int, int] = {}
-        self._numbers = count()
         self._pace: dict[str, float] = {}
         self.retried = 0
         self.transfer = 0.0
@@ -144,16 +144,18 @@ class RayPool:
 
     def _fill(self, state: _Round, works: Sequence[Work]) -> None:
         """Queues every cell, smallest first so that the largest is popped; clients return to their host."""
-        load = [0.0] * len(self._roster.hosts)
-        for position in sorted(range(len(works)), key=lambda p: (-works[p].cost, p)):
-            task = _Task(position, works[position])
-            for part in [task] if self._roster.who_sees(task.work.ids) else self._in_parts(state, task):
-                able = self._roster.who_sees(part.work.ids) or range(len(load))
-                host = self._home.get(part.work.ids[0], -1)
-                if host not in able:
-                    host = self._home[part.work.ids[0]] = min(able, key=load.__getitem__)
-                state.queues[host].insert(0, part)
-                load[host] += part.work.cost
+        whole = [_Task(position, work) for position, work in enumerate(works)]
+        seen = [bool(self._roster.who_sees(task.work.ids)) for task in whole]
+        tasks = [part for task, one in zip(whole, seen) for part in ([task] if one else self._in_parts(state, task))]
+        everyone = range(len(self._roster.hosts))
+        places = place(
+            [task.work.cost for task in tasks],
+            [self._roster.who_sees(task.work.ids) or everyone for task in tasks],
+            [self._home.get(task.work.ids[0]) for task in tasks],
+        )
+        for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].work.cost, -pair[0].position)):
+            self._home[task.work.ids[0]] = host
+            state.queues[host].append(task)
 
     def _in_parts(self, state: _Round, task: _Task) -> list[_Task]:
         """The clients of a cell as tasks of their own."""
@@ -177,16 +179,16 @@ class RayPool:
         for host in self._roster.ready:
             calls = [call for call in state.calls.values() if call.host == host]
             # What was lost before runs alone, so that the next loss can only be its own doing.
-            while len({call.number for call in calls}) < CALLS_IN_FLIGHT and not any(c.task.losses for c in calls):
+            while len(calls) < CALLS_IN_FLIGHT and not any(task.losses for call in calls for task in call.tasks):
                 tasks = self._next_few(state, host, fresh=bool(calls))
                 if not tasks:
                     break
-                calls += self._call(state, host, tasks)
+                calls.append(self._call(state, host, tasks))
 
     def _next_few(self, state: _Round, host: int, fresh: bool) -> list[_Task]:
         """Tasks for one call: so many that it takes a while, and few enough that the hosts end together."""
-        waiting = sum(map(len, state.queues))
-        share = waiting if len(self._roster.ready) == 1 else waiting // (2 * len(self._roster.ready))
+        own = len(state.queues[host])
+        share = own if len(self._roster.ready) == 1 else math.ceil(SHARE_OF_A_CALL * own)
         tasks: list[_Task] = []
         seconds = 0.0
         while len(tasks) < max(share, 1) and seconds < SECONDS_OF_A_CALL:
@@ -209,48 +211,49 @@ class RayPool:
                     return task
         return None
 
-    def _call(self, state: _Round, host: int, tasks: Sequence[_Task]) -> list[_Call]:
-        run = self._roster.hosts[host].run_several.options(num_returns=len(tasks))
-        refs = run.remote(self._job.id, [task.work for task in tasks], state.shared)
-        number, deadline = next(self._numbers), time.monotonic() + self._timeout
-        calls = [_Call(task, host, number, deadline) for task in tasks]
-        state.calls.update(zip([refs] if len(tasks) == 1 else refs, calls))
-        return calls
+    def _call(self, state: _Round, host: int, tasks: Sequence[_Task]) -> _Call:
+        works = [task.work for task in tasks]
+        ref = self._roster.hosts[host].run_several.remote(self._job.id, works, state.shared)
+        state.calls[ref] = _Call(tasks, host, time.monotonic() + self._timeout)
+        return state.calls[ref]
 
     def _collect(self, ref: Any, state: _Round) -> None:
         call = state.calls.pop(ref)
         try:
-            outcome = ray.get(ref)
+            outcomes = ray.get(ref)
         except RayTaskError as error:
             raise plain_error(error) from error
         except RayError as error:
             self._lost(call, state, type(error).__name__)
             return
         self._roster.heard = time.monotonic()
-        if outcome is None:
+        if outcomes[0] is None:
             # The host was started again since the last cell, and does not know the job.
             self._away(call.host, state)
-            state.queues[call.host].append(call.task)
+            state.queues[call.host].extend(reversed(call.tasks))
             return
-        work = call.task.work
-        self._pace[work.phase] = sum(outcome.seconds.values()) / max(work.cost, 1.0)
-        # The object store gives its memory back; states live on in the server's own.
-        outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
         for waiting in state.calls.values():
             if waiting.host == call.host:
                 waiting.deadline = time.monotonic() + self._timeout
-        self.memory[call.host] = outcome.memory
-        self._finish(state, call.task, outcome)
+        for task, outcome in zip(call.tasks, outcomes):
+            self._pace[task.work.phase] = sum(outcome.seconds.values()) / max(task.work.cost, 1.0)
+            # The object store gives its memory back; states live on in the server's own.
+            outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
+            self.memory[call.host] = outcome.memory
+            self._finish(state, task, outcome)
 
     def _lost(self, call: _Call, state: _Round, why: str) -> None:
+        self._away(call.host, state)
+        for task in call.tasks:
+            self._lost_task(task, call.host, state, why)
+
+    def _lost_task(self, task: _Task, host: int, state: _Round, why: str) -> None:
         """Queues a lost task again; a client that was lost too often is left out, if the run allows it."""
-        task = call.task
         self.retried += 1
         task.losses += 1
-        self._away(call.host, state)
         ids = list(task.work.ids)
         who = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids}"
-        line = f"round {task.work.round}, {who}: lost with host {call.host}, loss {task.losses} ({why})"
+        line = f"round {task.work.round}, {who}: lost with host {host}, loss {task.losses} ({why})"
         self._roster.events.append(line)
         if task.losses > self._retries:
             advice = "look for lack of memory, or raise engine.retries"
@@ -260,7 +263,7 @@ class RayPool:
             return
         whole = task.losses < LOSSES_OF_A_WHOLE_CELL and self._roster.who_sees(task.work.ids)
         for part in [task] if whole else self._in_parts(state, task):
-            able = self._roster.who_sees(part.work.ids) or [call.host]
+            able = self._roster.who_sees(part.work.ids) or [host]
             state.queues[min(able, key=lambda host: len(state.queues[host]))].append(part)
 
     def _away(self, host: int, state: _Round) -> None:

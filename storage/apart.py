@@ -1,8 +1,8 @@
-"""What stays in memory, made apart from what comes and goes."""
+"""What stays in memory, made apart from what comes and goes, and what is wanted soon, made meanwhile."""
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
@@ -19,9 +19,14 @@ def apart(make: Callable[[], T]) -> T:
     """
     if threading.current_thread().name.startswith(NAME):
         return make()
-    return _keeper().submit(make).result()
+    return _keeper(NAME).submit(make).result()
+
+
+def ahead(make: Callable[[], T]) -> "Future[T]":
+    """Begins to make something apart, in a thread that nobody waits for before its result is asked."""
+    return _keeper(f"{NAME}-ahead").submit(make)
 
 
 @cache
-def _keeper() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=NAME)
+def _keeper(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix=name)

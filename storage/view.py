@@ -1,7 +1,7 @@
 """One client's data as a federated method sees it: tensors over the memory map or on a GPU, and a bounded cache."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from storage.shard import Shard
 from storage.split import Split
 
 CPU = torch.device("cpu")
+PAGE = 4096
 
 
 class Memo:
@@ -146,6 +147,27 @@ class View:
     def label(self) -> Tensor:
         """Label of every row, int64 `[N]`; -1 is unlabelled. A method may read it at training rows only."""
         return self._made(lambda: torch.from_numpy(self._shard.label).long().to(self.device))
+
+    @cached_property
+    def train_label(self) -> Tensor:
+        """Label of every training row, int64."""
+        return self._made(lambda: self.label[self.train])
+
+    def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
+        """Reads something of every page of the map that is wanted soon, so that it is in memory then.
+
+        Args:
+            hops: Numbers of hops.
+            training: Their training rows only.
+            edges: The adjacency, too.
+        """
+        _ = self.train_label
+        for k in hops:
+            pages_NF = self._hops[k][:, :: max(PAGE // self._hops[k].element_size(), 1)]
+            (pages_NF.index_select(0, self.train.cpu()) if training else pages_NF).sum()
+        if edges:
+            for part in (self._shard.indptr, self._shard.indices):
+                part[:: PAGE // part.itemsize].sum()
 
     @property
     def node(self) -> np.ndarray:

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from storage.arrow_file import checksum
-from storage.graph import Graph
+from storage.graph import Graph, clean_edges
+from storage.induced import Induced
+from storage.shard import open_shard, write_shard
+from storage.split import Split
 from storage.store import Store, hops_path, shard_path, split_path
 from storage.view import Memo, View
 
@@ -148,3 +151,41 @@ def test_ones_grow() -> None:
     assert few.tolist() == [1.0] * 3
     assert many.shape == (100,)
     assert many.data_ptr() == memo.ones(7).data_ptr()
+
+
+def resident(path: Path) -> int:
+    """Bytes of a map of the file that this process has in memory."""
+    held, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if not fields[0].endswith(":"):
+            inside = line.endswith(str(path))
+        elif inside and fields[0] == "Rss:":
+            held += int(fields[1]) * 1024
+    return held
+
+
+def test_touched_files_are_in_memory(tmp_path: Path, make_view: Callable[..., View]) -> None:
+    nodes = 20_000
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 3, nodes).astype(np.int32)
+    edges = rng.integers(0, nodes, (2, 50_000))
+    indptr, indices, _ = clean_edges(edges, nodes, "test")
+    part = Induced(np.arange(nodes), indptr, indices)
+    path = tmp_path / "shard.arrow"
+    write_shard(path, 0, part, label, rng.standard_normal((nodes, 64), dtype=np.float32))
+
+    def opened() -> View:
+        few = np.arange(0, 100, dtype=np.int32)
+        return View("test", open_shard(path, 0), Split(few, few[:0], few[:0]), [], 3, Memo(0))
+
+    view = opened()
+    assert resident(path) < 1e6
+    view.touch([0], training=True)
+    assert resident(path) < 1e6
+    assert view.train_label.tolist() == label[:100].tolist()
+    view.touch([0], training=False)
+    assert resident(path) >= view.x.nbytes
+    assert resident(path) < view.x.nbytes + indices.nbytes
+    view.touch([], training=True, edges=True)
+    assert resident(path) >= view.x.nbytes + len(indices) * 4

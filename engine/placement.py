@@ -1,0 +1,31 @@
+"""Which host serves a cell: the one that served it last, as long as all hosts have the same to do."""
+
+from collections.abc import Sequence
+
+SLACK = 0.01
+
+
+def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence[int | None]) -> list[int]:
+    """Gives every cell a host, the most costly cells first.
+
+    A host keeps what it served before, whose data it has open, up to its share of all costs; the rest goes where there
+    is least to do. So a host that came later than others gets its share, too.
+
+    Args:
+        costs: Of the cells.
+        able: Hosts that see a cell's data, at least one.
+        homes: Host that served a cell last.
+
+    Returns:
+        The host of every cell.
+    """
+    load = dict.fromkeys((host for hosts in able for host in hosts), 0.0)
+    share = (1 + SLACK) * sum(costs) / max(len(load), 1)
+    places = [-1] * len(costs)
+    for cell in sorted(range(len(costs)), key=lambda cell: (-costs[cell], cell)):
+        home = homes[cell]
+        if home is None or home not in able[cell] or load[home] + costs[cell] > share:
+            home = min(able[cell], key=load.__getitem__)
+        places[cell] = home
+        load[home] += costs[cell]
+    return places
