@@ -90,10 +90,10 @@ class Trainer:
         w, gradient = self.model.w, self.model.w.grad
         assert gradient is not None
         size = self.options.batch_size or len(y)
-        total = torch.zeros((), device=y.device)
+        losses: list[Tensor] = []
         for _ in range(self.options.epochs):
             order = torch.randperm(len(y), device=y.device) if size < len(y) else None
-            total = torch.zeros((), device=y.device)
+            losses.clear()
             for start in range(0, len(y), size):
                 chosen = None if order is None else order[start : start + size]
                 target = y if chosen is None else y[chosen]
@@ -103,10 +103,10 @@ class Trainer:
                     loss = loss + term()
                 loss.backward()
                 self.optimizer.step()
-                total += loss.detach() * (len(target) / len(y))
+                losses.append(loss.detach() * (len(target) / len(y)))
         client.trained()
         self._save_moments(client)
-        return float(total)
+        return float(sum(losses))
 
     def _restore_moments(self, client: Client) -> None:
         kept = {name.removeprefix(MOMENTS): t for name, t in client.state.items() if name.startswith(MOMENTS)}

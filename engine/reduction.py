@@ -1,5 +1,6 @@
 """Reducing uploads: within a cell in client order, over cells in cell order, always in float64."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -37,7 +38,7 @@ def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
     for entry, how in up.items():
         if entry not in upload.entries:
             raise ShoalError(f"upload() gives no {entry!r}, which the round asks for")
-        read, weight = upload.entries[entry], _weight(upload, entry)
+        read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is How.SUM:
             read = _weighty(read, weight)
         if not (_finite(read) and _finite(weight)):
@@ -57,13 +58,11 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outco
             outcome.tensors[entry] = torch.stack(tensors)
             continue
         total = torch.zeros(tensors[0].shape, dtype=torch.float64)
-        weight_total: Tensor = torch.zeros((), dtype=torch.float64)
-        for upload, tensor in zip(uploads, tensors):
-            weight = _weight(upload, entry)
-            total += weight * _weighty(tensor, weight)
-            weight_total = weight_total + weight
+        weights = [upload.weight.get(entry, 1.0) for upload in uploads]
+        for weight, tensor in zip(weights, tensors):
+            total += _weighty(tensor, weight) * _double(weight)
         outcome.sums[entry] = total
-        outcome.weights[entry] = weight_total
+        outcome.weights[entry] = torch.as_tensor(sum(map(_double, weights)), dtype=torch.float64)
 
 
 def merge(parts: Sequence[Outcome]) -> Outcome:
@@ -162,17 +161,21 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
     return Replies(sorted(ids), entries, weights), held
 
 
-def _weight(upload: Upload, entry: str) -> Tensor:
-    return torch.as_tensor(upload.weight.get(entry, 1.0), dtype=torch.float64, device="cpu")
+def _double(weight: float | Tensor) -> float | Tensor:
+    return weight.double() if isinstance(weight, Tensor) else weight
 
 
-def _finite(tensor: Tensor) -> bool:
+def _finite(numbers: float | Tensor) -> bool:
     """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
-    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
+    if not isinstance(numbers, Tensor):
+        return math.isfinite(numbers)
+    return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())
 
 
-def _weighty(tensor: Tensor, weight: Tensor) -> Tensor:
+def _weighty(tensor: Tensor, weight: float | Tensor) -> Tensor:
     """The tensor with zeros where it has no weight, and may hold anything."""
+    if not isinstance(weight, Tensor):
+        return tensor if weight else torch.zeros_like(tensor)
     return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
 
 
