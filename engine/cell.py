@@ -48,7 +48,7 @@ class Outcome:
         failures: Clients whose code or upload failed: the error's line and the traceback.
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
-        sums: Weighted sums, float64, of `How.SUM` entries, and their weights.
+        sums: Weighted sums of `How.SUM` entries, float64 if there is more than one client, and their weights.
         tensors: `How.KEEP` and `How.MIX` entries, stacked.
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` (see `engine.evaluation`).
         bytes_up: Bytes that each client sent.

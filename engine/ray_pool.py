@@ -14,7 +14,7 @@ from algorithms.protocol import Tree
 from engine.cell import Outcome, Work, one_by_one
 from engine.job import Job
 from engine.placement import place
-from engine.reduction import merge
+from engine.reduction import merge, tree_bytes
 from engine.roster import Roster, plain_error
 from storage.errors import ShoalError
 
@@ -23,6 +23,8 @@ CALLS_IN_FLIGHT = 2
 SECONDS_OF_A_CALL = 0.5
 # Of what a host has to do; small enough that hosts end together, large enough for few calls.
 SHARE_OF_A_CALL = 0.5
+# Bytes that Ray sends along; what is larger would be put into the object store for every call.
+SENT_WITH_A_CALL = 96_000
 PATIENCE = 1.0
 COME_BACK_SECONDS = 120.0
 LOSSES_OF_A_WHOLE_CELL = 2
@@ -120,7 +122,8 @@ class RayPool:
             ShoalError: A client's code failed, a cell was lost too often, or no host is left for it.
         """
         with self._transferring():
-            state = _Round(ray.put(shared), [[] for _ in self._roster.hosts])
+            sent = shared if tree_bytes(shared) < SENT_WITH_A_CALL else ray.put(shared)
+            state = _Round(sent, [[] for _ in self._roster.hosts])
         self._fill(state, works)
         self._roster.heard = time.monotonic()
         left = len(works)

@@ -1,7 +1,7 @@
 """Reducing uploads: within a cell in client order, over cells in cell order, always in float64."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -57,11 +57,10 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outco
         if how is not How.SUM:
             outcome.tensors[entry] = torch.stack(tensors)
             continue
-        total = torch.zeros(tensors[0].shape, dtype=torch.float64)
         weights = [upload.weight.get(entry, 1.0) for upload in uploads]
-        for weight, tensor in zip(weights, tensors):
-            total += _weighty(tensor, weight) * _double(weight)
-        outcome.sums[entry] = total
+        products = (_weighty(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
+        # That of one client is sent as it is: nothing was added that would need more digits.
+        outcome.sums[entry] = _added(products) if len(uploads) > 1 else next(products)
         outcome.weights[entry] = torch.as_tensor(sum(map(_double, weights)), dtype=torch.float64)
 
 
@@ -87,7 +86,7 @@ def merge(parts: Sequence[Outcome]) -> Outcome:
     answered = [part for part in parts if part.ids]
     for entry in answered[0].sums if answered else ():
         _require_one_shape(entry, [part.sums[entry].shape for part in answered])
-        whole.sums[entry] = sum((part.sums[entry] for part in answered[1:]), start=answered[0].sums[entry])
+        whole.sums[entry] = _added(part.sums[entry] for part in answered)
         whole.weights[entry] = sum((part.weights[entry] for part in answered[1:]), start=answered[0].weights[entry])
     for entry in answered[0].tensors if answered else ():
         _require_one_shape(entry, [part.tensors[entry].shape[1:] for part in answered])
@@ -121,7 +120,7 @@ class Sums:
             self._next += 1
             for entry in ready.sums:
                 if entry not in self.total:
-                    self.total[entry], self.weight[entry] = ready.sums[entry].clone(), ready.weights[entry].clone()
+                    self.total[entry], self.weight[entry] = _added([ready.sums[entry]]), ready.weights[entry].clone()
                     continue
                 _require_one_shape(entry, [self.total[entry].shape, ready.sums[entry].shape])
                 self.total[entry] += ready.sums[entry]
@@ -159,6 +158,15 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
                 stacked = stacked[order]
             (held if how is How.MIX else entries)[entry] = stacked
     return Replies(sorted(ids), entries, weights), held
+
+
+def _added(terms: Iterable[Tensor]) -> Tensor:
+    """Their sum in float64, in their order; a new tensor."""
+    total: Tensor | None = None
+    for term in terms:
+        total = term.to(torch.float64, copy=True) if total is None else total.add_(term)
+    assert total is not None
+    return total
 
 
 def _double(weight: float | Tensor) -> float | Tensor:
