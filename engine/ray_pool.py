@@ -21,7 +21,7 @@ from storage.errors import ShoalError
 CALLS_IN_FLIGHT = 2
 # Cells that take less are sent together: a call costs milliseconds.
 SECONDS_OF_A_CALL = 0.5
-# Of what a host has to do; small enough that hosts end together, large enough for few calls.
+# Of a queue; small enough that hosts end together, large enough for few calls.
 SHARE_OF_A_CALL = 0.5
 # Bytes that Ray sends along; what is larger would be put into the object store for every call.
 SENT_WITH_A_CALL = 96_000
@@ -190,11 +190,11 @@ class RayPool:
 
     def _next_few(self, state: _Round, host: int, fresh: bool) -> list[_Task]:
         """Tasks for one call: so many that it takes a while, and few enough that the hosts end together."""
-        own = len(state.queues[host])
-        share = own if len(self._roster.ready) == 1 else math.ceil(SHARE_OF_A_CALL * own)
+        most = len(state.queues[host]) or max(map(len, state.queues))
+        share = most if len(self._roster.ready) == 1 else math.ceil(SHARE_OF_A_CALL * most)
         tasks: list[_Task] = []
         seconds = 0.0
-        while len(tasks) < max(share, 1) and seconds < SECONDS_OF_A_CALL:
+        while len(tasks) < share and seconds < SECONDS_OF_A_CALL:
             task = self._next(state, host, fresh or bool(tasks))
             if task is None:
                 break
@@ -240,8 +240,9 @@ class RayPool:
                 waiting.deadline = time.monotonic() + self._timeout
         for task, outcome in zip(call.tasks, outcomes):
             self._pace[task.work.phase] = sum(outcome.seconds.values()) / max(task.work.cost, 1.0)
-            # The object store gives its memory back; states live on in the server's own.
+            # The object store gives its memory back; what stays after the round lives on in the server's own.
             outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
+            outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self.memory[call.host] = outcome.memory
             self._finish(state, task, outcome)
 
