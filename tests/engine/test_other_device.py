@@ -73,7 +73,7 @@ MIXED = {
 # Reading shards, handing on, and rows of hops that do not fit the cache; initial parameters; the check of uploads.
 ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
 ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
-ON_PROCESSOR |= {"sum", "ne", "all", "where"}
+ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.
 NOT_ON_GPUS = {"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"}
 
