@@ -22,7 +22,8 @@ CONFIG: dict[str, Any] = {
     "partition": {"method": "metis", "clients": 12},
     "propagation": {"hops": 2},
     "model": {"name": "gamlp", "hidden": 32},
-    "train": {"epochs": 20},
+    # Long enough for what is killed to be missed before the run ends: a worker looks for its raylet once a second.
+    "train": {"epochs": 80},
     "algorithm": {"name": "fedgta", "eps": 0.8},
     "participation": {"ratio": 0.6},
     "evaluation": {"every": 2},
