@@ -18,7 +18,7 @@ from storage.errors import ShoalError
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
 # Small outcomes go straight to the server: through the object store they cost the raylet more time. What Ray would
-# report of tasks and timings, nobody could ask for without the dashboard.
+# report of tasks, timings and metrics has no reader in a cluster that ends with the command.
 PRIVATE = {
     "max_direct_call_object_size": 2**20,
     "task_events_report_interval_ms": 0,

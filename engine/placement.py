@@ -8,8 +8,8 @@ SLACK = 0.01
 def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence[int | None]) -> list[int]:
     """Gives every cell a host, the most costly cells first.
 
-    A host keeps what it served before, whose data it has open, up to its share of all costs; the rest goes where there
-    is least to do. So a host that came later than others gets its share, too.
+    A host keeps what it served before, whose data it has open, up to its share of all costs or while it has least to
+    do; the rest goes where there is least to do. So a host that came later than others gets its share, too.
 
     Args:
         costs: Of the cells.
@@ -23,9 +23,9 @@ def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence
     share = (1 + SLACK) * sum(costs) / max(len(load), 1)
     places = [-1] * len(costs)
     for cell in sorted(range(len(costs)), key=lambda cell: (-costs[cell], cell)):
-        home = homes[cell]
-        if home is None or home not in able[cell] or load[home] + costs[cell] > share:
-            home = min(able[cell], key=load.__getitem__)
-        places[cell] = home
-        load[home] += costs[cell]
+        host, home = min(able[cell], key=load.__getitem__), homes[cell]
+        if home is not None and home in able[cell] and (load[home] + costs[cell] <= share or load[home] == load[host]):
+            host = home
+        places[cell] = host
+        load[host] += costs[cell]
     return places

@@ -151,10 +151,11 @@ class View:
     @cached_property
     def train_label(self) -> Tensor:
         """Label of every training row, int64."""
-        return self._made(lambda: self.label[self.train])
+        rows = self.train.cpu()
+        return self._made(lambda: torch.from_numpy(self._shard.label).index_select(0, rows).long().to(self.device))
 
     def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
-        """Reads something of every page of the map that is wanted soon, so that it is in memory then.
+        """Reads something of every page of the map that is wanted soon, so that it is in memory then, and the labels.
 
         Args:
             hops: Numbers of hops.

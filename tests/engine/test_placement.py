@@ -32,3 +32,8 @@ def test_a_host_that_came_later_gets_its_share_and_keeps_it() -> None:
     places = place(costs, able, [0] * 50)
     assert sorted(places) == [0] * 25 + [1] * 25
     assert place(costs, able, places) == places
+
+
+def test_what_is_more_than_a_share_stays_where_nobody_has_less_to_do() -> None:
+    assert place([10.0, 1.0], [[0, 1]] * 2, [1, 0]) == [1, 0]
+    assert place([10.0], [[0, 1, 2]], [2]) == [2]

@@ -165,7 +165,7 @@ def resident(path: Path) -> int:
     return held
 
 
-def test_touched_files_are_in_memory(tmp_path: Path, make_view: Callable[..., View]) -> None:
+def test_touched_files_are_in_memory(tmp_path: Path) -> None:
     nodes = 20_000
     rng = np.random.default_rng(0)
     label = rng.integers(0, 3, nodes).astype(np.int32)
@@ -174,12 +174,8 @@ def test_touched_files_are_in_memory(tmp_path: Path, make_view: Callable[..., Vi
     part = Induced(np.arange(nodes), indptr, indices)
     path = tmp_path / "shard.arrow"
     write_shard(path, 0, part, label, rng.standard_normal((nodes, 64), dtype=np.float32))
-
-    def opened() -> View:
-        few = np.arange(0, 100, dtype=np.int32)
-        return View("test", open_shard(path, 0), Split(few, few[:0], few[:0]), [], 3, Memo(0))
-
-    view = opened()
+    few = np.arange(0, 100, dtype=np.int32)
+    view = View("test", open_shard(path, 0), Split(few, few[:0], few[:0]), [], 3, Memo(0))
     assert resident(path) < 1e6
     view.touch([0], training=True)
     assert resident(path) < 1e6
