@@ -72,13 +72,15 @@ class LocalSession:
         self._host = Host()
 
     def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
-        return _LocalFederation(Server(job, plan, LocalPool(self._host, job), state))
+        return LocalFederation(Server(job, plan, LocalPool(self._host, job), state))
 
     def close(self) -> None:
         pass
 
 
-class _LocalFederation:
+class LocalFederation:
+    """A server in this process."""
+
     def __init__(self, server: Server) -> None:
         self._server = server
 

@@ -1,0 +1,180 @@
+"""Short runs of everything that has numbers, and a digest of each: what a change that should alter nothing is held to.
+
+`python tests/integration/golden_digests.py` prints what differs from `golden_digests.json`; with `--write` it replaces
+the file, in a commit that says why numbers changed.
+"""
+
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.numpy import load_file
+
+from engine.config import Config, parse_config
+from engine.environment import environment
+from engine.export import export
+from engine.federation import Session
+from engine.run import run
+from engine.run_folder import read_metrics
+
+GOLDEN = Path(__file__).with_suffix(".json")
+# Of a line of metrics: what tells how long a round took and where, not what it computed.
+NOT_NUMBERS = ("seconds", "memory", "hosts", "retries")
+
+DECOUPLED = {"name": "gamlp", "hidden": 8}
+COUPLED = {"name": "gcn", "hidden": 8}
+SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
+METHODS = ("local", "global", "fedavg", "fedgta", "fedproto", "fedtgp", "fedpg", "class_means")
+PROTOTYPES = ("local", "fedproto", "fedtgp", "fedpg", "class_means")
+
+Keys = dict[str, Any]
+
+
+def write_graph(folder: Path) -> Path:
+    """180 nodes in six clients; client 5 has no training node, client 4 no test node, class 3 is rare."""
+    rng = np.random.default_rng(11)
+    clients, each = 6, 30
+    nodes = clients * each
+    assignment = np.repeat(np.arange(clients), each)
+    y = np.where(rng.random(nodes) < 0.6, assignment % 3, rng.integers(3, size=nodes))
+    y[[7, 67, 127]] = 3
+    split = np.tile(np.repeat([1, 2, 3], each // 3), clients).astype(np.int8)
+    split[(assignment == 5) & (split == 1)] = 0
+    split[(assignment == 4) & (split == 3)] = 2
+    x = np.eye(4, 5)[y] + 0.7 * rng.standard_normal((nodes, 5))
+    source, target = rng.integers(nodes, size=(2, 900))
+    alike = (y[source] == y[target]) & (source % each > 1) & (target % each > 1)
+    ring = np.arange(nodes)[np.arange(nodes) % each > 2]
+    edges = np.concatenate([np.stack([source, target])[:, alike], np.stack([ring, ring - 1])], axis=1)
+    folder.mkdir()
+    arrays = {"edge_index": edges, "x": x.astype(np.float32), "y": y, "split": split, "assignment": assignment}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def matrix() -> dict[str, Keys]:
+    """The changes of every run, by its name."""
+    runs: dict[str, Keys] = {}
+    for method in METHODS:
+        for model in (DECOUPLED, COUPLED):
+            runs[f"{method} {model['name']}"] = {"algorithm": {"name": method}, "model": model}
+        if method != "global":
+            runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
+    for method in PROTOTYPES:
+        runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
+    for method in ("local", "fedavg", "fedgta"):
+        runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}
+        runs[f"{method} float16"] = {
+            "algorithm": {"name": method},
+            "propagation": {"hops": 2, "dtype": "float16"},
+            "data": {"dtype": "float16"},
+        }
+    for name, options in {
+        "eps 0.9, last moments": {"name": "fedgta", "eps": 0.9, "moment_steps": "last", "moments": "central"},
+        "cold start": {"name": "fedgta", "confidence": "normalized", "cold_start": "init"},
+        "attention": {"name": "fedpg", "alignment": "prototype", "attention": "node"},
+        "contrast": {"name": "fedpg", "server_loss": "contrast", "noise": 0.2, "hops": 1},
+        "own targets": {"name": "fedpg", "targets": "own", "pseudo_centres": 0.8},
+        "noise": {"name": "class_means", "noise": 0.5, "at_least": 1, "weight": 3.0},
+        "uniform": {"name": "fedavg", "weight": "uniform"},
+    }.items():
+        runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
+    runs["fedavg batches, sgd"] = {
+        "train": {"epochs": 2, "batch_size": 4, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "opt_state": "reset"}
+    }
+    runs["fedproto fanouts"] = {
+        "algorithm": {"name": "fedproto"},
+        "model": {**COUPLED, "fanouts": [2, 3]},
+        "train": {"epochs": 2, "batch_size": 4},
+    }
+    return runs
+
+
+def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -> Config:
+    """The config of a run, with its files beside the graph; `more` are keys of sections, as in `engine__hosts`."""
+    plain: dict[str, Any] = {
+        "name": "".join(c if c.isalnum() else "-" for c in name),
+        "rounds": 4,
+        "data": {"dataset": "files", "path": str(graph), "split": "public"},
+        "partition": {"method": "file", "clients": 6},
+        "propagation": {"hops": 2},
+        "model": DECOUPLED,
+        "train": {"epochs": 2},
+        "algorithm": {"name": "fedavg"},
+        "evaluation": {"every": 2},
+        "engine": {"backend": "local"},
+        "resources": {"cpus_per_host": 0.5},
+        "run": {"root": str(graph.parent / "runs"), "checkpoint_every": 2, "tensorboard": False},
+    }
+    for section, values in changes.items():
+        merge = isinstance(values, dict) and section not in ("model", "algorithm")
+        plain[section] = {**plain.get(section, {}), **values} if merge else values
+    for key, value in more.items():
+        section, _, last = key.partition("__")
+        plain[section] = {**plain[section], last: value}
+    store = f"store-{plain['data'].get('dtype', 'float32')}"
+    plain["data"]["store"] = str(graph.parent / store)
+    return parse_config(plain, name)
+
+
+def digest_of(folder: Path) -> dict[str, Any]:
+    """Digest of a finished run: models and predictions that it exports, and everything its rounds report.
+
+    Beside the digest, which holds on one kind of processor, a loss and a norm that hold on any.
+    """
+    exported = export(folder)
+    models = load_file(exported / "models.safetensors")
+    with pa.OSFile(str(exported / "predictions.arrow")) as file:
+        predictions = pa.ipc.open_file(file).get_batch(0)
+    lines = [{k: v for k, v in line.items() if k not in NOT_NUMBERS} for line in read_metrics(folder)]
+    sha = hashlib.sha256()
+    for name in sorted(models):
+        sha.update(name.encode() + models[name].tobytes())
+    for name in predictions.schema.names:
+        sha.update(name.encode() + predictions.column(name).to_numpy().tobytes())
+    sha.update(json.dumps(lines, sort_keys=True).encode())
+    norm = math.sqrt(sum(float(np.square(w.astype(np.float64)).sum()) for w in models.values()))
+    return {"sha256": sha.hexdigest(), "loss": lines[-1]["loss"], "norm": norm}
+
+
+def execute(name: str, graph: Path, session: Session | None = None, **more: Any) -> dict[str, Any]:
+    """Runs one of the matrix, and gives its digest."""
+    return digest_of(run(config_of(name, matrix()[name], graph, **more), session=session))
+
+
+def here() -> dict[str, Any]:
+    """What the digests of this machine depend on."""
+    of_run = {key: value for key, value in environment("cpu").items() if key != "python"}
+    return {**of_run, "instructions": torch.backends.cpu.get_cpu_capability()}
+
+
+def golden() -> dict[str, Any]:
+    """The digests in the repository, and the machine they are from."""
+    return json.loads(GOLDEN.read_text())
+
+
+def main() -> None:
+    """Compares, or with `--write` replaces, the digests in the repository."""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = write_graph(Path(folder) / "graph")
+        found = {name: execute(name, graph) for name in matrix()}
+    if "--write" in sys.argv:
+        GOLDEN.write_text(json.dumps({"environment": here(), "runs": found}, indent=1) + "\n")
+        return
+    recorded = golden()["runs"]
+    changed = [name for name in found if found[name] != recorded.get(name)]
+    print("\n".join(f"{name}: {recorded.get(name)} -> {found[name]}" for name in changed) or "all digests are equal")
+    sys.exit(bool(changed))
+
+
+if __name__ == "__main__":
+    main()

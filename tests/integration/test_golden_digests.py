@@ -1,0 +1,83 @@
+"""No number changes unnoticed: weights, predictions, scores and bytes of short runs against recorded digests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from golden_digests import METHODS, config_of, digest_of, execute, golden, here, matrix, write_graph
+
+from engine.config import parse_config
+from engine.federation import LocalFederation, RaySession
+from engine.job import Job
+from engine.ray_pool import RayPool
+from engine.run import run
+from engine.server import Plan, Server
+from engine.state import FederationState
+
+RECORDED = golden()
+ON_HOSTS = [name for name in matrix() if name.endswith((" gamlp", " gcn", " several models"))]
+RESUMED = ["fedavg participation 0.3", "fedgta participation 0.3", "fedtgp gamlp", "fedpg attention"]
+
+
+class ServerHere(RaySession):
+    """Hosts on Ray, the server in this process: an actor for every run takes seconds to start."""
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> LocalFederation:
+        pool = RayPool(self.hosts, job, cell_timeout=60.0, retries=0)
+        pool.require_data(range(len(job.model_of)))
+        return LocalFederation(Server(job, plan, pool, state))
+
+
+def assert_recorded(name: str, found: dict[str, object]) -> None:
+    """Equal to the bit where the digests were made, and nearly so elsewhere."""
+    expected = RECORDED["runs"][name]
+    if here() == RECORDED["environment"]:
+        assert found == expected, name
+    else:
+        for key in ("loss", "norm"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-2), (name, key)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_graph(tmp_path_factory.mktemp("golden") / "graph")
+
+
+@pytest.fixture(scope="module")
+def in_process(graph: Path) -> dict[str, dict[str, object]]:
+    return {name: execute(name, graph) for name in matrix()}
+
+
+@pytest.fixture(scope="module")
+def two_hosts(graph: Path) -> Iterator[ServerHere]:
+    session = ServerHere(config_of("hosts", {}, graph, engine__backend="ray", engine__hosts=2))
+    yield session
+    session.close()
+
+
+def test_the_matrix_is_whole() -> None:
+    assert RECORDED["runs"].keys() == matrix().keys()
+    assert len({run["sha256"] for run in RECORDED["runs"].values()}) == len(RECORDED["runs"])
+
+
+def test_in_this_process(in_process: dict[str, dict[str, object]]) -> None:
+    for name, found in in_process.items():
+        assert_recorded(name, found)
+
+
+def test_on_two_hosts(graph: Path, two_hosts: ServerHere, in_process: dict[str, dict[str, object]]) -> None:
+    assert len(ON_HOSTS) >= 2 * len(METHODS)
+    for name in ON_HOSTS:
+        root = str(graph.parent / "on-hosts")
+        found = execute(name, graph, two_hosts, engine__backend="ray", engine__hosts=2, run__root=root)
+        assert found == in_process[name], name
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_stopped_and_resumed(graph: Path, name: str, in_process: dict[str, dict[str, object]]) -> None:
+    root = str(graph.parent / "resumed")
+    config = config_of(name, matrix()[name], graph, run__root=root)
+    plain = config.plain()
+    with pytest.raises(KeyboardInterrupt):
+        run(parse_config({**plain, "run": {**plain["run"], "max_seconds": 1e-9}}, name))
+    assert digest_of(run(config, resume=True)) == in_process[name]
