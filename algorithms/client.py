@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.backbones.neighbourhood import Inputs, alike, sampled, whole
 from algorithms.backbones.output import Output
 from algorithms.draws import generator_on
 from algorithms.flat_model import FlatModel
-from algorithms.neighbourhood import Inputs, alike, sampled, whole
 from algorithms.protocol import Tree
 from storage.view import View
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
-from algorithms.neighbourhood import Inputs
 
 
 class FlatModel:

@@ -27,9 +27,9 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import parse_config
-from engine.run import run
-from engine.run_folder import METRICS, read_summary, run_path
+from engine.commands.run import run
+from engine.records.run_folder import METRICS, read_summary, run_path
+from engine.settings.config import parse_config
 
 EPS = (0.3, 0.5, 0.7, 0.9)
 MIXED = ("gcn", "gin", "sage", "sgc", "gcnii")

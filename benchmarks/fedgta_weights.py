@@ -16,9 +16,9 @@ from figures import print_figures
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import parse_config
-from engine.run import run
-from engine.run_folder import METRICS, read_metrics, read_summary, run_path
+from engine.commands.run import run
+from engine.records.run_folder import METRICS, read_metrics, read_summary, run_path
+from engine.settings.config import parse_config
 
 NOTES = ("set size", "contributors", "own weight")
 

@@ -26,17 +26,17 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.annotation import annotate
 from algorithms.backbones import build
 from algorithms.client import Client, ClientInfo
-from algorithms.fedpg import FedPG
 from algorithms.flat_model import FlatModel
-from algorithms.hop_prototypes import hop_prototypes, hop_weights
-from algorithms.local import Local
-from algorithms.local_training import Trainer, TrainOptions
+from algorithms.losses.prototypes import pack
+from algorithms.methods.fedpg.annotation import annotate
+from algorithms.methods.fedpg.fedpg import FedPG
+from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
+from algorithms.methods.local import Local
 from algorithms.protocol import Tree
-from algorithms.prototypes import pack
-from engine.randomness import key
+from algorithms.training.local_training import Trainer, TrainOptions
+from engine.wire.randomness import key
 from storage.datasets.sbm import load_sbm
 from storage.datasets.source import DataSource
 from storage.propagation import Kernel, hops

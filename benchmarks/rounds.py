@@ -31,11 +31,11 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import Config, parse_config
-from engine.job import make_job
-from engine.prepare import prepare
-from engine.run import plan_of
-from engine.sampling import draw_cohort
+from engine.commands.run import plan_of
+from engine.preparing.prepare import prepare
+from engine.rounds.sampling import draw_cohort
+from engine.settings.config import Config, parse_config
+from engine.wire.job import make_job
 from storage.graph import TRAIN
 
 ROOT = Path(__file__).resolve().parent

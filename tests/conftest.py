@@ -13,15 +13,15 @@ from torch import nn
 from algorithms.backbones import build
 from algorithms.client import Client, ClientInfo
 from algorithms.flat_model import FlatModel
-from engine.config import Config, parse_config
-from engine.host import Host
-from engine.job import make_job
-from engine.local_pool import LocalPool
-from engine.prepare import prepare
-from engine.randomness import key
-from engine.run import plan_of
-from engine.server import Pool, Server
-from engine.state import FederationState
+from engine.commands.run import plan_of
+from engine.hosts.host import Host
+from engine.hosts.local_pool import LocalPool
+from engine.preparing.prepare import prepare
+from engine.rounds.server import Pool, Server
+from engine.rounds.state import FederationState
+from engine.settings.config import Config, parse_config
+from engine.wire.job import make_job
+from engine.wire.randomness import key
 from storage.graph import TEST, TRAIN, VAL, clean_edges
 from storage.shard import Shard
 from storage.split import Split

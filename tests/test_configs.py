@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from algorithms.backbones import build
-from algorithms.loading import describe, load
-from engine.config import load_config
-from engine.models import require_mixable
-from engine.prepare import source
+from algorithms.methods.loading import describe, load
+from engine.preparing.prepare import source
+from engine.settings.config import load_config
+from engine.wire.models import require_mixable
 from storage.datasets import LOADERS
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from algorithms.backbones import BACKBONES
-from algorithms.loading import METHODS
-from engine.config import load_config, parse_config
-from engine.run import run
-from engine.run_folder import read_metrics
+from algorithms.methods.loading import METHODS
+from engine.commands.run import run
+from engine.records.run_folder import read_metrics
+from engine.settings.config import load_config, parse_config
 from storage.datasets import LOADERS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,8 +4,8 @@ from torch import nn
 
 from algorithms.backbones.dropout import drop
 from algorithms.backbones.head import Head
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
-from algorithms.neighbourhood import Inputs
 
 
 class Adapted(nn.Module):

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones.head import Head
+from algorithms.backbones.neighbourhood import Neighbourhood, Operator
 from algorithms.backbones.output import Output
-from algorithms.neighbourhood import Neighbourhood, Operator
 from storage.errors import ShoalError
 
 
@@ -22,7 +22,7 @@ class Coupled(nn.Module):
     parameters, so a federation would neither send nor average them.
 
     Attributes:
-        operator: What the layers multiply by, see `algorithms.neighbourhood.whole`.
+        operator: What the layers multiply by, see `algorithms.backbones.neighbourhood.whole`.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
     """
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from task import Turns, read
 
-from engine.config import parse_config
-from engine.federation import open_session
-from engine.job import make_job
-from engine.live import unwatched
-from engine.prepare import prepare
-from engine.run import plan_of
+from engine.commands.run import plan_of
+from engine.hosts.federation import open_session
+from engine.preparing.prepare import prepare
+from engine.settings.config import parse_config
+from engine.wire.job import make_job
+from engine.wire.live import unwatched
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Client, Context, Mix, Output, Steps, Tree, Upload
 from algorithms.protocol import Ask, How
-from engine.server import Server
+from engine.rounds.server import Server
 from storage.view import View
 
 Run = Callable[..., Server]

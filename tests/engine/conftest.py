@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import Config, parse_config
+from engine.settings.config import Config, parse_config
 
 MakeConfig = Callable[..., dict[str, Any]]
 

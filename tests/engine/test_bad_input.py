@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
-from engine import cli
-from engine.run_folder import METRICS, SUMMARY
+from engine.commands import cli
+from engine.records.run_folder import METRICS, SUMMARY
 
 PLAIN: dict[str, Any] = {
     "name": "bad",
@@ -212,8 +212,8 @@ def test_resume_with_a_changed_config(config: Path, refused: Command, shoal: Cal
 
 
 def test_two_runs_on_one_folder(config: Path, refused: Command, shoal: Callable[..., None]) -> None:
-    from engine.config import load_config
-    from engine.run_folder import RunFolder
+    from engine.records.run_folder import RunFolder
+    from engine.settings.config import load_config
 
     folder = RunFolder(load_config(config))
     line = refused("run", config)
@@ -238,7 +238,7 @@ def test_nan_in_features(config: Path, refused: Command, tmp_path: Path) -> None
 def test_client_whose_code_fails(config: Path, refused: Command, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from algorithms.fedavg import FedAvg\n"
+        "from algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
         "    def upload(self, client, down, phase):\n"

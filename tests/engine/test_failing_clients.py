@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import parse_config
-from engine.run import run
-from engine.run_folder import read_metrics, read_summary
+from engine.commands.run import run
+from engine.records.run_folder import read_metrics, read_summary
+from engine.settings.config import parse_config
 from storage.errors import ShoalError
 
 METHOD = """
 from dataclasses import dataclass
 import torch
-from algorithms.fedavg import FedAvg
+from algorithms.methods.fedavg import FedAvg
 from algorithms.protocol import Upload
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from algorithms import client as client_module
 from algorithms.base import Algorithm, Output, Tree
 from algorithms.client import Client
-from engine import host
-from engine.cell import Outcome, Work
-from engine.host import Host
-from engine.server import Server
+from engine.hosts import host
+from engine.hosts.host import Host
+from engine.rounds.server import Server
+from engine.wire.cell import Outcome, Work
 from storage.errors import ShoalError
 from storage.view import View
 

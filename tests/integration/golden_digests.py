@@ -18,12 +18,12 @@ import pyarrow as pa
 import torch
 from safetensors.numpy import load_file
 
-from engine.config import Config, parse_config
-from engine.environment import environment
-from engine.export import export
-from engine.federation import Session
-from engine.run import run
-from engine.run_folder import read_metrics
+from engine.commands.export import export
+from engine.commands.run import run
+from engine.hosts.federation import Session
+from engine.records.environment import environment
+from engine.records.run_folder import read_metrics
+from engine.settings.config import Config, parse_config
 
 GOLDEN = Path(__file__).with_suffix(".json")
 # Of a line of metrics: what tells how long a round took and where, not what it computed.

@@ -9,11 +9,11 @@ import ray
 import torch
 from ray.exceptions import RayTaskError
 
-from engine.cluster import _require_resources
-from engine.config import Config, parse_config
-from engine.host_actor import start_hosts
-from engine.job import make_job
-from engine.prepare import prepare
+from engine.hosts.cluster import _require_resources
+from engine.hosts.host_actor import start_hosts
+from engine.preparing.prepare import prepare
+from engine.settings.config import Config, parse_config
+from engine.wire.job import make_job
 from storage.errors import ShoalError
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from golden_digests import METHODS, config_of, digest_of, execute, golden, here, matrix, write_graph
 
-from engine.config import parse_config
-from engine.federation import LocalFederation, RaySession
-from engine.job import Job
-from engine.ray_pool import RayPool
-from engine.run import run
-from engine.server import Plan, Server
-from engine.state import FederationState
+from engine.commands.run import run
+from engine.hosts.federation import LocalFederation, RaySession
+from engine.hosts.ray_pool import RayPool
+from engine.rounds.server import Plan, Server
+from engine.rounds.state import FederationState
+from engine.settings.config import parse_config
+from engine.wire.job import Job
 
 RECORDED = golden()
 ON_HOSTS = [name for name in matrix() if name.endswith((" gamlp", " gcn", " several models"))]

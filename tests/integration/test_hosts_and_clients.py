@@ -8,13 +8,13 @@ import torch
 import yaml
 from runs import PATIENCE, Runs
 
-from engine.checkpoint import load_newest
-from engine.run_folder import read_metrics
+from engine.records.checkpoint import load_newest
+from engine.records.run_folder import read_metrics
 
 METHOD = """
 import os
 from dataclasses import dataclass
-from algorithms.fedavg import FedAvg
+from algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Deadly(FedAvg):

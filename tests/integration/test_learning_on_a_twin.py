@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import parse_config
-from engine.run import run
-from engine.run_folder import read_summary
+from engine.commands.run import run
+from engine.records.run_folder import read_summary
+from engine.settings.config import parse_config
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from engine.config import parse_config
-from engine.export import export
-from engine.run import run
-from engine.run_folder import read_summary
+from engine.commands.export import export
+from engine.commands.run import run
+from engine.records.run_folder import read_summary
+from engine.settings.config import parse_config
 from storage.datasets import DataSource
 from storage.datasets.ogb_layout import write_ogb_layout
 from storage.datasets.twin import Twin

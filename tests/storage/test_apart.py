@@ -12,7 +12,7 @@ from storage.errors import ShoalError
 # Blocks that stay, each made among larger ones that go; what the process holds beyond the former, in MB.
 GROWTH = """
 import psutil, torch
-from engine.memory import keep_freed_memory
+from engine.hosts.memory import keep_freed_memory
 from storage.apart import apart
 keep_freed_memory()
 make = {}

@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
 from algorithms.backbones import BACKBONES, backbone, build
 from algorithms.backbones.coupled import Coupled
-from algorithms.neighbourhood import Neighbourhood, sampled, whole
+from algorithms.backbones.neighbourhood import Neighbourhood, sampled, whole
 from storage.view import View
 
 NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
@@ -190,7 +190,7 @@ def test_everything_a_model_learns_is_a_parameter(name: str) -> None:
 
 
 def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
-    code = "import sys, engine.host; from algorithms.backbones import build; build('sgc', 4, 3, 1, 0.0, {})"
+    code = "import sys, engine.hosts.host; from algorithms.backbones import build; build('sgc', 4, 3, 1, 0.0, {})"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)
 
 

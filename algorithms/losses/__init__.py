@@ -1,0 +1,1 @@
+"""What losses are made of: prototypes, distances, alignment, generators, label propagation."""

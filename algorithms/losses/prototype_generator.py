@@ -1,0 +1,92 @@
+"""Universal prototypes: a table and a small network that live on the server and learn from what clients upload."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.flat_model import FlatModel
+from algorithms.losses.prototypes import unit
+from algorithms.protocol import Tree
+
+STATE = "generator"
+
+
+class PrototypeGenerator(nn.Module):
+    """Anchors a_s = MLP(table_s) of S slots (a class, or a class at a hop), one MLP H -> H -> H for all (FedTGP).
+
+    The table starts from N(0, 1).
+    """
+
+    def __init__(self, slots: int, width: int, normalized: bool) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            slots: Number of anchors S.
+            width: Their width H.
+            normalized: Anchors have length one (FedPG).
+        """
+        super().__init__()
+        self.normalized = normalized
+        self.table = nn.Parameter(torch.empty(slots, width))
+        self.layers = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, width)])
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        nn.init.normal_(self.table)
+        for layer in self.layers:
+            layer.reset_parameters()  # type: ignore[operator]
+
+    def forward(self) -> Tensor:
+        """All anchors, `[S, H]`."""
+        anchor_SH = self.layers[1](self.layers[0](self.table).relu())
+        return unit(anchor_SH) if self.normalized else anchor_SH
+
+
+def train_generator(
+    server: Tree,
+    generator: PrototypeGenerator,
+    loss: Callable[[Tensor], Tensor],
+    steps: int,
+    lr: float,
+    weight_decay: float,
+    seed: int,
+) -> tuple[Tensor, float]:
+    """Goes on with Adam where the last round stopped; parameters and moments lie in the server's state.
+
+    The weight decay is decoupled: in the gradient, Adam would scale it up for the rows of classes without a query, and
+    pull these to zero at the full learning rate.
+
+    Args:
+        server: The server's state; entries `generator` and `generator.*` are read and replaced.
+        generator: Of any parameters; they are overwritten.
+        loss: Of the anchors `[S, H]`.
+        steps: Full-batch steps.
+        lr: Learning rate.
+        weight_decay: Of AdamW.
+        seed: Of the first parameters.
+
+    Returns:
+        The anchors after the last step, `[S, H]`, and the loss before it (NaN without a step).
+    """
+    model = FlatModel(generator)
+    if STATE in server:
+        model.load(server[STATE])
+    else:
+        model.initial(seed)
+    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay)
+    prefix = f"{STATE}."
+    if kept := {name.removeprefix(prefix): t for name, t in server.items() if name.startswith(prefix)}:
+        optimizer.state[model.w] = kept
+    value = torch.tensor(float("nan"))
+    for _ in range(steps):
+        assert model.w.grad is not None
+        model.w.grad.zero_()
+        value = loss(generator())
+        value.backward()
+        optimizer.step()
+    server[STATE] = model.w.detach().clone()
+    server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
+    with torch.no_grad():
+        return generator(), float(value)

@@ -1,0 +1,96 @@
+"""Class means: a baseline of our own. Every client learns from a few rows that stand for the others' training nodes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.base import Ask, Client, Context, Steps, Tree, Upload
+from algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
+from algorithms.methods.local import Local
+from algorithms.protocol import How
+from storage.errors import ShoalError
+
+
+@dataclass(frozen=True)
+class ClassMeans(Local):
+    """Class means, not from a paper: Local, with the smoothed features of an average node of every class to learn from.
+
+    When a client first takes part, it uploads the mean of A~^K X over its training nodes of every class that has
+    `at_least` of them, and their number; the server adds the means up over clients. From then on a client trains on
+    cross-entropy + weight * C' / n * mean cross-entropy of the C' class means, n its training nodes: every mean counts
+    as `weight` nodes. A model reads such a row as a node whose neighbours are all like it, so that any model can be
+    trained, and clients may have different ones. A client without a training node does not train.
+
+    Up, once: C_i F scalars of the classes that are sent and C counts. Down, when a newcomer changed them: C' F scalars
+    and a bit for every class. A mean of few nodes says much about them; a class with one would lay its smoothed
+    features open. weight = 0 trains as Local.
+
+    Attributes:
+        hops: K, the stored hop to average; at most `propagation.hops`.
+        at_least: Training nodes that a class needs at a client to be sent.
+        noise: Share of the features that gets Gaussian noise before the upload, with the standard deviation of the
+            mean's entries.
+        weight: Training nodes that a class mean counts for.
+    """
+
+    hops: int = 2
+    at_least: int = 2
+    noise: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.hops < 0 or self.at_least < 1:
+            raise ValueError("hops must not be negative and at_least at least 1")
+        if not 0 <= self.noise <= 1 or self.weight < 0:
+            raise ValueError("noise must lie in [0, 1] and weight not be negative")
+
+    def setup(self, ctx: Context) -> Tree:
+        everyone = torch.zeros(len(ctx.clients), dtype=torch.int64)
+        return {"met": everyone.bool(), "version": torch.zeros((), dtype=torch.int64), "sent": everyone}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        if newcomers := [i for i in cohort if not server["met"][i]]:
+            got = yield Ask("means", {"mean": How.SUM}, fit=False, to=newcomers)
+            server["met"][got.ids] = True
+            count_C1 = got.weights["mean"]
+            if bool((count_C1 > 0).any()):
+                for name, new in (("sum", count_C1 * got["mean"]), ("count", count_C1)):
+                    server[name] = server[name] + new if name in server else new
+                server["version"] += 1
+        behind = [i for i in cohort if server["sent"][i] < server["version"]]
+        down: Tree = {}
+        if behind:
+            mean_CF = server["sum"] / server["count"].clamp_min(1)
+            down = pack(mean_CF.float(), server["count"][:, 0] > 0)
+        got = yield Ask("train", {}, private=dict.fromkeys(behind, down))
+        server["sent"][got.ids] = server["version"]
+
+    def begin(self, client: Client, down: Tree) -> None:
+        if (received := unpack(down, client.info.classes)) is not None:
+            mean_CF, present_C = received
+            client.state["means"], client.state["means.class"] = mean_CF[present_C], present_C.nonzero()[:, 0]
+
+    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
+        if not self.weight or "means" not in client.state:
+            return None
+        rows, label = client.alike(client.state["means"]), client.state["means.class"]
+        share = self.weight * len(label) / client.info.train
+        return lambda: share * F.cross_entropy(client.model(rows).logits_NC, label)
+
+    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+        if phase == "train":
+            return Upload({})
+        data, classes = client.data, client.info.classes
+        try:
+            x_NF = data.rows(self.hops, data.train)
+        except IndexError:
+            raise ShoalError(f"algorithm.hops: {self.hops} needs propagation.hops of at least as many") from None
+        mean_CF, counts_C = class_means(x_NF, data.label[data.train], classes)
+        counts_C = counts_C * (counts_C >= self.at_least)
+        if self.noise:
+            mean_CF = noisy(mean_CF, self.noise, client.rng("noise"))
+        sent = row_bytes(counts_C > 0, mean_CF.shape[1]) + 4 * classes
+        return Upload({"mean": mean_CF}, {"mean": counts_C[:, None]}, {"mean": sent})

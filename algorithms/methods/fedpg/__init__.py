@@ -1,0 +1,1 @@
+"""FedPG, and what only FedPG uses."""

@@ -1,0 +1,229 @@
+"""FedPG: clients share prototypes of their classes and of the neighbourhoods of these, and nothing else."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Tree, Upload
+from algorithms.losses.alignment import node_alignment, prototype_alignment
+from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
+from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
+from algorithms.losses.prototypes import bit_bytes, noisy, pack, row_bytes, unit, unpack
+from algorithms.methods.fedpg.annotation import annotate
+from algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights, neighbour_means
+from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, start_scorer, train_scorer
+from algorithms.methods.fedpg.personal_targets import Uploads, personal_targets
+from algorithms.methods.fedpg.prototype_queries import Queries, draw_queries
+from algorithms.protocol import How
+
+
+@dataclass(frozen=True)
+class FedPG(Algorithm):
+    """FedPG: personalised federated graph learning by topology-aware prototypes; no parameter is ever sent.
+
+    A client keeps a model of any architecture whose embedding has the common width H. With z the embedding of
+    evaluation mode scaled to length one, its prototypes are P_c0, the mean of z over its training nodes of class c, and
+    P_ch, the mean over these of the mean of their neighbours at hop h annotated c (eqs. 1 and 2, see
+    `hop_prototypes`); a node is annotated by its training label, else by the newest prediction, never by a label of
+    another split. The server trains universal prototypes a_ch on the uploads of the cohort (eq. 4, see
+    `prototype_generator`), and mixes them for client i with those of similar clients (eq. 5, see `personal_targets`).
+    From the second round on i trains on cross-entropy + mu * alignment with what it was sent (eq. 6).
+
+    Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
+    exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
+    rounds of absence is compared by it; a newcomer is sent the universal prototypes. A prototype that does not exist is
+    nowhere read. mu = 0 is Local to the bit.
+
+    Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
+    counts walks; attention weights are not divided once more by their number; the margin makes the server's task
+    harder; eq. 5 weighs by the number of training nodes of the class.
+
+    Attributes:
+        hops: 0 (no neighbours), 1 or 2; the paper has the depth of the shallowest model, its code 2.
+        mu: Weight of the alignment; the paper tunes it in [0, 1] and recommends 0.5.
+        alignment: `node`: mean over the present prototypes of the mean squared distance of their nodes (hop 1: means
+            of neighbours; hop 2: the prototype); `prototype`: eq. 6, sum over them of |P - target|, not squared.
+        targets: `federated`, or `own`: the self control, a client's own prototypes of its last visit; nothing is sent.
+        attention: Neighbours of a centre weigh the same (`none`), or by a learned score of each (`node`, see
+            `neighbour_attention`), which the alignment trains and which therefore needs `alignment: prototype`.
+        attention_lr: Learning rate of the scorers' Adam.
+        alpha: Share of the universal prototype in a target; the paper tunes it in [0, 1], moderate is best.
+        lam: Least cosine of two clients' prototypes that are mixed; the paper tunes it in [0, 1], large is best.
+        pseudo_centres: Least predicted probability at which other nodes count as nodes of the class too; None: never.
+        noise: Share of the dimensions that gets Gaussian noise before the upload; the paper has 0.1.
+        server_loss: `margin`: cross-entropy on distances, as in its code and FedTGP; `contrast`: eq. 4 on cosines.
+        margin_cap: Epsilon, the largest margin; the paper tunes it in [0, 1] and recommends 0.5.
+        temperature: Of `contrast`; the paper has none.
+        cross_hop: d_s, prototypes of other hops drawn per prototype of a hop; the paper tunes it in [0, 1].
+        server_steps: Full-batch steps on the server in a round; 3 to 50 in its code.
+        server_lr: Learning rate of the server's AdamW, whose moments are kept between rounds.
+        server_weight_decay: Its decoupled weight decay.
+    """
+
+    hops: int = 2
+    mu: float = 0.5
+    alignment: Literal["node", "prototype"] = "node"
+    targets: Literal["federated", "own"] = "federated"
+    attention: Literal["none", "node"] = "none"
+    attention_lr: float = 0.01
+    alpha: float = 0.5
+    lam: float = 0.8
+    pseudo_centres: float | None = None
+    noise: float = 0.0
+    server_loss: Literal["margin", "contrast"] = "margin"
+    margin_cap: float = 0.5
+    temperature: float = 1.0
+    cross_hop: float = 0.25
+    server_steps: int = 10
+    server_lr: float = 0.01
+    server_weight_decay: float = 5e-4
+    keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hops <= HOPS:
+            raise ValueError(f"hops must be 0 to {HOPS}")
+        for name in ("alpha", "noise", "cross_hop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1]")
+        if self.mu < 0 or self.margin_cap < 0 or self.temperature <= 0:
+            raise ValueError("mu and margin_cap must not be negative, temperature must be positive")
+        if self.server_steps < 1 or self.server_lr <= 0 or self.attention_lr <= 0:
+            raise ValueError("server_steps must be at least 1, server_lr and attention_lr positive")
+        if self.attention == "node" and (self.alignment != "prototype" or not self.hops):
+            raise ValueError("attention: node is trained by alignment: prototype, with hops of at least 1")
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        if self.targets == "own":
+            yield Ask("train", {})
+            return
+        up = {"proto": How.KEEP, "present": How.KEEP, "counts": How.KEEP}
+        got = yield Ask("train", up, private=self._downloads(server, ctx, cohort))
+        self._remember(server, ctx, got)
+        known_LC = server["known"]
+        queries = draw_queries(got["proto"], got["present"], known_LC, self.cross_hop, ctx.rng("cross-hop"))
+        if queries:
+            anchor_SH, ctx.notes["server loss"] = train_generator(
+                server,
+                PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized=True),
+                self._server_loss(queries, known_LC),
+                self.server_steps,
+                self.server_lr,
+                self.server_weight_decay,
+                ctx.random("generator"),
+            )
+            server["anchor"] = anchor_SH.view(*known_LC.shape, -1)
+
+    def _downloads(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> dict[int, Tree]:
+        if "anchor" not in server:
+            return {}
+        uploads = Uploads(server["proto"], server["present"], server["counts"], server["fresh"])
+        known_LC = server["known"]
+        target_RLCH, ctx.notes["set size"] = personal_targets(
+            uploads, cohort, server["anchor"], known_LC, self.alpha, self.lam
+        )
+        return {i: pack(target_LCH, known_LC) for i, target_LCH in zip(cohort, target_RLCH)}
+
+    def _remember(self, server: Tree, ctx: Context, got: Replies) -> None:
+        for name in ("proto", "present", "counts"):
+            new = got[name]
+            server.setdefault(name, new.new_zeros(len(ctx.clients), *new.shape[1:]))[got.ids] = new
+        server["fresh"] = torch.zeros(len(ctx.clients), dtype=torch.bool)
+        server["fresh"][got.ids] = True
+        server.setdefault("known", torch.zeros_like(got["present"][0]))
+        server["known"] |= got["present"].any(0)
+
+    def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> Callable[[Tensor], Tensor]:
+        """Loss of the anchors `[L * C, H]`, summed over levels."""
+        margin_of = class_margin if self.server_loss == "margin" else cosine_margin
+        classes = known_LC.shape[1]
+        margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
+
+        def loss(anchor_SH: Tensor) -> Tensor:
+            total = anchor_SH.new_zeros(())
+            for q, margin in zip(queries, margins):
+                anchor_CH, known_C = anchor_SH.view(*known_LC.shape, -1)[q.level], known_LC[q.level]
+                if self.server_loss == "margin":
+                    total = total + margin_cross_entropy(q.proto_QH, q.class_Q, anchor_CH, known_C, margin)
+                else:
+                    own = known_C.nonzero()[:, 0]
+                    total = total + contrast(anchor_CH[own], own, q.proto_QH, q.class_Q, self.temperature, margin)
+            return total
+
+        return loss
+
+    def begin(self, client: Client, down: Tree) -> None:
+        shape = self.hops + 1, client.info.classes
+        if self.targets == "own" and "proto" in client.state:
+            down["target"], down["known"] = client.state["proto"], client.state["present"]
+        elif (received := unpack(down, *shape)) is not None:
+            down["target"], down["known"] = received
+
+    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
+        if not self.mu or "target" not in down:
+            return None
+        class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
+        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops)
+        target_LCH, present_LC = down["target"], (counts_LC > 0) & down["known"]
+        if not bool(present_LC.any()):
+            return None
+        rows = (weight_LN > 0).any(0).nonzero()[:, 0]
+        forward, classes = client.forward(rows), client.info.classes
+        class_R, centre_R, weight_LR = class_N[rows], centre_N[rows], weight_LN[:, rows]
+
+        def attended() -> Tensor:
+            if self.attention == "none":
+                return weight_LR
+            train_scorer(client.state, self.attention_lr)
+            g_HN = attention_weights(client.state[SCORER], z_NH)
+            return hop_weights(client.data, class_N, centre_N, self.hops, g_HN)[0][:, rows]
+
+        def by_prototype() -> Tensor:
+            proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, attended(), classes)
+            return self.mu * prototype_alignment(proto_LCH, target_LCH, present_LC)
+
+        if self.alignment == "prototype":
+            if self.attention == "node":
+                scorer = client.state.get(SCORER)
+                if scorer is None:
+                    scorer = start_scorer(self.hops, z_NH.shape[1], client.rng("attention"))
+                client.state[SCORER] = scorer.requires_grad_()
+            return by_prototype
+        if self.hops >= 1:
+            means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
+
+        def by_node() -> Tensor:
+            z_RH = unit(forward().embedding_NH)
+            total = node_alignment(z_RH[centre_R], class_R[centre_R], target_LCH[0], present_LC[0])
+            if self.hops >= 1:
+                near = torch.sparse.mm(means, z_RH)
+                total = total + node_alignment(near, mean_class, target_LCH[1], present_LC[1])
+            if self.hops >= 2:
+                far_LCH = hop_prototypes(z_RH, class_R, weight_LR[2:], classes)
+                total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
+            return self.mu * total / present_LC.sum()
+
+        return by_node
+
+    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+        class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
+        g_HN = None
+        if SCORER in client.state:
+            train_scorer(client.state, self.attention_lr)
+            g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
+        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops, g_HN)
+        proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
+        present_LC = counts_LC > 0
+        if self.targets == "own":
+            client.state["proto"], client.state["present"] = proto_LCH, present_LC
+            return Upload({})
+        if self.noise:
+            proto_LCH = noisy(proto_LCH, self.noise, client.rng("noise"))
+        sent = row_bytes(present_LC, proto_LCH.shape[-1])
+        return Upload(
+            {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
+            wire={"proto": sent, "present": bit_bytes(present_LC)},
+        )

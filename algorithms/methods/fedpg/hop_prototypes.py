@@ -1,0 +1,170 @@
+"""Prototypes of a class's own nodes and of their neighbours, without any product of two adjacencies (FedPG, eqs. 1, 2).
+
+Every node has one annotation: its class if it is a centre, else the class it is taken for. The prototype of class c at
+hop h >= 1 is the mean over the centres v of c of the mean of their neighbours u that are annotated c as well,
+
+    P_ch = 1/|S| sum_{v in S} 1/M_v sum_u W_h[v, u] 1[a_u = c] g_u z_u,    M_v = sum_u W_h[v, u] 1[a_u = c] g_u,
+
+where W_1 = A, W_2 = A^2 - diag(A^2) counts walks of two steps that do not end where they began, g_u is an attention
+weight or 1, and S holds just the centres with M_v > 0. As a sum over nodes this is sum_u v_hu 1[a_u = c] z_u with one
+weight v_hu for every node, computed once a round. Walks of two steps are counted by way of pairs (w, c), w a neighbour
+of a centre of c: of the entries of w's row just those matter that end in c, so that never more entries are held than
+the adjacency has.
+
+Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centres themselves; S centres.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algorithms.losses.prototypes import class_sums
+from storage.view import View
+
+HOPS = 2
+
+
+class Incidence(NamedTuple):
+    """A sparse matrix of ones.
+
+    Attributes:
+        row: Row of every one.
+        column: Its column.
+        shape: Of the matrix.
+    """
+
+    row: Tensor
+    column: Tensor
+    shape: tuple[int, int]
+
+    def times(self, x: Tensor) -> Tensor:
+        """The product with a vector."""
+        return x.new_zeros(self.shape[0]).index_add(0, self.row, x[self.column])
+
+    def transposed_times(self, y: Tensor) -> Tensor:
+        """The product of the transpose with a vector."""
+        return y.new_zeros(self.shape[1]).index_add(0, self.column, y[self.row])
+
+
+class Walks(NamedTuple):
+    """The walks of one length from every centre to nodes annotated like it.
+
+    Attributes:
+        steps: Matrices whose product counts them, from the centres' rows to the nodes' columns.
+        centres: Nodes of the rows.
+        returning_S: Walks among these that end where they began, and do not count.
+    """
+
+    steps: list[Incidence]
+    centres: Tensor
+    returning_S: Tensor
+
+    def mass(self, g_N: Tensor) -> Tensor:
+        """Sum of g over the ends of the walks of every centre, `[S]`."""
+        x = g_N
+        for step in reversed(self.steps):
+            x = step.times(x)
+        return x - self.returning_S * g_N[self.centres]
+
+    def spread(self, share_S: Tensor, nodes: int) -> Tensor:
+        """Sum over the walks that end in a node of the shares of their centres, `[N]`."""
+        y = share_S
+        for step in self.steps:
+            y = step.transposed_times(y)
+        return y - y.new_zeros(nodes).index_add(0, self.centres, self.returning_S * share_S)
+
+
+def hop_weights(
+    data: View, annotation_N: Tensor, centre_N: Tensor, hops: int, attention_HN: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weight of every node in the prototypes of its annotation, and how many centres each prototype rests on.
+
+    Args:
+        data: The client's graph.
+        annotation_N: Class of every node, int64; at centres their own.
+        centre_N: Nodes whose class is trusted, bool.
+        hops: 0, 1 or 2.
+        attention_HN: g of every hop, positive, differentiable, `[hops, N]`; 1 if left out.
+
+    Returns:
+        Weights, float32 `[L, N]`, and counts, int32 `[L, C]`; a prototype without a centre has count 0.
+    """
+    classes, centres = data.classes, centre_N.nonzero()[:, 0]
+    class_S = annotation_N[centres]
+    counts = [torch.bincount(class_S, minlength=classes)]
+    weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
+    # Differences of sums: float64 makes counts exact and what should vanish vanish.
+    ones_N = torch.ones(data.nodes, dtype=torch.float64)
+    for hop, walks in enumerate(_walks(data, annotation_N, centres, hops)):
+        found_S = walks.mass(ones_N) > 0.5
+        counts.append(torch.bincount(class_S[found_S], minlength=classes))
+        g_N = ones_N if attention_HN is None else attention_HN[hop].double()
+        mass_S = torch.where(found_S, walks.mass(g_N), 1)
+        share_S = found_S / (mass_S * counts[-1].clamp_min(1)[class_S])
+        weights.append((g_N * walks.spread(share_S, data.nodes)).clamp_min(0).float())
+    return torch.stack(weights), torch.stack(counts).int()
+
+
+def _walks(data: View, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
+    """Walks of one step, then of two, as many as `hops`."""
+    count, classes = len(centres), data.classes
+    owner, near = _neighbours(data, centres)
+    class_E = annotation_N[centres][owner]
+    if hops >= 1:
+        alike = annotation_N[near] == class_E
+        once = Incidence(owner[alike], near[alike], (count, data.nodes))
+        yield Walks([once], centres, torch.zeros(count, dtype=torch.float64))
+    if hops >= 2:
+        pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
+        middle = (pairs // classes).unique_consecutive()
+        owner_2, far = _neighbours(data, middle)
+        key = middle[owner_2] * classes + annotation_N[far]
+        place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
+        wanted = pairs[place] == key
+        first = Incidence(owner, pair_E, (count, len(pairs)))
+        second = Incidence(place[wanted], far[wanted], (len(pairs), data.nodes))
+        yield Walks([first, second], centres, torch.bincount(owner, minlength=count).double())
+
+
+def _neighbours(data: View, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
+    first, column = data.edges
+    start = first[rows].long()
+    degree = first[rows + 1].long() - start
+    owner = torch.arange(len(rows)).repeat_interleave(degree)
+    entry = torch.arange(len(owner)) + (start - (degree.cumsum(0) - degree))[owner]
+    return owner, column[entry].long()
+
+
+def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
+    """Prototypes `[L, C, H]` from embeddings, differentiable in both; rows may be any that hold all weight."""
+    return torch.stack([class_sums(weight_N[:, None] * z_NH, annotation_N, classes)[0] for weight_N in weight_LN])
+
+
+def neighbour_means(data: View, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The means that hop 1 averages, one for every centre with a neighbour of its class.
+
+    Args:
+        data: The client's graph.
+        annotation_N: As for `hop_weights`.
+        centre_N: As for `hop_weights`.
+        rows: Ascending nodes, R in number, all neighbours of weight among them.
+
+    Returns:
+        Weights of the rows in the means, float32 CSR `[centres, R]`, and the classes of the centres, int64.
+    """
+    centre = centre_N.nonzero()[:, 0]
+    owner, neighbour = _neighbours(data, centre)
+    alike = annotation_N[neighbour] == annotation_N[centre[owner]]
+    owner, neighbour = owner[alike], neighbour[alike]
+    count = torch.bincount(owner, minlength=len(centre))
+    kept = count > 0
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), count[kept].cumsum(0)])
+    shape = int(kept.sum()), len(rows)
+    column = torch.searchsorted(rows, neighbour)
+    share = count[owner].float().reciprocal()
+    return torch.sparse_csr_tensor(starts, column, share, size=shape, check_invariants=False), annotation_N[
+        centre[kept]
+    ]

@@ -1,0 +1,67 @@
+"""Target prototypes of one client: the universal ones, mixed with those of clients alike (FedPG, eq. 5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.losses.prototypes import unit
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The last upload of every client, kept by the server.
+
+    Axes: B clients, L levels, C classes, H width.
+
+    Attributes:
+        proto_BLCH: Prototypes, zero where there is none.
+        present_BLC: Which exist.
+        counts_BC: Nodes of the class.
+        fresh_B: Clients whose upload is from the last round.
+    """
+
+    proto_BLCH: Tensor
+    present_BLC: Tensor
+    counts_BC: Tensor
+    fresh_B: Tensor
+
+
+def personal_targets(
+    uploads: Uploads, receivers: Sequence[int], anchor_LCH: Tensor, known_LC: Tensor, alpha: float, lam: float
+) -> tuple[Tensor, float]:
+    """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
+
+    A receiver without a prototype of its own is given the universal one.
+
+    Args:
+        uploads: What clients sent.
+        receivers: Clients i.
+        anchor_LCH: Universal prototypes a.
+        known_LC: Which of them mean something; no other target is filled in.
+        alpha: Share of the universal prototype.
+        lam: Threshold of the similarity.
+
+    Returns:
+        Targets `[receivers, L, C, H]`, and the mean number of clients mixed; 0 if nobody had a prototype of its own.
+    """
+    everyone = torch.as_tensor(receivers)
+    target_RLCH = anchor_LCH.repeat(len(everyone), 1, 1, 1)
+    mixed = []
+    for level, c in known_LC.nonzero().tolist():
+        has_B = uploads.present_BLC[:, level, c]
+        place = has_B[everyone].nonzero()[:, 0]
+        own = everyone[place]
+        may_B = has_B & uploads.fresh_B
+        may_B[own] = True
+        others = may_B.nonzero()[:, 0]
+        proto = uploads.proto_BLCH[:, level, c]
+        alike = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
+        admitted = alike | (own[:, None] == others)
+        weight = admitted * uploads.counts_BC[others, c].float()
+        rows = weight / weight.sum(1, keepdim=True)
+        target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
+        mixed.append(admitted.sum(1))
+    sizes = torch.cat(mixed) if mixed else torch.zeros(0)
+    return target_RLCH, float(sizes.float().mean()) if len(sizes) else 0.0

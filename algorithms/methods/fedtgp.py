@@ -1,0 +1,67 @@
+"""FedTGP: universal prototypes that the server trains to stay apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from algorithms.base import Ask, Client, Context, Steps, Tree, Upload
+from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
+from algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
+from algorithms.losses.prototypes import pack, row_bytes
+from algorithms.methods.fedproto import FedProto, own_prototypes
+from algorithms.protocol import How
+
+
+@dataclass(frozen=True)
+class FedTGP(FedProto):
+    """FedTGP (Zhang et al., AAAI 2024): FedProto whose server learns the prototypes it sends.
+
+    Anchors, one for each class, are the outputs of a network over a table; the server trains both on the uploads of
+    the cohort with a cross-entropy on distances whose margin is min(max_c min_c' |Q_c - Q_c'|, margin_cap), Q_c the
+    mean upload of class c. Uploads are single samples: the counts say which classes exist, not how much they weigh.
+    A class is sent once somebody has uploaded it. The clients' part and the messages are those of FedProto.
+
+    Attributes:
+        lam: Weight of the alignment; the paper's code has 1, its scripts 10.
+        server_steps: Full-batch steps on the server in a round; the paper's code has 100 to 1000 epochs.
+        server_lr: Learning rate of the server's AdamW, whose moments are kept between rounds.
+        server_weight_decay: Its decoupled weight decay.
+        margin_cap: tau of the paper, 100 in its code.
+    """
+
+    server_steps: int = 100
+    server_lr: float = 0.01
+    server_weight_decay: float = 5e-4
+    margin_cap: float = 100.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server_steps < 1 or self.server_lr <= 0 or self.margin_cap < 0:
+            raise ValueError("server_steps must be at least 1, server_lr positive, margin_cap not negative")
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        shared = pack(server["proto"], server["known"]) if "proto" in server else {}
+        got = yield Ask("train", {"proto": How.KEEP, "counts": How.KEEP}, shared=shared)
+        present_BC = got["counts"] > 0
+        server.setdefault("known", torch.zeros_like(present_BC[0]))
+        server["known"] |= present_BC.any(0)
+        if not bool(present_BC.any()):
+            return
+        query_QH, class_Q = got["proto"][present_BC], present_BC.nonzero()[:, 1]
+        margin = class_margin(query_QH, class_Q, ctx.classes, self.margin_cap)
+        server["proto"], ctx.notes["server loss"] = train_generator(
+            server,
+            PrototypeGenerator(ctx.classes, query_QH.shape[1], normalized=False),
+            lambda anchor_CH: margin_cross_entropy(query_QH, class_Q, anchor_CH, server["known"], margin),
+            self.server_steps,
+            self.server_lr,
+            self.server_weight_decay,
+            ctx.random("generator"),
+        )
+        ctx.notes["margin"] = margin
+
+    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+        proto_CH, counts_C = own_prototypes(client)
+        sent = {"proto": row_bytes(counts_C > 0, proto_CH.shape[1])}
+        return Upload({"proto": proto_CH, "counts": counts_C}, wire=sent)

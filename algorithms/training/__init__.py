@@ -1,0 +1,1 @@
+"""Local training: one client after another, or several in one batch."""

@@ -1,0 +1,30 @@
+"""What a model reads in one step of local training."""
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import Tensor
+
+from algorithms.backbones.neighbourhood import Inputs, Neighbourhood, sampled
+from algorithms.client import Client
+
+
+def batches(client: Client) -> Callable[[Tensor | None], Inputs]:
+    """Gives the model's inputs for the training rows at some places among them; None stands for all of them.
+
+    A decoupled model reads these rows of its hops, a coupled one the whole graph, or, with `model.fanouts`, neighbours
+    drawn for these rows from a random stream of its own.
+    """
+    data, coupled = client.data, client.model.coupled
+    if coupled is not None and coupled.fanouts:
+        operator, fanouts = coupled.operator, coupled.fanouts
+        rng = np.random.default_rng(client.random("neighbours"))
+        return lambda places: sampled(data, operator, fanouts, _at(data.train, places), rng)
+    inputs = client.gathered("train")
+    if isinstance(inputs, Neighbourhood):
+        return lambda places: inputs._replace(rows=_at(data.train, places))
+    return lambda places: [_at(hop, places) for hop in inputs]
+
+
+def _at(rows: Tensor, places: Tensor | None) -> Tensor:
+    return rows if places is None else rows[places]

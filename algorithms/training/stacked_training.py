@@ -1,0 +1,129 @@
+"""Local training of several clients in one batch: their models stacked, their rows padded to one length.
+
+Axes: B clients, N rows of the longest of them, F features, C classes, P parameters.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from algorithms.backbones.dropout import masks
+from algorithms.client import Client
+from algorithms.flat_model import FlatModel
+from algorithms.training.local_training import MOMENTS, TrainOptions, make_optimizer
+
+NO_ROW = -100
+
+
+class StackedTrainer:
+    """What `Trainer` does for one client after another, for all at once; the same numbers to rounding.
+
+    For decoupled models, whole batches and plain cross-entropy. It pays where a step of one client is too small to keep
+    a device busy.
+    """
+
+    def __init__(self, model: FlatModel, options: TrainOptions) -> None:
+        """Keeps a model as the pattern of all.
+
+        Args:
+            model: The host's model; its own parameters are not used.
+            options: Epochs and optimizer.
+        """
+        self.model = model
+        self.options = options
+
+    def fit(self, clients: Sequence[Client], w_BP: Tensor) -> list[float]:
+        """Trains the rows of `w_BP` in place; returns the mean loss of every client's last epoch, before its step.
+
+        The optimizers' moments are read from and written to `client.state` under `opt.*`.
+
+        Args:
+            clients: Clients that have training rows.
+            w_BP: Their parameters, float32.
+        """
+        rows = [client.info.train for client in clients]
+        hops = [_padded(parts, max(rows)) for parts in zip(*(client.gathered("train") for client in clients))]
+        device = w_BP.device
+        label_BN = torch.full((len(clients), max(rows)), NO_ROW, device=device)
+        for label_N, client in zip(label_BN, clients):
+            label_N[: client.info.train] = client.data.train_label
+        count_B = torch.tensor(rows, dtype=torch.float32, device=device)
+        generators = [client.rng("train") for client in clients]
+        self.model.module.train()
+        dropped = self._dropped([hop[0, :1] for hop in hops])
+        stack_BP = w_BP.detach().requires_grad_()
+        stack_BP.grad = torch.zeros_like(stack_BP)
+        leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
+        optimizer = make_optimizer(leaves, self.options)
+        for leaf, client in zip(leaves, clients):
+            kept = {name.removeprefix(MOMENTS): t for name, t in client.state.items() if name.startswith(MOMENTS)}
+            if kept:
+                optimizer.state[leaf] = kept
+        loss_B = torch.zeros(len(clients), device=device)
+        for _ in range(self.options.epochs):
+            stack_BP.grad.zero_()
+            kept_BNH = [
+                _masks(torch.zeros(len(rows), max(rows), width, device=device), rows, p, generators)
+                for width, p in dropped
+            ]
+            with self.model.precision():
+                logits_BNC = vmap(self._logits)(stack_BP, kept_BNH, hops).float()
+            loss_BN = F.cross_entropy(
+                logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_ROW, reduction="none"
+            ).view_as(label_BN)
+            loss_B = loss_BN.sum(1) / count_B
+            loss_B.sum().backward()
+            optimizer.step()
+        if self.options.opt_state == "keep":
+            for leaf, client in zip(leaves, clients):
+                moments = optimizer.state[leaf]
+                client.state.update({MOMENTS + name: t for name, t in moments.items() if isinstance(t, Tensor)})
+        return loss_B.tolist()
+
+    def _logits(self, w_P: Tensor, kept_NH: Sequence[Tensor], hops: Sequence[Tensor]) -> Tensor:
+        """Logits `[N, C]` of one client's rows."""
+        given = iter(kept_NH)
+        with masks(lambda x, p: next(given)):
+            return functional_call(self.model.module, dict(self._parameters(w_P)), (hops,)).logits_NC
+
+    def _parameters(self, w_P: Tensor) -> Iterator[tuple[str, Tensor]]:
+        start = 0
+        for name, p in self.model.module.named_parameters():
+            yield name, w_P[start : start + p.numel()].view_as(p)
+            start += p.numel()
+
+    def _dropped(self, hops: Sequence[Tensor]) -> list[tuple[int, float]]:
+        """Width and probability of every dropout of a step, in the order of calls."""
+        found: list[tuple[int, float]] = []
+
+        def look(x: Tensor, p: float) -> Tensor:
+            found.append((x.shape[1], p))
+            return x.new_ones(())
+
+        with torch.no_grad(), masks(look):
+            self.model.module(hops)
+        return found
+
+
+def _padded(parts: Sequence[Tensor], rows: int) -> Tensor:
+    """Rows of every client, and zeros, `[B, N, F]`."""
+    stack = parts[0].new_zeros(len(parts), rows, parts[0].shape[1])
+    for padded, part in zip(stack, parts):
+        padded[: len(part)] = part
+    return stack
+
+
+def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:
+    leaf = torch.nn.Parameter(w)
+    leaf.grad = gradient
+    return leaf
+
+
+def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
+    """Every client's mask as it would draw it alone, written into the zeros; padded rows keep theirs."""
+    for padded, count, generator in zip(zeros_BNH, rows, generators):
+        padded[:count].bernoulli_(1 - p, generator=generator)
+    return zeros_BNH.div_(1 - p)

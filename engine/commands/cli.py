@@ -1,0 +1,160 @@
+"""The command `shoal`."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from storage.errors import ShoalError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, or a run folder.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+    """Options of every command; `--debug` is read where errors are printed."""
+
+
+@app.command("prepare")
+def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Turn a dataset into a store: partition, shards, splits, hops. Interrupted, it resumes."""
+    from algorithms.methods.loading import describe, load
+    from engine.preparing.prepare import prepare
+    from engine.screen.report import show_store
+    from engine.settings.config import load_config
+
+    resolved = load_config(config, overrides or ())
+    method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
+    store = prepare(resolved, whole=method.whole)
+    show_store(store.path, store.manifest)
+
+
+@app.command("run")
+def run_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and stop.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
+) -> None:
+    """Run a config to its end; prepares its store first if needed."""
+    from engine.screen.report import show_next, show_run
+    from engine.settings.config import load_config
+
+    resolved = load_config(config, overrides or ())
+    if dry_run:
+        from engine.commands.dry_run import show_plan
+
+        show_plan(resolved)
+        return
+    from engine.commands.run import run
+
+    show_run(run(resolved, resume=resume, fresh=fresh))
+    show_next(config, len(resolved.models()))
+
+
+@app.command("sweep")
+def sweep_command(
+    config: ConfigPath,
+    grid: Annotated[list[str], typer.Argument(metavar="KEY=A,B,C...", help="Keys and their values; a grid of runs.")],
+) -> None:
+    """Run a grid on the same store and warm hosts; finished runs are skipped, unfinished ones resumed."""
+    from engine.commands.sweep import sweep
+    from engine.screen.report import show_sweep
+
+    show_sweep(sweep(config, grid))
+
+
+@app.command("inspect")
+def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -> None:
+    """Show what a store or a run folder holds."""
+    from engine.records.run_folder import METRICS, SUMMARY
+    from engine.screen.report import show_rounds, show_run, show_store
+    from storage.store import Store
+
+    if (path / METRICS).exists():
+        show_rounds(path)
+        if (path / SUMMARY).exists():
+            show_run(path)
+    else:
+        store = Store(path)
+        show_store(path, store.manifest)
+
+
+@app.command("verify")
+def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE")]) -> None:
+    """Check every byte of a store against its manifest."""
+    from engine.screen.progress import progress
+    from engine.screen.report import console
+    from storage.store import WHOLE, Store, verify
+
+    stores = [Store(path)] + ([Store(path / WHOLE)] if (path / WHOLE / "manifest.json").exists() else [])
+    for store in stores:
+        files = len(list(store.files()))
+        with progress(f"verify {store.path}", files, "files") as step:
+            faults = verify(store, step.advance)
+        if faults:
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            raise ShoalError(f"{faults[0]}{more}; delete the damaged files and run `shoal prepare` again")
+        console.print(f"{store.path}: {files} files, all as the manifest says", soft_wrap=True)
+
+
+@app.command("export")
+def export_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")]) -> None:
+    """Write the final models (safetensors) and the prediction of every node (Arrow)."""
+    from engine.commands.export import export
+    from engine.screen.report import console
+
+    console.print(f"written: {export(run)}", soft_wrap=True)
+
+
+@app.command("synthesize")
+def synthesize_command(
+    twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],
+    root: Annotated[Path, typer.Option("--root", help="Data root that gets the files, for data.root.")],
+    scale: Annotated[float, typer.Option("--scale", help="Counts over those of the original.")] = 1.0,
+    homophily: Annotated[float | None, typer.Option("--homophily", help="Share of edges within a class.")] = None,
+    signal: Annotated[float | None, typer.Option("--signal", help="What a class adds to features.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    compress: Annotated[bool, typer.Option("--compress", help="Deflate .npz files.")] = False,
+) -> None:
+    """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
+    from engine.commands.synthesize import synthesize
+    from engine.screen.report import console
+    from storage.datasets import DataSource
+
+    options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
+    console.print(f"written: {synthesize(options, root, compress)}", soft_wrap=True)
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Say what is installed, what is missing and what that disables, and what the machine has."""
+    from engine.commands.doctor import show_doctor
+
+    show_doctor()
+
+
+def main() -> None:
+    """Runs the command; what a user can cause ends with one line and status 2, an interruption with 130."""
+    debug = "--debug" in sys.argv
+    try:
+        app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=True)
+    except ShoalError as error:
+        if debug:
+            traceback.print_exc()
+            print(error.detail, file=sys.stderr)
+        print(f"shoal: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,131 @@
+"""What a run would take, before it starts."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from algorithms.base import Algorithm
+from algorithms.client import Client, ClientInfo
+from algorithms.flat_model import FlatModel
+from algorithms.methods.loading import describe, load
+from algorithms.training.local_training import Trainer, TrainOptions
+from engine.commands.run import participation_of
+from engine.preparing.prepare import source, store_path
+from engine.records.run_folder import run_path
+from engine.rounds.sampling import draw_cohort
+from engine.screen.report import console
+from engine.settings.chosen_device import chosen_device
+from engine.settings.config import Config
+from engine.settings.sizes import size
+from engine.wire.cell import form_cells
+from engine.wire.models import assign_models, build_models, model_specs, require_mixable, stacks
+from storage import datasets
+from storage.hops import hops_bytes
+from storage.manifest import NAME, read_manifest
+from storage.shard import Shard
+from storage.split import Split
+from storage.view import Memo, View
+
+
+def show_plan(config: Config) -> None:
+    """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing.
+
+    Raises:
+        ShoalError: What the run itself would be refused for: method, model, dataset, device, precision.
+    """
+    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_mixable(config, algorithm)
+    device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
+    path = store_path(config)
+    if prepared := (path / NAME).exists():
+        manifest = read_manifest(path)
+        nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
+        entries = sum(client.entries for client in manifest.clients)
+    else:
+        graph = datasets.load(source(config))
+        nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
+    clients = 1 if algorithm.whole else config.partition.clients
+    share = config.data.fractions[0]
+    model_of = assign_models(config, clients)
+    infos = [
+        ClientInfo(i, nodes // clients, int(share * nodes / clients), classes, model_of[i]) for i in range(clients)
+    ]
+    cohort = draw_cohort(clients, participation_of(config, algorithm.whole), config.seed, 1)
+    cells = form_cells(cohort, infos, config.engine.cell_size)
+    embedding, dropout = config.heterogeneity.embedding, config.train.dropout
+    models = build_models(model_specs(config), embedding, features, classes, config.propagation.hops, dropout, bfloat16)
+    train = TrainOptions(**config.train.model_dump(exclude={"dropout"}))
+    stacks(config.engine.path, device, algorithm, models, train)
+    mean_client = _mean_client(infos[0], features, entries // clients, config.propagation.hops)
+    torch.set_num_threads(config.engine.threads)
+    epoch, forward = np.array([_measure(model, mean_client, infos[0], algorithm, train) for model in models]).T
+    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    evaluations = -(-config.rounds // config.evaluation.every)
+    training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
+    evaluating = 2 * evaluations * forward[model_of].sum() / hosts
+    parameters = np.array([len(model.w) for model in models])
+    sent = 4 * int(parameters.max()) * len(cohort)
+    x_bytes = nodes * features * np.dtype(config.data.dtype).itemsize
+    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.kernel())
+    kept = (
+        4
+        * int(parameters[model_of].sum())
+        * (1 + (2 if config.train.optimizer == "adam" and config.train.opt_state == "keep" else 0))
+    )
+
+    table = Table(title=f"dry run of {config.name}", show_header=False)
+    for name, text in {
+        "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
+        "run folder": str(run_path(config)),
+        "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
+        "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
+        "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
+        f"({config.engine.backend})",
+        "model": "; ".join(
+            f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
+        ),
+        "bytes": f"up to {size(sent)} each way a round where parameters are sent",
+        "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
+        "time": f"{training + evaluating:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
+        f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
+    }.items():
+        table.add_row(name, text)
+    console.print(table)
+
+
+def _span(seconds: np.ndarray) -> str:
+    low, high = f"{1e3 * seconds.min():.1f}", f"{1e3 * seconds.max():.1f}"
+    return f"{low} ms" if low == high else f"{low} to {high} ms"
+
+
+def _mean_client(info: ClientInfo, features: int, entries: int, hops: int) -> View:
+    """Random numbers and random edges in the shape of a mean client."""
+    rng = np.random.default_rng(0)
+    indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
+    indices = rng.integers(max(info.nodes, 1), size=indptr[-1], dtype=np.int32)
+    x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(hops + 1)]
+    rows = np.arange(info.nodes)
+    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0])
+    return View("mean client", shard, Split(rows[: info.train], rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
+
+
+def _measure(
+    model: FlatModel, data: View, info: ClientInfo, algorithm: Algorithm, train: TrainOptions
+) -> tuple[float, float]:
+    """Seconds of one training epoch and one forward pass over a client."""
+    # Cross-entropy: the method's own loss may need a download.
+    trainer = Trainer(
+        model, replace(train, epochs=1), lambda out, y, w, down: Algorithm.loss(algorithm, out, y, w, down)
+    )
+    times = []
+    for _ in range(3):
+        client = Client(info, data, model, {}, {}, lambda purpose: 0)
+        began = time.perf_counter()
+        trainer.fit(client, {})
+        trained = time.perf_counter()
+        client.logits()
+        times.append((trained - began, time.perf_counter() - trained))
+    return min(t[0] for t in times), min(t[1] for t in times)

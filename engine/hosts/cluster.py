@@ -1,0 +1,121 @@
+"""Ray: started on this machine or joined, and asked for what a run needs before anything else happens."""
+
+import logging
+import math
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import ray
+
+from engine.hosts import tensor_transport
+from engine.settings.config import Config
+from storage.errors import ShoalError
+
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+CONNECT_SECONDS = 10
+# Small outcomes go straight to the server: through the object store they cost the raylet more time. What Ray would
+# report of tasks, timings and metrics has no reader in a cluster that ends with the command.
+PRIVATE = {
+    "max_direct_call_object_size": 2**20,
+    "task_events_report_interval_ms": 0,
+    "enable_timeline": False,
+    "enable_metrics_collection": False,
+}
+
+
+def connect(config: Config) -> None:
+    """Starts Ray or joins the cluster of `ray.address`, then compares the run's requests with what there is.
+
+    Raises:
+        ShoalError: No cluster at the address, or one too small for the hosts.
+    """
+    _token(joining=config.ray.address is not None)
+    _probe(config.ray.address)
+    # Ray's own messages would drown the table; errors still come through as exceptions.
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    try:
+        if config.ray.address is None:
+            # Without an address Ray would join whatever cluster was started on this machine last.
+            ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
+        else:
+            ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
+    except Exception as error:
+        raise _unreachable(config.ray.address or "this machine", error) from error
+    tensor_transport.register()
+    try:
+        _require_resources(config)
+    except ShoalError:
+        ray.shutdown()
+        raise
+
+
+def _probe(address: str | None) -> None:
+    """Asks the port first: Ray itself would wait for minutes where nobody listens."""
+    host, colon, port = (address or "").rpartition(":")
+    if colon and port.isdigit():
+        try:
+            socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _unreachable(str(address), error) from error
+
+
+def _unreachable(where: str, error: Exception) -> ShoalError:
+    reason = " ".join(str(error).split())[:300]
+    return ShoalError(
+        f"ray.address: no Ray cluster can be reached at {where} ({reason}); start one with `ray start --head`, "
+        "set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
+    )
+
+
+def _token(joining: bool) -> None:
+    """Keeps Ray's token in a file that only its owner can read; Ray itself would write it readable to all."""
+    path = os.environ.get(TOKEN_PATH)
+    if path is None:
+        if joining:
+            return
+        path = str(Path("~/.cache/shoal/ray_token").expanduser())
+        os.environ[TOKEN_PATH] = path
+    if not Path(path).exists():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as f:
+            f.write(secrets.token_hex(32))
+
+
+def _packages() -> list[str]:
+    """The four packages, shipped to a cluster whose machines may not have them."""
+    root = Path(__file__).resolve().parents[2]
+    return [str(root / name) for name in ("engine", "algorithms", "storage", "partition")]
+
+
+def _require_resources(config: Config) -> None:
+    """Hosts that can never be placed would wait for ever without an error."""
+    share = config.resources
+    deadline = time.monotonic() + (10 if config.ray.address else 0)
+    while True:
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(places(machine, share.cpus_per_host, share.gpus_per_host) for machine in machines)
+        if room >= config.engine.hosts:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
+    raise ShoalError(
+        f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
+        f"{share.gpus_per_host:g}: the cluster has room for {room:g} ({len(machines)} machines, {have}); "
+        "use fewer hosts or smaller shares"
+    )
+
+
+def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:
+    """How many hosts fit one machine with the resources that Ray counts; a share of a GPU must fit one device."""
+    slack = 1e-9
+    by_cpu = machine.get("CPU", 0) // (cpus - slack) if cpus else math.inf
+    if not gpus:
+        return by_cpu
+    devices = machine.get("GPU", 0)
+    return min(by_cpu, devices * ((1 + slack) // gpus) if gpus < 1 else devices // gpus)

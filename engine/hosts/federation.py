@@ -1,0 +1,206 @@
+"""A run's server behind one handle: in this process, or as a Ray actor with host actors, kept warm between runs."""
+
+import time
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from engine.hosts import tensor_transport
+from engine.hosts.cluster import connect
+from engine.hosts.host import Host
+from engine.hosts.host_actor import await_hosts, start_hosts
+from engine.hosts.local_pool import LocalPool
+from engine.hosts.memory import resident
+from engine.hosts.ray_pool import RayPool
+from engine.rounds.server import Plan, Server
+from engine.rounds.state import FederationState
+from engine.settings.config import Config
+from engine.wire.job import Job
+from engine.wire.live import Live, Watch, unwatched
+from storage.errors import ShoalError
+
+BETWEEN_BEATS = 1.0
+
+
+class ServerLost(Exception):
+    """The server actor died; the newest checkpoint is the way on."""
+
+
+class Federation(Protocol):
+    """A server that a driver steps through its rounds."""
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        """Runs one round and returns its line of metrics; `watch` is called while it is at work."""
+        ...
+
+    def state(self) -> FederationState:
+        """The state after the last committed round."""
+        ...
+
+    def close(self) -> None:
+        """Lets the server go; hosts stay."""
+        ...
+
+
+class Session(Protocol):
+    """Hosts that serve one run after another."""
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        """A server for a job, fresh or from a state."""
+        ...
+
+    def close(self) -> None:
+        """Ends the hosts."""
+        ...
+
+
+def open_session(config: Config) -> Session:
+    """Starts what `engine.backend` names.
+
+    Raises:
+        ShoalError: The cluster cannot be reached or is too small.
+    """
+    return LocalSession() if config.engine.backend == "local" else RaySession(config)
+
+
+class LocalSession:
+    """Everything in this process."""
+
+    def __init__(self) -> None:
+        self._host = Host()
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        return LocalFederation(Server(job, plan, LocalPool(self._host, job), state))
+
+    def close(self) -> None:
+        pass
+
+
+class LocalFederation:
+    """A server in this process."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        return self._server.round(watch)
+
+    def state(self) -> FederationState:
+        return self._server.state
+
+    def close(self) -> None:
+        pass
+
+
+class RaySession:
+    """Host actors on Ray."""
+
+    def __init__(self, config: Config) -> None:
+        connect(config)
+        self._config = config
+        self.hosts = start_hosts(config.engine.hosts, config.resources.cpus_per_host, config.resources.gpus_per_host)
+        self._up = False
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        federation = _RayFederation(self._config, self.hosts, job, plan, state)
+        # The server starts beside the hosts, not after them.
+        if not self._up:
+            await_hosts(self.hosts)
+            self._up = True
+        federation.ready()
+        return federation
+
+    def close(self) -> None:
+        ray.shutdown()
+
+
+class ServerActor:
+    """The server as a Ray actor; asks for no CPU."""
+
+    def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
+        tensor_transport.register()
+        self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
+        self._server = Server(job, plan, self._pool, state)
+        self._live: Live | None = None
+
+    def ready(self) -> None:
+        """Waits until every client has a host that sees its data.
+
+        Raises:
+            ShoalError: A client has none.
+        """
+        self._pool.require_data([info.client for info in self._server.infos])
+
+    def round(self) -> dict[str, Any]:
+        """Runs one round; its line has the memory of server and hosts, and what happened to hosts."""
+        line = self._server.round(self._watch)
+        self._live = None
+        hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
+        return {**line, "memory": {"server": resident(), "hosts": hosts}, "events": self._pool.events()}
+
+    def _watch(self, live: Live) -> None:
+        self._live = live
+
+    def state(self) -> FederationState:
+        """The state after the last committed round."""
+        return self._server.state
+
+    def alive(self) -> Live | None:
+        """Answers while a round is under way, with how far it is."""
+        return self._live
+
+
+class _RayFederation:
+    def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
+        # A second thread answers `alive` while a round runs in the first. Beside the driver, the server shares its
+        # fate, and checkpoints stay on one machine.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2, scheduling_strategy=here)
+        self._silence = config.engine.cell_timeout
+        self._actor = actor.remote(config, hosts, job, plan, state)
+
+    def ready(self) -> None:
+        """Waits until the server is up and every client has a host; see `ServerActor.ready`."""
+        self._get(self._actor.ready.remote())
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        return self._get(self._actor.round.remote(), watch)
+
+    def state(self) -> FederationState:
+        return self._get(self._actor.state.remote())
+
+    def close(self) -> None:
+        ray.kill(self._actor)
+
+    def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
+        """Waits as long as the server gives signs of life.
+
+        Raises:
+            ServerLost: The server died or went silent.
+            ShoalError: What the server raised.
+        """
+        heard = time.monotonic()
+        beat = self._actor.alive.remote()
+        try:
+            while True:
+                done, _ = ray.wait([ref, beat], num_returns=1, timeout=BETWEEN_BEATS)
+                if ref in done:
+                    return ray.get(ref)
+                if beat in done:
+                    if live := ray.get(beat):
+                        watch(live)
+                    heard = time.monotonic()
+                    ray.wait([ref], timeout=BETWEEN_BEATS)
+                    beat = self._actor.alive.remote()
+                elif time.monotonic() - heard > self._silence:
+                    ray.kill(self._actor)
+                    raise ServerLost(f"the server was silent for {self._silence:.0f} s")
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ShoalError):
+                raise ShoalError(cause.line, cause.detail) from None
+            raise ShoalError(f"the server failed: {type(cause).__name__}: {cause}", str(error)) from error
+        except RayError as error:
+            raise ServerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,73 @@
+"""Hosts as Ray actors, spread over the machines of a cluster."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from algorithms.protocol import Tree
+from engine.hosts import tensor_transport
+from engine.hosts.host import Host
+from engine.hosts.memory import resident
+from engine.hosts.sight import Sight, look
+from engine.wire.cell import Outcome, Work
+from engine.wire.job import Job
+from storage.errors import ShoalError
+
+START_SECONDS = 120.0
+
+
+class HostActor(Host):
+    """A host as a Ray actor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tensor_transport.register()
+
+    def ping(self) -> int:
+        """Says that the host is up, with its process id."""
+        return os.getpid()
+
+    def run_several(self, job_id: str, works: Sequence[Work], shared: Tree) -> list[Outcome | None]:
+        """Serves cells one after another, and says what memory the process then holds."""
+        outcomes = list(self.serve(job_id, works, shared))
+        held = resident()
+        for outcome in outcomes:
+            if outcome is not None:
+                outcome.memory = held
+        return outcomes
+
+    def enter(self, job: Job) -> Sight:
+        """Opens a job as far as the host's machine has its files, and says of which clients it has them.
+
+        Raises:
+            ShoalError: The store or the method does not fit the job.
+        """
+        sight = look(job, ray.util.get_node_ip_address())
+        if sight.clients:
+            self.open(job)
+        return sight
+
+
+def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
+    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them."""
+    actor = ray.remote(HostActor).options(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy="SPREAD"
+    )
+    return [actor.remote() for _ in range(count)]
+
+
+def await_hosts(hosts: Sequence[Any]) -> None:
+    """Waits until all hosts are up for the first time.
+
+    Raises:
+        ShoalError: They did not come up in time.
+    """
+    try:
+        ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise ShoalError(
+            f"engine.hosts: {len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
+        ) from error

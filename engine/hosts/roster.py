@@ -1,0 +1,114 @@
+"""Which hosts serve a job now, whose data each of them sees, and asking back in those that went away."""
+
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from engine.hosts.sight import Sight
+from engine.records.environment import differences
+from engine.wire.job import Job
+from storage.errors import ShoalError
+
+BETWEEN_KNOCKS = 0.2
+
+
+class Roster:
+    """Host actors that serve a job, or are asked to.
+
+    Attributes:
+        hosts: Actor handles.
+        ready: What the hosts that serve see.
+        entering: Calls to hosts that were asked in.
+        events: What happened to hosts, a line each.
+        heard: When a host was last heard of, by the monotonic clock.
+    """
+
+    def __init__(self, hosts: list[Any], job: Job) -> None:
+        """All hosts are away at first."""
+        self.hosts = hosts
+        self.ready: dict[int, Sight] = {}
+        self.entering: dict[Any, int] = {}
+        self.events: list[str] = []
+        self.heard = time.monotonic()
+        self._store = job.store
+        self._job_ref = ray.put(job)
+        self._known: dict[int, Sight] = {}
+        self._next_knock = dict.fromkeys(range(len(hosts)), 0.0)
+
+    def who_sees(self, clients: Iterable[int]) -> list[int]:
+        """Hosts that can serve all of some clients; while no host is up, those that could."""
+        wanted = frozenset(clients)
+        return [host for host, sight in (self.ready or self._known).items() if wanted <= sight.clients]
+
+    def unseen(self, clients: Iterable[int]) -> set[int]:
+        """Clients that no host which is up can serve."""
+        return set(clients).difference(*(sight.clients for sight in self.ready.values()))
+
+    def knock(self) -> None:
+        """Asks in every host that is away; calls to an actor that is starting again may fail until it is up."""
+        now = time.monotonic()
+        for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
+            if now >= self._next_knock[host]:
+                self._next_knock[host] = now + BETWEEN_KNOCKS
+                self.entering[self.hosts[host].enter.remote(self._job_ref)] = host
+
+    def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
+        """Waits for one of some calls or for a host that enters; gives the calls that are done."""
+        refs = [*refs, *self.entering]
+        if not refs:
+            time.sleep(BETWEEN_KNOCKS)
+            return []
+        done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
+        entered = [ref for ref in done if ref in self.entering]
+        for ref in entered:
+            self._welcome(ref)
+        return [ref for ref in done if ref not in entered]
+
+    def gone(self, host: int) -> None:
+        """A host is away until it enters again."""
+        self.ready.pop(host, None)
+        self._next_knock[host] = 0.0
+
+    def refusal(self, clients: Collection[int]) -> ShoalError:
+        """Why some clients cannot be served."""
+        if not self.ready:
+            return ShoalError(
+                "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume",
+                "\n".join(self.events),
+            )
+        some = ", ".join(map(str, sorted(clients)[:10])) + (", …" if len(clients) > 10 else "")
+        machines = ", ".join(sorted({sight.machine for sight in self.ready.values()}))
+        return ShoalError(
+            f"{self._store}: no host sees the files (shard, split, hops) of clients {some}; hosts run on {machines}; "
+            "put the store on a file system they share, or manifest.json and those files on a disk of one of them",
+            "\n".join(self.events),
+        )
+
+    def _welcome(self, ref: Any) -> None:
+        host = self.entering.pop(ref)
+        try:
+            sight = ray.get(ref)
+        except RayTaskError as error:
+            raise plain_error(error) from error
+        except RayError:
+            return
+        if host in self._known:
+            self.events.append(f"host {host} is back, on {sight.machine}")
+        if not sight.clients:
+            self.events.append(f"host {host} on {sight.machine} sees no client of {self._store} and stays idle")
+        if host not in self._known and (others := differences(sight.environment, sight.environment["device"])):
+            # Named from the host's value to the server's.
+            self.events.append(f"host {host} on {sight.machine}: last bits may differ, as {', '.join(others)} do")
+        self.ready[host] = self._known[host] = sight
+        self.heard = time.monotonic()
+
+
+def plain_error(error: RayTaskError) -> ShoalError:
+    """What went wrong on a host, without Ray's wrapping."""
+    cause = error.cause
+    if isinstance(cause, ShoalError):
+        return ShoalError(cause.line, cause.detail)
+    return ShoalError(f"a host failed: {type(cause).__name__}: {cause}", str(error))

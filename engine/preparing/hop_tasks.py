@@ -1,0 +1,70 @@
+"""Hops of many shards at once: a Ray task a shard, on whichever machine of the cluster is free."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from engine.hosts.cluster import connect
+from engine.settings.config import Config
+from storage.arrow_file import FileRecord
+from storage.errors import ShoalError
+from storage.hops import hop_memory, write_hops
+from storage.manifest import ClientRecord
+from storage.propagation import Kernel
+from storage.shard import open_shard
+from storage.store import hops_path, shard_path
+
+RETRIES = 3
+
+
+def hops_on_cluster(
+    config: Config, store: Path, clients: Sequence[ClientRecord], features: int, kernel: Kernel
+) -> Iterator[tuple[int, FileRecord]]:
+    """Writes the hops of some clients, and yields each as it is done; the order is that of completion.
+
+    At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines
+    must see the folder of the store.
+
+    Raises:
+        ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.
+    """
+    largest = max(hop_memory(client.nodes, client.entries, features, kernel) for client in clients)
+    connect(config)
+    try:
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        at_once = max(1, min(cpus, config.memory_limit() // largest))
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_write)
+        waiting = list(reversed(clients))
+        running: dict[ray.ObjectRef, int] = {}
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                client = waiting.pop()
+                running[task.remote(store, client, kernel)] = client.client
+            done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)
+            if not done:
+                raise ShoalError(
+                    f"prepare: no hops of clients {sorted(running.values())} for {config.engine.cell_timeout:.0f} s; "
+                    "look at the cluster or raise engine.cell_timeout, and run it again to go on"
+                )
+            yield running.pop(done[0]), _result(done[0])
+    finally:
+        ray.shutdown()
+
+
+def _write(store: Path, client: ClientRecord, kernel: Kernel) -> FileRecord:
+    shard = open_shard(store / shard_path(client.client), client.client, client.file)
+    return write_hops(store / hops_path(kernel.name, client.client), shard, kernel)
+
+
+def _result(done: ray.ObjectRef) -> FileRecord:
+    try:
+        record: FileRecord = ray.get(done)
+    except RayTaskError as error:
+        if isinstance(error.cause, ShoalError):
+            raise error.cause from None
+        raise
+    except RayError as error:
+        raise ShoalError(f"prepare: a task that computes hops was lost ({error}); run it again to go on") from error
+    return record

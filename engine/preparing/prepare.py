@@ -1,0 +1,150 @@
+"""From a config to its store: which dataset, which folder, and what of it is still to be made."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from engine.preparing.store_builder import LazyGraph, StoreBuilder, hops_lie_there, shards_lie_there, split_lies_there
+from engine.screen.progress import watch
+from engine.settings.config import Config
+from engine.settings.number_keys import fingerprint_of, flatten
+from engine.settings.sizes import size
+from partition import PartitionOptions
+from storage.arrow_file import checksum
+from storage.datasets import DataSource, data_root, fingerprint, load
+from storage.disk import writing
+from storage.errors import ShoalError
+from storage.hops import hops_bytes
+from storage.manifest import NAME
+from storage.propagation import Kernel
+from storage.split import (
+    SplitOptions,
+)
+from storage.store import WHOLE, Store
+from storage.watch import watched_by
+
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit")
+
+
+def source(config: Config) -> DataSource:
+    """The dataset a config names.
+
+    Raises:
+        ShoalError: An option that the dataset does not have, or of a wrong type.
+    """
+    hints = get_type_hints(DataSource)
+    known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
+    options: dict[str, Any] = {}
+    for key, value in config.data.options.items():
+        if key not in known:
+            raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}")
+        try:
+            options[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            raise ShoalError(f"data.options.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+    data = config.data
+    if config.engine.memory_limit is not None:
+        options["memory_limit"] = config.engine.memory_limit
+    return DataSource(data.dataset, root=data.root, path=data.path, row_normalize=data.row_normalize, **options)
+
+
+def partition_options(config: Config) -> PartitionOptions:
+    """The partition a config names."""
+    return PartitionOptions(**config.partition.model_dump(), memory_limit=config.engine.memory_limit)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What tells one store from another: the content of the dataset and the partition."""
+    how = config.partition.model_dump(exclude={"file"})
+    if config.partition.file is not None:
+        path = Path(config.partition.file)
+        how["file"] = checksum(path)[:16] if path.is_file() else None
+    return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": how}
+
+
+def store_path(config: Config) -> Path:
+    """The folder of a config's store: `data.store`, else one of its own under the data root."""
+    if config.data.store is not None:
+        return Path(config.data.store)
+    how = config.partition
+    name = f"{config.data.dataset.lower()}-{how.method}{how.clients}-{fingerprint_of(identity(config))}"
+    return data_root(config.data.root) / "stores" / name
+
+
+def prepare(config: Config, whole: bool = False, mend: bool = True) -> Store:
+    """Makes what is missing of a config's store, and opens it.
+
+    Args:
+        config: The run.
+        whole: Make the one-client store of the whole graph, too, and return that.
+        mend: Make files again that were deleted from a finished store; else opening them fails.
+
+    Raises:
+        ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.
+    """
+    with watched_by(watch):
+        return _prepare(config, whole, mend)
+
+
+def _prepare(config: Config, whole: bool, mend: bool) -> Store:
+    path = store_path(config)
+    wanted = config.split_options(), config.kernel()
+    made = identity(config)
+    graph = LazyGraph(lambda: load(source(config)))
+    store = _complete(path, made, *wanted, mend)
+    if store is None:
+        with writing(path):
+            store = StoreBuilder(path, made, graph, partition_options(config), config).run(*wanted)
+    if not whole:
+        return store
+    whole_made = {"dataset": made["dataset"], "partition": {"method": WHOLE}}
+    found = _complete(path / WHOLE, whole_made, *wanted, mend)
+    if found is not None:
+        return found
+    _require_memory(store, config)
+    with writing(path / WHOLE):
+        return StoreBuilder(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
+
+
+def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Kernel, mend: bool) -> Store | None:
+    if not (path / NAME).exists():
+        return None
+    store = Store(path)
+    if store.manifest.identity != made:
+        raise ShoalError(
+            f"{path}: this store was made from another dataset or partition: "
+            f"{_differences(store.manifest.identity, made)}; delete it or set data.store"
+        )
+    manifest = store.manifest
+    if mend:
+        ready = shards_lie_there(path, manifest) and split_lies_there(path, manifest, split)
+        return store if ready and hops_lie_there(path, manifest, kernel) else None
+    ready = split.name in manifest.splits and (kernel.hops == 0 or kernel.name in manifest.hops)
+    return store if ready else None
+
+
+def _differences(store: dict[str, Any], config: dict[str, Any]) -> str:
+    old, new = flatten(store), flatten(config)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)
+
+
+def _require_memory(store: Store, config: Config) -> None:
+    """Refuses to hold a whole graph that is larger than the limit."""
+    manifest = store.manifest
+    itemsize = np.dtype(config.data.dtype).itemsize
+    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(
+        manifest.nodes, manifest.features, config.kernel()
+    )
+    edges = manifest.cleaning
+    entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
+    needed += 4 * entries
+    limit = config.memory_limit()
+    if needed > limit:
+        raise ShoalError(
+            f"algorithm.name {config.algorithm.name}: the whole graph takes {size(needed)}, "
+            f"engine.memory_limit is {size(limit)}; raise the limit or take a method that trains clients"
+        )

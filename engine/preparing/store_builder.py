@@ -1,0 +1,296 @@
+"""Partition, shards, splits, hops, manifest: the steps of a prepare. Every finished file survives an interruption."""
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.preparing.hop_tasks import hops_on_cluster
+from engine.screen.progress import progress, say
+from engine.settings.config import Config
+from partition import PartitionOptions, Workspace, partition
+from partition.quality import quality
+from storage.arrow_file import FileRecord, checksum
+from storage.atomic import replacing
+from storage.datasets import DataSource
+from storage.disk import require_disk
+from storage.errors import ShoalError
+from storage.gather import gathered
+from storage.graph import Graph
+from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
+from storage.induced import Induced, kept_entries
+from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
+from storage.propagation import Kernel
+from storage.shard import Shard, open_shard, write_shard
+from storage.split import (
+    Split,
+    SplitOptions,
+    from_codes,
+    open_split,
+    random_split,
+    read_split_file,
+    write_split,
+)
+from storage.store import Store, hops_path, shard_path, split_path
+from storage.writer import StoreWriter
+
+# Hops of so many bytes are worth the start of a cluster.
+CLUSTER_BYTES = 1 << 30
+
+
+class LazyGraph:
+    """A graph that is read only if a step needs it."""
+
+    def __init__(self, read: Callable[[], Graph]) -> None:
+        self._read = read
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph, read at the first use."""
+        return self._read()
+
+
+def shards_lie_there(path: Path, manifest: Manifest) -> bool:
+    """Whether every shard of a manifest is on disk."""
+    return _lie_there(path, shard_path, [client.file for client in manifest.clients])
+
+
+def split_lies_there(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
+    """Whether a split was made, and is on disk."""
+    record = manifest.splits.get(split.name)
+    return record is not None and _lie_there(path, partial(split_path, split.name), record.files)
+
+
+def hops_lie_there(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
+    """Whether hops were made, and are on disk."""
+    records = manifest.hops.get(kernel.name)
+    return not kernel.stored or (records is not None and _lie_there(path, partial(hops_path, kernel.name), records))
+
+
+def _lie_there(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
+    """Whether all files of one kind are there; a deleted one is made again. Whether they are sound is for `verify`."""
+    return all((store / place(client)).exists() for client in range(len(records)))
+
+
+class StoreBuilder:
+    """One prepare of one store folder; what is on disk is kept."""
+
+    def __init__(
+        self,
+        path: Path,
+        made: dict[str, Any],
+        lazy: LazyGraph,
+        options: PartitionOptions | None,
+        config: Config,
+        clients: Store | None = None,
+    ) -> None:
+        """`options` None and a store of `clients`: the whole graph as one client, split as its clients are."""
+        self.path, self.lazy, self.options, self.clients = path, lazy, options, clients
+        self.dtype = config.data.dtype
+        self.config = config
+        self.memory_limit = config.engine.memory_limit or DataSource.memory_limit
+        self.writer = StoreWriter(path, made)
+        self.made = made
+
+    def run(self, split: SplitOptions, kernel: Kernel) -> Store:
+        """Makes shards, one split and one kernel's hops, as far as they are missing.
+
+        The manifest is written after each, so that what comes next needs neither the raw files nor their derivatives.
+        """
+        old = Store(self.path).manifest if (self.path / NAME).exists() else None
+        if old is None:
+            manifest = self._shards()
+        elif shards_lie_there(self.path, old):
+            manifest = old
+        else:
+            manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
+        if manifest is not old:
+            manifest.write(self.path)
+        if not split_lies_there(self.path, manifest, split):
+            manifest = replace(manifest, splits={**manifest.splits, split.name: self._splits(manifest, split)})
+            manifest.write(self.path)
+        if not hops_lie_there(self.path, manifest, kernel):
+            manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
+            manifest.write(self.path)
+        return Store(self.path)
+
+    def _assignment(self, graph: Graph) -> np.ndarray:
+        if self.options is None:
+            return np.zeros(graph.nodes, dtype=np.int32)
+        options = self.options
+
+        def write(path: Path) -> FileRecord:
+            say(f"partition: {options.method} into {options.clients} clients")
+            workspace = Workspace(self.path, say)
+            workspace.clear()
+            assignment = partition(graph, options, workspace=workspace)
+            with replacing(path) as unfinished, unfinished.open("wb") as f:
+                np.save(f, assignment)
+            return FileRecord(path.stat().st_size, checksum(path))
+
+        self.writer.once(Path("assignment.npy"), write)
+        return np.load(self.path / "assignment.npy", allow_pickle=False)
+
+    def _shards(self) -> Manifest:
+        graph = self.lazy.graph
+        _report(graph)
+        assignment = self._assignment(graph)
+        count = 1 if self.options is None else self.options.clients
+        itemsize = np.dtype(self.dtype).itemsize
+        needed = graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries
+        require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
+        kept = kept_entries(graph.indptr, graph.indices, assignment)
+        measured = quality(graph, assignment, count, kept).as_dict()
+        missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
+        with progress("shards", count, "clients", count - len(missing)) as step:
+            for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit):
+                self.writer.once(shard_path(client), partial(_write_shard, client, part, graph.y, x))
+                step.advance()
+        files = [self.writer.finished(shard_path(client)) for client in range(count)]
+        records = [self._record(client, file, graph.classes) for client, file in enumerate(files) if file is not None]
+        return Manifest(
+            identity=self.made,
+            name=graph.name,
+            synthetic=graph.synthetic,
+            nodes=graph.nodes,
+            features=graph.features,
+            classes=graph.classes,
+            dtype=self.dtype,
+            cleaning=asdict(graph.cleaning),
+            quality=measured,
+            clients=records,
+            provenance={
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+        )
+
+    def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
+        shard = open_shard(self.path / shard_path(client), client, file)
+        labelled = shard.label[shard.label >= 0]
+        counts = np.bincount(labelled, minlength=classes).tolist()
+        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file)
+
+    def _splits(self, manifest: Manifest, options: SplitOptions) -> SplitRecord:
+        code = self._codes(manifest, options)
+        files, counts, untrained, unreachable = [], [], [], 0
+        for record in manifest.clients:
+            client = record.client
+            shard = open_shard(self.path / shard_path(client), client, record.file)
+
+            def write(path: Path, shard: Any = shard) -> FileRecord:
+                if code is None:
+                    split = random_split(shard.label, shard.node, shard.client, options)
+                else:
+                    split = from_codes(code[shard.node])
+                return write_split(path, split)
+
+            file = self.writer.once(split_path(options.name, client), write)
+            split = open_split(self.path / split_path(options.name, client), shard.nodes, file)
+            _require_labels(shard.label, split, client, options)
+            files.append(file)
+            counts.append([len(split.train), len(split.val), len(split.test)])
+            if not len(split.train):
+                untrained.append(client)
+            unreachable += int((~np.isin(shard.label[split.test], shard.label[split.train])).sum())
+        if not any(train for train, _, _ in counts):
+            raise ShoalError(
+                f"data.split {options.protocol}: no client has a training node; change the split or use fewer clients"
+            )
+        result = SplitRecord(counts, untrained, unreachable, files)
+        _report_split(result, options)
+        return result
+
+    def _codes(self, manifest: Manifest, options: SplitOptions) -> np.ndarray | None:
+        """Part of every node, int8 `[nodes]`, or None where each client draws its own."""
+        if self.clients is not None:
+            code = np.zeros(manifest.nodes, dtype=np.int8)
+            for client in range(self.clients.clients):
+                node, split = self.clients.shard(client).node, self.clients.split(options.name, client)
+                for part, rows in enumerate((split.train, split.val, split.test), 1):
+                    code[node[rows]] = part
+            return code
+        if options.protocol == "file":
+            code = read_split_file(options.file)
+            if len(code) != manifest.nodes:
+                raise ShoalError(
+                    f"{options.file}: {len(code)} entries for {manifest.nodes} nodes of {manifest.name}; give one each"
+                )
+            return code
+        if options.protocol == "public":
+            code_of_dataset = self.lazy.graph.split
+            if code_of_dataset is None:
+                raise ShoalError(
+                    f"data.split public: {manifest.name} has no split of its own; take stratified or per_client"
+                )
+            return code_of_dataset
+        return None
+
+    def _hops(self, manifest: Manifest, kernel: Kernel) -> list[FileRecord]:
+        missing = [c for c in manifest.clients if self.writer.finished(hops_path(kernel.name, c.client)) is None]
+        rows = sum(self._rows_kept(client, kernel) for client in missing)
+        needed = hops_bytes(rows, manifest.features, kernel)
+        require_disk(self.path, needed, "the hops")
+        if kernel.rows == "labelled":
+            say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
+        made = self._hops_here(missing, kernel)
+        if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
+            made = hops_on_cluster(self.config, self.path, missing, manifest.features, kernel)
+        count = len(manifest.clients)
+        with progress(f"hops {kernel.name}", count, "clients", count - len(missing)) as step:
+            for client, record in made:
+                self.writer.add(hops_path(kernel.name, client), record)
+                step.advance()
+        files = [self.writer.finished(hops_path(kernel.name, client)) for client in range(count)]
+        return [file for file in files if file is not None]
+
+    def _hops_here(self, clients: Sequence[ClientRecord], kernel: Kernel) -> Iterator[tuple[int, FileRecord]]:
+        for client in clients:
+            path = self.path / hops_path(kernel.name, client.client)
+            yield client.client, write_hops(path, self._open(client), kernel)
+
+    def _rows_kept(self, client: ClientRecord, kernel: Kernel) -> int:
+        return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(self._open(client)).sum())
+
+    def _open(self, client: ClientRecord) -> Shard:
+        return open_shard(self.path / shard_path(client.client), client.client, client.file)
+
+
+def _write_shard(client: int, part: Induced, label: np.ndarray, x: np.ndarray, path: Path) -> FileRecord:
+    return write_shard(path, client, part, label, x)
+
+
+def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions) -> None:
+    for rows in (split.train, split.val, split.test):
+        if len(rows) and label[rows].min() < 0:
+            raise ShoalError(
+                f"data.split {options.protocol}: client {client} has an unlabelled node in its split; mark it 0 (none)"
+            )
+
+
+def _report(graph: Graph) -> None:
+    c = graph.cleaning
+    kind = " (synthetic)" if graph.synthetic else ""
+    say(
+        f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
+        f"{graph.features} features, {graph.classes} classes; of {c.entries_read:,} entries read, "
+        f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
+        f"{c.reversed_added:,} missing reverses added"
+    )
+
+
+def _report_split(split: SplitRecord, options: SplitOptions) -> None:
+    train, val, test = np.sum(split.counts, axis=0)
+    line = f"split {options.name}: {train:,} train, {val:,} validation, {test:,} test nodes"
+    if split.unreachable:
+        line += f"; {split.unreachable:,} test nodes of classes their client has no training node of"
+    if split.without_training:
+        some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
+        line += f"; {len(split.without_training)} clients without a training node ({some})"
+    say(line)

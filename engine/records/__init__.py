@@ -1,0 +1,1 @@
+"""What is kept of a run: folder, checkpoints, summary, TensorBoard events, environment."""

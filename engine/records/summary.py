@@ -1,0 +1,61 @@
+"""What a finished run comes down to."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from engine.records.environment import environment
+from storage.manifest import Manifest
+
+PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
+
+
+def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "nodes") -> dict[str, Any] | None:
+    """The first logged round with the highest validation accuracy of a scope; None without validation rows."""
+    scored = [line for line in lines if "val" in line.get("scopes", {}).get(scope, {})]
+    return max(scored, key=lambda line: line["scopes"][scope]["val"][weighting], default=None)
+
+
+def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:
+    """Plain values for summary.json: accuracies of the last and the best-validation round, bytes, seconds, memory."""
+    scored = [line for line in lines if "scopes" in line]
+    scopes: dict[str, Any] = {}
+    for scope in scored[-1]["scopes"] if scored else ():
+        best = best_round(scored, scope)
+        scopes[scope] = {
+            "last": {"round": scored[-1]["round"], **scored[-1]["scopes"][scope]},
+            "best": {"round": best["round"], **best["scopes"][scope]} if best else None,
+        }
+    visits = max(sum(len(line["cohort"]) for line in lines), 1)
+    sent = {way: sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down")}
+    return {
+        "dataset": manifest.name,
+        "synthetic": manifest.synthetic,
+        "clients": len(manifest.clients),
+        "rounds": len(lines),
+        "scopes": scopes,
+        "bytes": sent | {f"{way}_per_client_round": total / visits for way, total in sent.items()},
+        # As papers count: four bytes each.
+        "scalars": {f"{way}_per_client_round": total / visits / 4 for way, total in sent.items()},
+        "seconds": {
+            "round_median": median(line["seconds"]["round"] for line in lines),
+            "rounds": sum(line["seconds"]["round"] for line in lines),
+            **{part: sum(line["seconds"][part] for line in lines) for part in PARTS},
+        },
+        "retries": sum(line["retries"] for line in lines),
+        "peak_memory_bytes": peak_memory,
+        "resident_bytes": _largest(lines),
+        "environment": environment(device),
+    }
+
+
+def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """The largest resident set of driver, server and any host, in bytes."""
+    largest: dict[str, int] = {}
+    for line in lines:
+        memory = line["memory"]
+        hosts = {"host": max(memory["hosts"].values())} if memory.get("hosts") else {}
+        for process, held in {**memory, **hosts}.items():
+            if process != "hosts":
+                largest[process] = max(held, largest.get(process, 0))
+    return largest

@@ -1,0 +1,182 @@
+"""Tables for people."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from engine.records.run_folder import CONFIG, read_metrics, read_summary
+from engine.records.summary import PARTS
+from engine.settings.sizes import size
+from storage.manifest import Manifest
+
+NARROWEST = 100
+# Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
+console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
+
+SCOPES = ("trained", "served", "global")
+CAPTION = (
+    "test accuracy in %: last round and best validation round, weighted by all nodes of\n"
+    "a client; last round weighted by test nodes, plain mean over clients, macro-F1;\n"
+    "minimum, median, maximum over clients. trained: after the last local step;\n"
+    "served: what a client would deploy now; global: the server's model"
+)
+
+
+def show_run(run: Path) -> None:
+    """The table that a finished run ends with."""
+    summary = read_summary(run)
+    config = yaml.safe_load((run / CONFIG).read_text())
+    kind = " (synthetic)" if summary["synthetic"] else ""
+    title = (
+        f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
+        f"{summary['rounds']} rounds, {_models(config)}"
+    )
+    table = _numbers(title)
+    table.add_column("scope")
+    for name in ("last", "best val", "tests", "clients", "F1", "min", "median", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for scope, numbers in summary["scopes"].items():
+        last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
+        if last is None:
+            continue
+        chosen = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
+        rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
+        table.add_row(scope, _percent(last["nodes"]), chosen, *rest)
+    console.print(table)
+    _line(CAPTION)
+    traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
+    each = " and ".join(
+        f"{size(traffic[f'{way}_per_client_round'])} {way} ({scalars[f'{way}_per_client_round']:,.0f} scalars)"
+        for way in ("up", "down")
+    )
+    _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")
+    _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds")
+    spent = {part: f"{seconds[part]:.1f} s" for part in PARTS}
+    _line(
+        f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
+        f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
+    )
+    held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
+    lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
+    _line(f"peak memory of all processes {size(summary['peak_memory_bytes'])} ({held}){lost}")
+    _line(f"run folder: {run}")
+
+
+def _models(config: dict[str, Any]) -> str:
+    models = config["model"]
+    return ", ".join(model["name"] for model in (models if isinstance(models, list) else [models]))
+
+
+def show_next(config_path: str, models: int) -> None:
+    """What to try after a run of so many models."""
+    _line("next:")
+    if models == 1:
+        _line(f"  shoal sweep {config_path} algorithm.name=local,fedavg,fedgta,global seed=0,1,2")
+        _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
+    else:
+        _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")
+    _line("  shoal export RUN, shoal inspect RUN, tensorboard --logdir runs")
+
+
+def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
+    """One row a combination of the swept keys; seeds are taken together: mean ± standard deviation."""
+    keys = [
+        key
+        for key in dict.fromkeys(key for _, overrides in runs for key in overrides)
+        if not key.endswith("seed") and len({overrides.get(key) for _, overrides in runs}) > 1
+    ]
+    table = _numbers("test accuracy in % at the best validation round, weighted by all nodes of a client")
+    for key in keys:
+        table.add_column(key, no_wrap=True, min_width=max(len(overrides.get(key, "")) for _, overrides in runs))
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run, overrides in runs:
+        groups.setdefault(tuple(overrides.get(key, "") for key in keys), []).append(read_summary(run))
+    scopes = [scope for scope in SCOPES if any(scope in s["scopes"] for group in groups.values() for s in group)]
+    for name in ("runs", *scopes, "s/round", "up", "down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for values, group in groups.items():
+        cells = [*values, str(len(group))]
+        for scope in scopes:
+            best = [s["scopes"][scope]["best"] for s in group if scope in s["scopes"]]
+            cells.append(_spread([numbers["test"]["nodes"] for numbers in best if numbers and "test" in numbers]))
+        cells.append(f"{median(s['seconds']['round_median'] for s in group):.3f}")
+        cells += [size(mean(s["bytes"][f"{way}_per_client_round"] for s in group)) for way in ("up", "down")]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def show_store(path: Path, manifest: Manifest) -> None:
+    """What a store holds, and the quality of its partition."""
+    kind = " (synthetic)" if manifest.synthetic else ""
+    entries = sum(client.entries for client in manifest.clients)
+    table = Table(title=f"store {path}", show_header=False)
+    quality = manifest.quality
+    nodes = [client.nodes for client in manifest.clients]
+    labelled = [client.labelled for client in manifest.clients]
+    classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
+    rows = {
+        "dataset": f"{manifest.name}{kind}: {manifest.nodes:,} nodes, {manifest.features} features "
+        f"({manifest.dtype}), {manifest.classes} classes",
+        "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
+        "clients": f"{len(nodes)}, of {min(nodes):,} to {max(nodes):,} nodes "
+        f"(largest over mean {quality['balance']:.3f})",
+        "edges kept": f"{entries // 2:,} undirected; cut {100 * quality['cut_fraction']:.1f} %",
+        "labels": f"{sum(labelled):,} labelled nodes, {min(labelled):,} to {max(labelled):,} a client; "
+        f"classes a client {min(classes)} to {max(classes)}",
+        "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
+        "splits": ", ".join(
+            f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
+            for name, split in manifest.splits.items()
+        ),
+        "hops": ", ".join(manifest.hops) or "none",
+        "size": size(sum(client.file.bytes for client in manifest.clients)) + " of shards",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    console.print(table)
+
+
+def show_rounds(run: Path, last: int = 10) -> None:
+    """The newest rounds of a run, finished or not."""
+    lines = read_metrics(run)
+    table = _numbers(f"{run}: {len(lines)} rounds logged; validation accuracy in %")
+    for name in ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines[-last:]:
+        accuracy = [
+            line.get("scopes", {}).get(scope, {}).get("val", {}).get("nodes") for scope in ("trained", "served")
+        ]
+        table.add_row(
+            str(line["round"]),
+            str(len(line["cohort"])),
+            "-" if line["loss"] is None else f"{line['loss']:.4f}",
+            *("-" if value is None else _percent(value) for value in accuracy),
+            f"{line['seconds']['round']:.3f}",
+            size(line["bytes_up"]),
+            size(line["bytes_down"]),
+        )
+    console.print(table)
+
+
+def _numbers(title: str) -> Table:
+    """A table that stays readable on 80 columns."""
+    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return _percent(mean(values)) + (f" ± {100 * stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _line(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

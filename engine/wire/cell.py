@@ -1,0 +1,118 @@
+"""Cells: the fixed small groups of clients that a host serves in one call, and what goes in and out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from algorithms.client import ClientInfo
+from algorithms.protocol import How, Tree
+from algorithms.training.local_training import MOMENTS
+
+
+@dataclass(frozen=True)
+class Work:
+    """One cell to serve.
+
+    Attributes:
+        round: Number of the round.
+        ids: Clients, ascending.
+        phase: Phase of the method; empty for a mere evaluation.
+        up: Reductions of the uploads.
+        fit: Train before the upload.
+        private: Download of single clients beside the shared one.
+        states: What the clients kept.
+        inboxes: Results of mixing addressed to them.
+        score: Clients to evaluate after training, or all of a mere evaluation.
+        cost: Estimated work, for balance only.
+    """
+
+    round: int
+    ids: Sequence[int]
+    phase: str
+    up: Mapping[str, How]
+    fit: bool
+    private: Mapping[int, Tree]
+    states: Mapping[int, Tree]
+    inboxes: Mapping[int, Tree]
+    score: frozenset[int]
+    cost: float
+
+
+@dataclass
+class Outcome:
+    """What comes back from a cell; lists follow `ids`.
+
+    Attributes:
+        ids: Clients that answered, ascending.
+        failures: Clients whose code or upload failed: the error's line and the traceback.
+        losses: Mean training loss; NaN where nothing was trained.
+        states: New states.
+        sums: Weighted sums of `How.SUM` entries, float64 if there is more than one client, and their weights.
+        tensors: `How.KEEP` and `How.MIX` entries, stacked.
+        scores: Counts of the evaluated clients, int64 `[2, 3, C]` (see `engine.rounds.evaluation`).
+        bytes_up: Bytes that each client sent.
+        seconds: Time by part.
+        memory: Resident bytes of the host, where it runs in a process of its own.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    states: dict[int, Tree] = field(default_factory=dict)
+    sums: Tree = field(default_factory=dict)
+    weights: Tree = field(default_factory=dict)
+    tensors: Tree = field(default_factory=dict)
+    scores: dict[int, np.ndarray] = field(default_factory=dict)
+    bytes_up: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: int = 0
+
+
+def evaluation(
+    round_number: int,
+    ids: Sequence[int],
+    states: Mapping[int, Tree],
+    inboxes: Mapping[int, Tree],
+    cost: float,
+) -> Work:
+    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
+    models = {i: {name: t for name, t in states[i].items() if not name.startswith(MOMENTS)} for i in ids if i in states}
+    return Work(
+        round_number,
+        ids,
+        phase="",
+        up={},
+        fit=False,
+        private={},
+        states=models,
+        inboxes={i: inboxes[i] for i in ids if i in inboxes},
+        score=frozenset(ids),
+        cost=cost,
+    )
+
+
+def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
+    """Groups ascending clients of one model; depends on the clients only, never on the hosts."""
+    size = min(max(len(clients) // 32, 1), 16) if cell_size == "auto" else int(cell_size)
+    cells: list[list[int]] = []
+    for model in sorted({infos[i].model for i in clients}):
+        same = [i for i in clients if infos[i].model == model]
+        cells += [same[start : start + size] for start in range(0, len(same), size)]
+    return cells
+
+
+def one_by_one(work: Work) -> list[Work]:
+    """The clients of a cell as cells of their own."""
+    return [
+        replace(
+            work,
+            ids=[i],
+            private={i: work.private[i]} if i in work.private else {},
+            states={i: work.states[i]} if i in work.states else {},
+            inboxes={i: work.inboxes[i]} if i in work.inboxes else {},
+            score=work.score & {i},
+            cost=work.cost / len(work.ids),
+        )
+        for i in work.ids
+    ]

@@ -1,0 +1,150 @@
+"""What a host has to know of a run: sent once, small, plain values."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Algorithm
+from algorithms.client import ClientInfo
+from algorithms.flat_model import FlatModel
+from algorithms.methods.loading import MethodSpec, describe, load
+from algorithms.training.local_training import TrainOptions
+from engine.settings.chosen_device import chosen_device
+from engine.settings.config import Config
+from engine.wire.models import ModelSpec, assign_models, build_models, model_specs
+from engine.wire.randomness import key
+from storage.store import Store
+from storage.view import CPU, Memo, View
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its hosts see it.
+
+    Attributes:
+        id: Tells the runs of a sweep apart.
+        store: Folder of the store.
+        split: Name of the split.
+        kernel: Name of the hops; None if only the features are used.
+        hops: K.
+        method: The algorithm.
+        models: The backbones that clients train.
+        model_of: Number of every client's model.
+        embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
+        dropout: Of the backbones.
+        train: Local training.
+        seed: Of the run.
+        threads: Threads of the mathematics.
+        memo_bytes: Limit of a host's cache.
+        path: Train the clients of a cell in one batch (`stacked`), one by one (`loop`), or as fits the device (`auto`).
+        device: `cpu` or `cuda`.
+        gpu_share: Of a GPU, that a host may use.
+        precision: Of products.
+        skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
+    """
+
+    id: str
+    store: str
+    split: str
+    kernel: str | None
+    hops: int
+    method: MethodSpec
+    models: tuple[ModelSpec, ...]
+    model_of: tuple[int, ...]
+    embedding: int | None
+    dropout: float
+    train: TrainOptions
+    seed: int
+    threads: int
+    memo_bytes: int
+    path: str = "loop"
+    device: str = "cpu"
+    gpu_share: float = 1.0
+    precision: str = "float32"
+    skip_failed_clients: bool = False
+
+    @property
+    def store_path(self) -> Path:
+        """Folder of the store."""
+        return Path(self.store)
+
+    def algorithm(self) -> Algorithm:
+        """The method with its hyper-parameters.
+
+        Raises:
+            ShoalError: A hyper-parameter is unknown or out of its range.
+        """
+        return load(self.method)
+
+    def build_models(self, store: Store) -> list[FlatModel]:
+        """The models for the clients of a store, in the order of the config.
+
+        Raises:
+            ShoalError: A backbone or an option is unknown or out of range.
+        """
+        manifest = store.manifest
+        return build_models(
+            self.models,
+            self.embedding,
+            manifest.features,
+            manifest.classes,
+            self.hops,
+            self.dropout,
+            self.precision == "bfloat16",
+        )
+
+    def initial(self, models: Sequence[FlatModel], client: int) -> Tensor:
+        """Initial parameters of a client, `[P]`: the same for all clients of its model, or its own."""
+        number = self.model_of[client]
+        own = self.models[number].init == "own"
+        return models[number].initial(key(self.seed, "init", client) if own else key(self.seed, "init"))
+
+    def random(self, round_number: int, client: int) -> Callable[[str], int]:
+        """Seeds of one visit, by purpose."""
+        return partial(key, self.seed, round_number, client)
+
+    def view(self, store: Store, client: int, memo: Memo, device: torch.device = CPU) -> View:
+        """A client's data."""
+        name = (self.store, self.split, self.kernel, client)
+        shard, split, hops = store.data(self.split, self.kernel, client)
+        return View(name, shard, split, hops, store.manifest.classes, memo, device)
+
+    def infos(self, store: Store) -> list[ClientInfo]:
+        """Sizes of all clients."""
+        counts = store.manifest.splits[self.split].counts
+        return [
+            ClientInfo(c.client, c.nodes, counts[c.client][0], store.manifest.classes, self.model_of[c.client])
+            for c in store.manifest.clients
+        ]
+
+
+def make_job(config: Config, store: Store, job_id: str) -> Job:
+    """The job of a config on its prepared store."""
+    hops = config.kernel()
+    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    return Job(
+        id=job_id,
+        store=str(Path(store.path).resolve()),
+        split=config.split_options().name,
+        kernel=hops.name if hops.stored else None,
+        hops=hops.hops,
+        method=describe(config.algorithm.name, config.algorithm.options),
+        models=model_specs(config),
+        model_of=tuple(assign_models(config, store.clients)),
+        embedding=config.heterogeneity.embedding,
+        dropout=config.train.dropout,
+        train=TrainOptions(**config.train.model_dump(exclude={"dropout"})),
+        seed=config.seed,
+        threads=config.engine.threads,
+        # Half the limit for what hosts cache, the rest for states, models and Ray.
+        memo_bytes=config.memory_limit() // (2 * hosts),
+        path=config.engine.path,
+        device=chosen_device(config),
+        gpu_share=config.resources.gpus_per_host or 1.0,
+        precision=config.engine.precision,
+        skip_failed_clients=config.engine.on_client_error == "skip",
+    )

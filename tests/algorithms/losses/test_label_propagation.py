@@ -1,0 +1,109 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from storage.view import View
+
+RING = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
+
+
+def soft(nodes: int, classes: int, seed: int = 0) -> Tensor:
+    return torch.rand(nodes, classes, generator=torch.Generator().manual_seed(seed)).softmax(1)
+
+
+def dense(
+    nodes: int, edges: list[tuple[int, int]], seed_NC: np.ndarray, steps: int, seed_weight: float
+) -> list[np.ndarray]:
+    """Y^1 … Y^k with every matrix written out, in float64."""
+    loops = np.eye(nodes)
+    for i, j in edges:
+        loops[i, j] = loops[j, i] = 1
+    inverse_root = np.diag(loops.sum(1) ** -0.5)
+    operator = inverse_root @ loops @ inverse_root
+    result = [seed_NC]
+    for _ in range(steps):
+        result.append(seed_weight * seed_NC + (1 - seed_weight) * operator @ result[-1])
+    return result[1:]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(1, 9))
+    pairs = st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1)).filter(lambda p: p[0] != p[1])
+    edges = data.draw(st.lists(pairs, max_size=15)) if nodes > 1 else []
+    classes = data.draw(st.integers(1, 4))
+    label = data.draw(st.lists(st.integers(0, classes - 1), min_size=nodes, max_size=nodes))
+    train = sorted(data.draw(st.sets(st.integers(0, nodes - 1))))
+    steps, seed_weight = data.draw(st.integers(1, 6)), data.draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+    prediction = soft(nodes, classes)
+    seed = prediction.double().numpy().copy()
+    for v in train:
+        seed[v] = np.eye(classes)[label[v]]
+    found = list(propagate_labels(make_view(nodes, edges, label, train, classes), prediction, steps, seed_weight))
+    for got, expected in zip(found, dense(nodes, edges, seed, steps, seed_weight), strict=True):
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_star_by_hand(make_view: Callable[..., View]) -> None:
+    # Degrees with self loop 3, 2, 2; the centre is a training row of class 1.
+    view = make_view(3, [(0, 1), (0, 2)], [1, 0, 0], [0], 2)
+    (y,) = propagate_labels(view, torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]]), 1, 0.5)
+    root6 = 6**-0.5
+    expected = [
+        [0.5 * root6, 0.5 + 0.5 * (1 / 3 + root6)],
+        [0.5 + 0.5 * 0.5, 0.5 * root6],
+        [0.0, 0.5 + 0.5 * (0.5 + root6)],
+    ]
+    torch.testing.assert_close(y, torch.tensor(expected))
+
+
+def test_an_isolated_node_keeps_its_seed(make_view: Callable[..., View]) -> None:
+    prediction = soft(6, 3)
+    view = make_view(6, RING, [0] * 6, [0], 3)
+    for y in propagate_labels(view, prediction, 5, 0.5):
+        torch.testing.assert_close(y[5], prediction[5])
+        assert not torch.allclose(y[1], prediction[1])
+
+
+def test_a_client_without_edges_keeps_its_seed(make_view: Callable[..., View]) -> None:
+    prediction = soft(3, 2)
+    (y,) = propagate_labels(make_view(3, [], [0, 1, 1], [1], 2), prediction, 1, 0.5)
+    torch.testing.assert_close(y, torch.tensor([prediction[0].tolist(), [0.0, 1.0], prediction[2].tolist()]))
+
+
+def test_full_seed_weight_keeps_the_seed(make_view: Callable[..., View]) -> None:
+    prediction = soft(5, 2)
+    for y in propagate_labels(make_view(5, RING, [0] * 5, [], 2), prediction, 3, 1.0):
+        torch.testing.assert_close(y, prediction, rtol=0, atol=0)
+
+
+def test_a_regular_graph_keeps_row_sums(make_view: Callable[..., View]) -> None:
+    for y in propagate_labels(make_view(5, RING, [2] * 5, [0, 3], 3), soft(5, 3), 6, 0.5):
+        torch.testing.assert_close(y.sum(1), torch.ones(5))
+
+
+@pytest.mark.parametrize("hidden", [0, 1, -1])
+def test_reads_no_label_outside_the_training_rows(make_view: Callable[..., View], hidden: int) -> None:
+    labels = [[1, 2, 2, 2, 2], [1, hidden, 2, hidden, hidden]]
+    results = [list(propagate_labels(make_view(5, RING, y, [0, 2], 3), soft(5, 3), 4, 0.5)) for y in labels]
+    for left, right in zip(*results, strict=True):
+        assert torch.equal(left, right)
+
+
+def test_does_not_write_into_the_prediction(make_view: Callable[..., View]) -> None:
+    prediction = soft(5, 3)
+    before = prediction.clone()
+    list(propagate_labels(make_view(5, RING, [0] * 5, [0], 3), prediction, 2, 0.5))
+    assert torch.equal(prediction, before)
+
+
+def test_row_stochastic() -> None:
+    y = torch.tensor([[3.0, 1.0], [0.0, 0.0], [0.2, 0.2]])
+    torch.testing.assert_close(row_stochastic(y), torch.tensor([[0.75, 0.25], [0.0, 0.0], [0.5, 0.5]]))

@@ -1,0 +1,92 @@
+"""Losses with a margin and contrastive ones against naive loops and by hand."""
+
+import math
+
+import pytest
+import torch
+
+from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, distances, margin_cross_entropy
+
+ALL = torch.tensor([True, True])
+
+
+def drawn(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
+
+
+def test_distances_equal_cdist_and_have_a_gradient_at_zero() -> None:
+    a, b = drawn(6), drawn(4, 1)
+    torch.testing.assert_close(distances(a, b), torch.cdist(a, b), rtol=1e-4, atol=1e-5)
+    same = a.clone().requires_grad_()
+    distances(same, a).sum().backward()
+    assert torch.isfinite(same.grad).all()
+
+
+def test_the_margin_is_the_distance_of_class_means() -> None:
+    # Means 0, 3, 10 on a line, class 3 has no prototype: the nearest neighbours are 3, 3 and 7 away.
+    proto = torch.tensor([[-1.0], [1.0], [3.0], [10.0]])
+    classes = torch.tensor([0, 0, 1, 2])
+    assert class_margin(proto, classes, 4, cap=100) == pytest.approx(7)
+    assert class_margin(proto, classes, 4, cap=0.5) == 0.5
+    assert class_margin(proto[:2], classes[:2], 4, cap=100) == 0
+
+
+def test_the_margin_of_cosines() -> None:
+    # Directions at 0, 60 and 180 degrees: the nearest are 1/2, 1/2 and 3/2 away.
+    proto = torch.tensor([[2.0, 0.0], [0.5, 0.75**0.5], [-3.0, 0.0]])
+    assert cosine_margin(proto, torch.arange(3), 3, cap=100) == pytest.approx(1.5)
+    assert cosine_margin(proto[:1], torch.arange(1), 3, cap=100) == 0
+
+
+def test_cross_entropy_on_distances_by_hand() -> None:
+    anchor = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
+    query, own = torch.tensor([[1.0, 0.0]]), torch.tensor([0])
+    for margin in (0.0, 0.5):
+        expected = math.log(1 + math.exp(-2 + 1 + margin))
+        found = float(margin_cross_entropy(query, own, anchor, ALL, margin))
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_margin_makes_the_task_harder() -> None:
+    query, own = drawn(20), torch.arange(20) % 4
+    anchor, known = drawn(4, 2), torch.ones(4, dtype=torch.bool)
+    losses = [float(margin_cross_entropy(query, own, anchor, known, m)) for m in (0.0, 0.3, 1.0)]
+    assert losses == sorted(losses)
+    assert losses[0] < losses[2]
+    losses = [float(contrast(anchor, torch.arange(4), query, own, 0.5, m)) for m in (0.0, 0.3, 1.0)]
+    assert losses == sorted(losses)
+    assert losses[0] < losses[2]
+
+
+def test_an_unknown_anchor_takes_no_part() -> None:
+    query, own = drawn(3), torch.tensor([0, 0, 2])
+    anchor = drawn(4, 2).requires_grad_()
+    known = torch.tensor([True, False, True, True])
+    loss = margin_cross_entropy(query, own, anchor, known, 0.2)
+    loss.backward()
+    assert torch.equal(anchor.grad[1], torch.zeros(5))
+    moved = anchor.detach().clone()
+    moved[1] = 100
+    assert torch.equal(margin_cross_entropy(query, own, moved, known, 0.2), loss.detach())
+
+
+def test_contrast_equals_a_naive_loop() -> None:
+    query, bank = drawn(4), drawn(9, 1)
+    of_query, of_bank = torch.tensor([0, 1, 2, 5]), torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
+    values = []
+    for i in range(3):
+        cosine = torch.cosine_similarity(query[i], bank)
+        positive = ((cosine[of_bank == of_query[i]] - 0.1) / 0.3).exp().sum()
+        negative = (cosine[of_bank != of_query[i]] / 0.3).exp().sum()
+        values.append(-(positive / (positive + negative)).log())
+    found = contrast(query, of_query, bank, of_bank, 0.3, margin=0.1)
+    torch.testing.assert_close(found, torch.stack(values).mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_to_contrast() -> None:
+    query = drawn(2).requires_grad_()
+    loss = contrast(query, torch.tensor([0, 0]), drawn(3), torch.tensor([0, 0, 0]), 1.0)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert torch.equal(query.grad, torch.zeros(2, 5))
+    assert float(contrast(drawn(2), torch.tensor([0, 1]), drawn(1)[:0], torch.tensor([]), 1.0)) == 0

@@ -1,0 +1,74 @@
+"""Sums, counts, masks and messages of class prototypes, by hand."""
+
+import pytest
+import torch
+
+from algorithms.losses.prototypes import bit_bytes, class_means, class_sums, noisy, pack, row_bytes, unit, unpack
+
+Z = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 5.0], [7.0, 7.0]])
+Y = torch.tensor([2, 2, 0, -1])
+
+
+def test_sums_and_means_by_hand() -> None:
+    sums, counts = class_sums(Z, Y, 4)
+    assert sums.tolist() == [[5, 5], [0, 0], [4, 2], [0, 0]]
+    assert counts.tolist() == [1, 0, 2, 0]
+    means, again = class_means(Z, Y, 4)
+    assert means.tolist() == [[5, 5], [0, 0], [2, 1], [0, 0]]
+    assert torch.equal(again, counts)
+
+
+def test_nothing_to_sum() -> None:
+    sums, counts = class_sums(Z[:0], Y[:0], 3)
+    assert torch.equal(sums, torch.zeros(3, 2))
+    assert counts.tolist() == [0, 0, 0]
+
+
+def test_order_of_nodes_does_not_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, y = torch.randn(200, 5, generator=generator), torch.randint(4, (200,), generator=generator)
+    order = torch.randperm(200, generator=generator)
+    torch.testing.assert_close(class_means(z[order], y[order], 6)[0], class_means(z, y, 6)[0])
+
+
+def test_sums_are_differentiable() -> None:
+    z = Z.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: class_means(z, Y, 4)[0], (z,))
+
+
+def test_unit_rows() -> None:
+    torch.testing.assert_close(unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]])), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+
+
+def test_a_message_holds_the_rows_that_exist() -> None:
+    proto = torch.randn(3, 4, 5)
+    present = torch.tensor([[True, False, True, True], [False] * 4, [True, False, False, False]])
+    proto[~present] = 0
+    down = pack(proto, present)
+    assert down["proto.rows"].nbytes == row_bytes(present, 5) == 4 * 4 * 5
+    assert down["proto.present"].nbytes == bit_bytes(present) == 2
+    received = unpack(down, 3, 4)
+    assert received is not None
+    assert torch.equal(received[0], proto)
+    assert torch.equal(received[1], present)
+    assert unpack({}, 3, 4) is None
+
+
+def test_an_empty_message() -> None:
+    received = unpack(pack(torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)), 3)
+    assert received is not None
+    assert torch.equal(received[0], torch.zeros(3, 2))
+    assert not received[1].any()
+
+
+def test_noise_on_a_tenth_of_the_dimensions() -> None:
+    proto = torch.randn(2, 300, 40, generator=torch.Generator().manual_seed(1))
+    proto[1, 0] = 0
+    changed = noisy(proto, 0.1, torch.Generator().manual_seed(2))
+    touched = (changed != proto).flatten(0, 1).any(0)
+    assert int(touched.sum()) == 4
+    scaled = (changed - proto)[..., touched] / proto.std(-1, correction=0, keepdim=True)
+    assert float(scaled[0].std()) == pytest.approx(1, abs=0.05)
+    # What is no prototype stays none.
+    assert torch.equal(changed[1, 0], torch.zeros(40))
+    assert torch.equal(noisy(proto, 0.0, torch.Generator().manual_seed(2)), proto)

@@ -1,0 +1,148 @@
+"""Hop prototypes against loops over nodes and walks."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
+from storage.view import View
+
+MakeView = Callable[..., View]
+N, C, H = 30, 5, 4
+
+
+def drawn(seed: int) -> tuple[list[tuple[int, int]], Tensor, Tensor, Tensor]:
+    """Edges, annotation, centres, embeddings; class 4 has no centre and node 0 no edge."""
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.randint(1, N, (45, 2), generator=generator)
+    annotation = torch.randint(C, (N,), generator=generator)
+    centre = (torch.rand(N, generator=generator) < 0.4) & (annotation != 4)
+    return [(int(a), int(b)) for a, b in edges if a != b], annotation, centre, torch.randn(N, H, generator=generator)
+
+
+def ends(edges: Sequence[tuple[int, int]], v: int, hop: int) -> list[int]:
+    """Ends of all walks of `hop` steps from v that do not end in v; a node counts once for every walk."""
+    near: dict[int, set[int]] = {u: set() for u in range(N)}
+    for a, b in edges:
+        near[a].add(b)
+        near[b].add(a)
+    if hop == 0:
+        return [v]
+    walked = sorted(near[v]) if hop == 1 else [u for w in sorted(near[v]) for u in sorted(near[w])]
+    return [u for u in walked if u != v]
+
+
+def brute_force(
+    edges: Sequence[tuple[int, int]], annotation: Tensor, centre: Tensor, z: Tensor, hop: int, g: Tensor
+) -> tuple[np.ndarray, list[int]]:
+    proto, counts = np.zeros((C, H)), [0] * C
+    for c in range(C):
+        means = []
+        for v in range(N):
+            alike = [u for u in ends(edges, v, hop) if annotation[u] == c]
+            if centre[v] and annotation[v] == c and alike:
+                weight = sum(float(g[u]) for u in alike)
+                means.append(sum(float(g[u]) / weight * z[u].double().numpy() for u in alike))
+        counts[c] = len(means)
+        if means:
+            proto[c] = np.mean(means, axis=0)
+    return proto, counts
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("attended", [False, True])
+def test_equals_brute_force(make_view: MakeView, seed: int, attended: bool) -> None:
+    edges, annotation, centre, z = drawn(seed)
+    view = make_view(N, edges, annotation.tolist(), [], C)
+    g = torch.rand(2, N, generator=torch.Generator().manual_seed(seed)) + 0.1 if attended else torch.ones(2, N)
+    weight, counts = hop_weights(view, annotation, centre, 2, g if attended else None)
+    found = hop_prototypes(z, annotation, weight, C)
+    for hop in range(3):
+        expected, number = brute_force(edges, annotation, centre, z, hop, torch.ones(N) if hop == 0 else g[hop - 1])
+        np.testing.assert_allclose(found[hop].numpy(), expected, rtol=1e-4, atol=1e-5)
+        assert counts[hop].tolist() == number
+    assert counts[0, 4] == counts[2, 4] == 0
+    assert torch.equal(found[:, 4], torch.zeros(3, H))
+
+
+def test_the_order_of_nodes_does_not_matter(make_view: MakeView) -> None:
+    edges, annotation, centre, z = drawn(2)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    place = order.argsort().tolist()
+    there = make_view(N, edges, annotation.tolist(), [], C)
+    moved = make_view(N, [(place[a], place[b]) for a, b in edges], annotation[order].tolist(), [], C)
+    weight, counts = hop_weights(there, annotation, centre, 2)
+    again, recounted = hop_weights(moved, annotation[order], centre[order], 2)
+    torch.testing.assert_close(again, weight[:, order])
+    assert torch.equal(recounted, counts)
+    torch.testing.assert_close(
+        hop_prototypes(z[order], annotation[order], again, C), hop_prototypes(z, annotation, weight, C)
+    )
+
+
+def test_a_path_by_hand(make_view: MakeView) -> None:
+    # 0 - 1 - 2 - 3, all of class 0, centres 0 and 3: hop 1 is {1}, {2}; hop 2 is {2}, {1}.
+    view = make_view(4, [(0, 1), (1, 2), (2, 3)], [0] * 4, [], 2)
+    centre = torch.tensor([True, False, False, True])
+    weight, counts = hop_weights(view, torch.zeros(4, dtype=torch.long), centre, 2)
+    assert weight.tolist() == [[0.5, 0, 0, 0.5], [0, 0.5, 0.5, 0], [0, 0.5, 0.5, 0]]
+    assert counts.tolist() == [[2, 0]] * 3
+
+
+def test_hops_without_neighbours(make_view: MakeView) -> None:
+    # A pair: walks of two steps come back. A graph without edges: no hop at all. A neighbour of another class: none.
+    centre, zeros = torch.tensor([True, True]), torch.zeros(2, dtype=torch.long)
+    pair = make_view(2, [(0, 1)], [0, 0], [], 2)
+    assert hop_weights(pair, zeros, centre, 2)[1].tolist() == [[2, 0], [2, 0], [0, 0]]
+    assert hop_weights(pair, torch.tensor([0, 1]), centre, 2)[1].tolist() == [[1, 1], [0, 0], [0, 0]]
+    alone = make_view(2, [], [0, 0], [], 2)
+    weight, counts = hop_weights(alone, zeros, centre, 2)
+    assert counts.tolist() == [[2, 0], [0, 0], [0, 0]]
+    assert weight.tolist() == [[0.5, 0.5], [0, 0], [0, 0]]
+    assert neighbour_means(alone, zeros, centre, torch.arange(2))[0].shape == (0, 2)
+
+
+def test_no_centres(make_view: MakeView) -> None:
+    view = make_view(3, [(0, 1)], [0, 0, 1], [], 2)
+    weight, counts = hop_weights(view, torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.bool), 2)
+    assert not weight.any()
+    assert not counts.any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_means_of_neighbours(make_view: MakeView, seed: int) -> None:
+    edges, annotation, centre, z = drawn(seed)
+    view = make_view(N, edges, annotation.tolist(), [], C)
+    rows = (hop_weights(view, annotation, centre, 1)[0] > 0).any(0).nonzero()[:, 0]
+    assert len(rows) < N
+    means, classes = neighbour_means(view, annotation, centre, rows)
+    expected, owners = [], []
+    for v in centre.nonzero()[:, 0].tolist():
+        if alike := [u for u in ends(edges, v, 1) if annotation[u] == annotation[v]]:
+            expected.append(z[alike].mean(0))
+            owners.append(int(annotation[v]))
+    torch.testing.assert_close(torch.sparse.mm(means, z[rows]), torch.stack(expected))
+    assert classes.tolist() == owners
+
+
+def test_gradients(make_view: MakeView) -> None:
+    edges, annotation, centre, z = drawn(0)
+    view = make_view(N, edges, annotation.tolist(), [], C)
+    weight, _ = hop_weights(view, annotation, centre, 2)
+    leaf = z.double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: hop_prototypes(z, annotation, weight.double(), C), (leaf,))
+    g = torch.rand(2, N, generator=torch.Generator().manual_seed(5)).add(0.1).requires_grad_()
+    goal = torch.randn(3, C, H, generator=torch.Generator().manual_seed(6))
+
+    def value(g: Tensor) -> Tensor:
+        return (hop_prototypes(z, annotation, hop_weights(view, annotation, centre, 2, g)[0], C) * goal).sum()
+
+    (gradient,) = torch.autograd.grad(value(g), g)
+    for hop, u in [(0, 3), (1, 3), (0, 11), (1, 17)]:
+        step = torch.zeros(2, N)
+        step[hop, u] = 1e-2
+        difference = (value(g.detach() + step) - value(g.detach() - step)) / 2e-2
+        assert float(gradient[hop, u]) == pytest.approx(float(difference), rel=2e-2, abs=2e-4)

@@ -1,0 +1,97 @@
+"""Prototypes between clients of different models: coupled and decoupled, whole graphs and drawn neighbours."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.backbones import build
+from algorithms.backbones.neighbourhood import whole
+from algorithms.client import Client
+from engine.rounds.server import Server
+from storage.view import View
+
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
+MODELS = [
+    {"name": "gcn", "hidden": 8},
+    {"name": "gat", "hidden": 8, "fanouts": [3, 2]},
+    {"name": "gin", "hidden": 8},
+    {"name": "sage", "hidden": 8, "fanouts": [-1, 2]},
+    {"name": "gcnii", "hidden": 8},
+    {"name": "sgc"},
+]
+MIXED = {"model": MODELS, "heterogeneity.rule": "round-robin", "heterogeneity.embedding": 8, "train.dropout": 0.3}
+PG = {"algorithm.name": "fedpg"}
+METHODS = [
+    ({"algorithm.name": "fedproto"}, {"algorithm.lam": 0.0}),
+    ({"algorithm.name": "fedtgp"}, {"algorithm.lam": 0.0}),
+    (PG, {"algorithm.mu": 0.0}),
+    ({**PG, "algorithm.alignment": "prototype"}, {"algorithm.mu": 0.0}),
+    ({**PG, "algorithm.alignment": "prototype", "algorithm.attention": "node"}, {"algorithm.mu": 0.0}),
+    ({"algorithm.name": "class_means"}, {"algorithm.weight": 0.0}),
+]  # fmt: skip
+
+
+def weights(server: Server) -> list[torch.Tensor]:
+    return [server.state.clients[i]["w"] for i in sorted(server.state.clients)]
+
+
+@pytest.mark.parametrize(("method", "without"), METHODS)
+def test_a_term_for_every_model(run: Callable[..., Server], method: dict[str, Any], without: dict[str, Any]) -> None:
+    local = weights(run({**MIXED, "algorithm.name": "local"}, rounds=3))
+    for mine, other in zip(local, weights(run({**MIXED, **method, **without}, rounds=3)), strict=True):
+        assert torch.equal(mine, other)
+    aligned = weights(run({**MIXED, **method}, rounds=3))
+    assert all(w.isfinite().all() for w in aligned)
+    # The last client has no training nodes and stays as it is.
+    changed = [not torch.equal(mine, other) for mine, other in zip(local, aligned)]
+    assert changed == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize(("method", "without"), METHODS)
+def test_a_resumed_run_goes_on_to_the_bit(
+    start: Callable[..., Server], run: Callable[..., Server], method: dict[str, Any], without: dict[str, Any]
+) -> None:
+    keys = {**MIXED, **method, "participation.ratio": 0.7}
+    resumed = start(keys, state=run(keys, rounds=2).state)
+    resumed.round()
+    for mine, other in zip(weights(resumed), weights(run(keys, rounds=3)), strict=True):
+        assert torch.equal(mine, other)
+
+
+def client_of(view: View, name: str, make_client: Callable[..., Client], **options: Any) -> Client:
+    torch.manual_seed(0)
+    client = make_client(view, build(name, 3, 2, 2, 0.0, {"hidden": 8, **options}))
+    client.model.module.eval()
+    return client
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_alike_are_pairs_of_the_same_features(
+    name: str, make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
+    client = client_of(view, name, make_client)
+    expected = client.logits()
+    torch.testing.assert_close(client.model(client.alike(torch.from_numpy(x))).logits_NC, expected[:4])
+
+
+@pytest.mark.parametrize("options", [{}, {"fanouts": [-1, -1]}])
+@pytest.mark.parametrize("name", COUPLED)
+def test_some_rows_are_rows_of_the_whole(
+    name: str, options: dict[str, Any], make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    rng = np.random.default_rng(1)
+    edges = np.argwhere(np.triu(rng.random((15, 15)) < 0.3, 1))
+    view = make_view(15, edges, [0] * 15, [0], 2, rng.standard_normal((15, 3)).astype(np.float32))
+    client = client_of(view, name, make_client, **options)
+    rows = torch.tensor([3, 0, 9])
+    coupled = client.model.coupled
+    assert coupled is not None
+    expected = client.model(whole(view, coupled.operator, 2)).embedding_NH[rows]
+    found = client.forward(rows)().embedding_NH
+    assert found.requires_grad
+    torch.testing.assert_close(found, expected)

@@ -1,0 +1,314 @@
+"""The formulas of FedGTA by hand, and its rounds through the engine against Local, FedAvg and naive loops."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.base import Client, Context, Steps, Tree, Upload
+from algorithms.methods.fedgta import FedGTA, confidence, mixing_rows, moments
+from algorithms.protocol import How
+from engine.rounds.server import Server
+from storage.view import View
+
+Run = Callable[..., Server]
+DEGREE = torch.tensor([1.0, 2.0, 4.0, 3.0])
+ME = f"{__file__}:Watched"
+
+
+@dataclass(frozen=True)
+class Watched(FedGTA):
+    """FedGTA whose clients note where they start and whose server keeps what it saw of the last round."""
+
+    def begin(self, client: Client, down: Tree) -> None:
+        super().begin(client, down)
+        client.state["began"] = client.w.clone()
+
+    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+        entries = super().upload(client, down, phase).entries
+        return Upload({**entries, "seen": client.w})
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        steps = super().round(server, ctx, cohort)
+        ask = next(steps)
+        got = yield dataclasses.replace(ask, up={**ask.up, "seen": How.KEEP})
+        server.update(seen=got["seen"], h=got["h"], m=got["m"], ids=torch.tensor(got.ids))
+        step = steps.send(got)
+        while True:
+            answer = yield step
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+
+
+def random_rows(rows: int, classes: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed)).mul(3).softmax(1)
+
+
+# Confidence
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7, 40])
+def test_confidence_of_certain_and_of_uniform_rows(classes: int) -> None:
+    certain = torch.eye(classes)[torch.tensor([0, 1, 1, 0])]
+    uniform = torch.full((4, classes), 1 / classes)
+    total = float(DEGREE.sum())
+    assert confidence(certain, DEGREE, "paper") == pytest.approx(total * classes / math.e, rel=1e-6)
+    assert confidence(uniform, DEGREE, "paper") == pytest.approx(
+        total * (classes / math.e - math.log(classes)), rel=1e-5, abs=1e-5
+    )
+    assert confidence(certain, DEGREE, "normalized") == pytest.approx(total)
+    assert confidence(uniform, DEGREE, "normalized") == pytest.approx(0, abs=1e-5)
+    assert confidence(uniform, DEGREE, "uniform") == 1
+
+
+def test_confidence_by_hand() -> None:
+    y = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    entropy = 0.5 * math.log(2) + 0.5 * math.log(4)
+    assert confidence(y, torch.tensor([2.0, 3.0]), "paper") == pytest.approx(
+        2 * (3 / math.e - entropy) + 3 * (3 / math.e), rel=1e-6
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 50), st.integers(0, 2**31))
+def test_confidence_is_not_negative_and_ignores_the_order_of_nodes(classes: int, nodes: int, seed: int) -> None:
+    y = random_rows(nodes, classes, seed)
+    degree = torch.randint(1, 100, (nodes,), generator=torch.Generator().manual_seed(seed)).float()
+    order = torch.randperm(nodes, generator=torch.Generator().manual_seed(seed))
+    h = confidence(y, degree, "paper")
+    assert h >= 0
+    assert confidence(y[order], degree[order], "paper") == pytest.approx(h, rel=1e-6)
+
+
+# Moments
+
+
+def test_moments_of_three_nodes_by_hand() -> None:
+    y = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    raw = [[1 / 2, 1 / 2], [1.25 / 3, 1.25 / 3], [1.125 / 3, 1.125 / 3]]
+    central = [[0.0, 0.0], [0.5 / 3, 0.5 / 3], [0.0, 0.0]]
+    torch.testing.assert_close(moments(y, 3, "raw"), torch.tensor(raw))
+    torch.testing.assert_close(moments(y, 3, "central"), torch.tensor(central))
+    torch.testing.assert_close(moments(y, 3, "hybrid"), torch.tensor(raw + central))
+
+
+def test_odd_central_moments_of_a_skewed_class() -> None:
+    # Mean 1/4: deviations -1/4, -1/4, -1/4, 3/4.
+    y = torch.tensor([[0.0], [0.0], [0.0], [1.0]])
+    expected = [[0.0], [3 / 16], [(27 - 3) / 256], [(81 + 3) / 1024]]
+    torch.testing.assert_close(moments(y, 4, "central"), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("kind", ["raw", "central", "hybrid"])
+def test_moments_ignore_the_order_of_nodes(kind: str) -> None:
+    y, order = random_rows(30, 4), torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(moments(y[order], 5, kind), moments(y, 5, kind), rtol=1e-5, atol=1e-7)
+
+
+def test_the_first_central_moment_vanishes() -> None:
+    assert moments(random_rows(50, 5), 1, "central").abs().max() < 1e-7
+
+
+# Mixing
+
+
+def naive_rows(m: np.ndarray, h: np.ndarray, eps: float) -> np.ndarray:
+    rows = np.zeros((len(h), len(h)))
+    for i in range(len(h)):
+        for j in range(len(h)):
+            cosine = m[i] @ m[j] / (np.linalg.norm(m[i]) * np.linalg.norm(m[j]))
+            if i == j or cosine >= eps:
+                rows[i, j] = h[j]
+        rows[i] /= rows[i].sum()
+    return rows
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.3, 0.6])
+def test_rows_equal_a_naive_loop(eps: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    m, h = torch.randn(12, 4, generator=generator), torch.rand(12, generator=generator) * 100
+    rows = mixing_rows(m, h, eps)
+    np.testing.assert_allclose(rows.numpy(), naive_rows(m.double().numpy(), h.double().numpy(), eps), rtol=1e-5)
+    torch.testing.assert_close(rows.sum(1), torch.ones(12))
+    assert 0 < (rows == 0).float().mean() < 0.92
+
+    order = torch.randperm(12, generator=generator)
+    torch.testing.assert_close(mixing_rows(m[order], h[order], eps), rows[order][:, order])
+
+
+def test_nobody_is_like_anybody_above_one() -> None:
+    same = torch.ones(4, 3)
+    assert torch.equal(mixing_rows(same, torch.rand(4) + 1, 1.01), torch.eye(4))
+
+
+def test_all_admitted_with_equal_confidence_is_the_mean() -> None:
+    torch.testing.assert_close(mixing_rows(torch.randn(5, 3), torch.full((5,), 7.0), -1), torch.full((5, 5), 0.2))
+
+
+def test_groups_of_equal_sketches_form_blocks() -> None:
+    m = torch.tensor([[1.0, 0, 0], [0, 1, 0], [2, 0, 0], [0, 0, 1]])
+    expected = [[0.25, 0, 0.75, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0], [0, 0, 0, 1]]
+    torch.testing.assert_close(mixing_rows(m, torch.tensor([1.0, 5, 3, 2]), 0.5), torch.tensor(expected))
+
+
+def test_an_empty_sketch_and_no_confidence_still_give_rows() -> None:
+    rows = mixing_rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([1e-12, 1e-12]), 0.5)
+    assert torch.equal(rows, torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lp_steps": 0}, "lp_steps"),
+        ({"orders": 0}, "orders"),
+        ({"lp_seed_weight": 1.5}, "lp_seed_weight"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FedGTA(**options)  # type: ignore[arg-type]
+
+
+# Rounds through the engine
+
+
+@pytest.mark.parametrize("moment_steps", ["all", "last"])
+def test_upload_equals_the_equations(run: Run, views: Callable[..., list[View]], moment_steps: str) -> None:
+    keys = {"algorithm.name": ME, "algorithm.lp_steps": 3, "algorithm.orders": 2, "model.name": "sgc"}
+    server = run({**keys, "algorithm.moment_steps": moment_steps}, rounds=2)
+    held = server.state.server
+    for position, view in enumerate(views(server)):
+        w = held["seen"][position].double().numpy()
+        weight, bias = w[: 4 * 5].reshape(4, 5), w[4 * 5 :]
+        logits = view.hop(2).double().numpy() @ weight.T + bias
+        y0 = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        y0[view.train] = np.eye(4)[view.label[view.train]]
+        loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
+        d = loops.sum(1)
+        operator = loops / np.sqrt(d[:, None] * d[None, :])
+        y, sketch = y0, []
+        for _ in range(3):
+            y = 0.5 * y0 + 0.5 * operator @ y
+            s = y / y.sum(1, keepdims=True)
+            c = s - s.mean(0)
+            sketch.append(np.concatenate([s.mean(0), (s**2).mean(0), c.mean(0), (c**2).mean(0)]))
+        h = (d * (np.exp(-1) + s * np.log(np.maximum(s, 1e-300))).sum(1)).sum() if len(view.train) else 1e-12
+        m = np.concatenate(sketch if moment_steps == "all" else sketch[-1:])
+        np.testing.assert_allclose(held["h"][position].item(), h, rtol=1e-5)
+        np.testing.assert_allclose(held["m"][position].numpy(), m, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_receive_the_mix_of_eq_7(run: Run) -> None:
+    server = run({"algorithm.name": ME, "algorithm.eps": 0.9}, rounds=3)
+    held = server.state.server
+    rows = naive_rows(held["m"].double().numpy(), held["h"].double().numpy(), 0.9)
+    assert 0 < (rows == 0).mean() < (len(rows) - 1) / len(rows), "no threshold to test"
+    for i in range(6):
+        mixed = sum(rows[i, j] * held["seen"][j].double() for j in range(6))
+        torch.testing.assert_close(server.state.inboxes[i]["w"].double(), mixed, rtol=1e-5, atol=1e-6)
+
+
+def test_a_client_without_training_rows_receives_but_does_not_count(run: Run) -> None:
+    server = run({"algorithm.name": ME, "algorithm.eps": -1}, rounds=2)
+    held = server.state.server
+    h = held["h"].double()
+    assert h[5] == pytest.approx(1e-12)
+    mean = (h[:5, None] * held["seen"][:5].double()).sum(0) / h[:5].sum()
+    for i in range(6):
+        torch.testing.assert_close(server.state.inboxes[i]["w"].double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
+    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01}
+    local = run({**keys, "algorithm.name": "local"})
+    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01})
+    for i in range(6):
+        assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["w"])
+        for name, moment in alone.state.clients[i].items():
+            assert torch.equal(moment, local.state.clients[i][name])
+    for scope in ("trained", "served"):
+        for i in range(6):
+            np.testing.assert_array_equal(alone.state.scores[scope][i], local.state.scores[scope][i])
+
+
+def test_cold_starts_above_one_are_local_at_any_participation(run: Run) -> None:
+    keys = {"participation.ratio": 0.4}
+    local = run({**keys, "algorithm.name": "local"})
+    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01, "algorithm.cold_start": "init"})
+    assert alone.state.inboxes.keys() == {i for i in local.state.clients if "w" in local.state.clients[i]}
+    for i, inbox in alone.state.inboxes.items():
+        assert torch.equal(inbox["w"], local.state.clients[i]["w"])
+
+
+def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:
+    keys = {"train.optimizer": "sgd", "train.lr": 0.1}
+    mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
+    server = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4)
+    for inbox in server.state.inboxes.values():
+        torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cold_start", ["warm", "init"])
+def test_partial_participation(start: Run, cold_start: str) -> None:
+    server = start({"algorithm.name": ME, "participation.ratio": 0.34, "algorithm.cold_start": cold_start})
+    assert server.cohort(1) != server.cohort(2)
+    newcomers = 0
+    for number in range(1, 7):
+        before = server.state
+        server.round()
+        after, cohort = server.state, server.cohort(number)
+        held = after.server
+        assert held["ids"].tolist() == cohort
+        for i in range(6):
+            if i not in cohort:
+                assert i not in after.clients or after.clients[i] is before.clients[i]
+                assert (i in after.inboxes) == (i in before.inboxes)
+                if i in before.inboxes:
+                    assert torch.equal(after.inboxes[i]["w"], before.inboxes[i]["w"])
+                continue
+            if i in before.inboxes:
+                expected = before.inboxes[i]["w"]
+            else:
+                newcomers += number > 1
+                expected = before.server["warm"] if cold_start == "warm" else server._initial
+            assert torch.equal(after.clients[i]["began"], expected)
+        if cold_start == "warm":
+            h, seen = held["h"].double(), held["seen"].double()
+            torch.testing.assert_close(held["warm"].double(), h @ seen / h.sum(), rtol=1e-5, atol=1e-6)
+        rows = naive_rows(held["m"].double().numpy(), held["h"].double().numpy(), 0.5)
+        for position, i in enumerate(cohort):
+            mixed = torch.from_numpy(rows[position]) @ held["seen"].double()
+            torch.testing.assert_close(after.inboxes[i]["w"].double(), mixed, rtol=1e-5, atol=1e-6)
+    assert newcomers > 0
+
+
+def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
+    server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5, "algorithm.lp_steps": 3})
+    p, q = len(server._initial), 3 * 2 * 6 * 4
+    met: set[int] = set()
+    for _ in range(4):
+        line = server.round()
+        newcomers = set(line["cohort"]) - met
+        met |= newcomers
+        assert line["bytes_up"] == 3 * 4 * (p + q + 1)
+        assert line["bytes_down"] == 4 * p * (3 + len(newcomers))
+
+
+def test_labels_outside_the_training_rows_change_nothing(run: Run, views: Callable[..., list[View]]) -> None:
+    plain, shuffled = (run({"algorithm.name": ME}, rounds=3, graph=graph) for graph in ("plain", "shuffled"))
+    for left, right in zip(views(plain), views(shuffled)):
+        assert not torch.equal(left.label, right.label)
+        assert torch.equal(left.label[left.train], right.label[right.train])
+    for name, tensor in plain.state.server.items():
+        assert torch.equal(tensor, shuffled.state.server[name]), name
+    for i in range(6):
+        assert torch.equal(plain.state.inboxes[i]["w"], shuffled.state.inboxes[i]["w"])

@@ -1,0 +1,175 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.methods.fedgta import FedGTA
+from algorithms.methods.loading import METHODS, describe, load
+from engine.rounds.server import Server
+from storage.errors import ShoalError
+
+MINE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from algorithms.base import Algorithm
+from algorithms.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """FedAvg that leaves the server's model where it was, by a factor."""
+
+    keep: float = 0.0
+    kind: Literal["a", "b"] = "a"
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep <= 1:
+            raise ValueError("keep must lie in [0, 1]")
+
+    def round(self, server, ctx, cohort):
+        before = server["w"]
+        yield from super().round(server, ctx, cohort)
+        server["w"] = self.keep * before + (1 - self.keep) * server["w"]
+
+
+class Bare(Algorithm):
+    pass
+
+
+@dataclass
+class Thawed(Algorithm):
+    pass
+
+
+@dataclass(frozen=True)
+class Stranger:
+    pass
+
+
+number = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return str(tmp_path / "mine.py")
+
+
+def error_of(name: str, options: dict[str, Any] | None = None) -> str:
+    with pytest.raises(ShoalError) as caught:
+        load(describe(name, options or {}))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_ours_loads(name: str) -> None:
+    assert type(load(describe(name, {}))).__module__.startswith("algorithms.")
+
+
+def test_options_reach_the_method() -> None:
+    assert load(describe("fedgta", {"eps": 1, "moments": "raw"})) == FedGTA(eps=1.0, moments="raw")
+
+
+def test_a_file_of_a_users_own(mine: str) -> None:
+    method: Any = load(describe(f"{mine}:Mine", {"keep": 0.25, "count": 4, "weight": "train"}))
+    assert (type(method).__name__, method.keep, method.kind, method.count, method.weight) == (
+        "Mine",
+        0.25,
+        "a",
+        4,
+        "train",
+    )
+
+
+def test_the_text_travels_not_the_file(mine: str) -> None:
+    spec = describe(f"{mine}:Mine", {"keep": 0.5})
+    Path(mine).unlink()
+    assert load(spec).keep == 0.5  # type: ignore[attr-defined]
+
+
+def test_a_run_with_it(mine: str, run: Callable[..., Server]) -> None:
+    still = run({"algorithm.name": f"{mine}:Mine", "algorithm.keep": 1.0}, rounds=2)
+    assert torch.equal(still.state.server["w"], still._initial)
+    plain = run({"algorithm.name": "fedavg"}, rounds=2)
+    moving = run({"algorithm.name": f"{mine}:Mine"}, rounds=2)
+    assert torch.equal(moving.state.server["w"], plain.state.server["w"])
+
+
+@pytest.mark.parametrize("name", ["fedsgd", "mine.py", "mine.txt:Mine", "mine.py:", ":Mine"])
+def test_an_unknown_name_lists_what_there_is(name: str) -> None:
+    expected = "is unknown; there are local, global, fedavg, fedgta"
+    assert error_of(name).startswith(f"algorithm.name: {name!r} {expected}")
+    assert error_of(name).endswith(", or my_file.py:MyMethod")
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    file = tmp_path / "none.py"
+    assert error_of(f"{file}:Mine") == f"algorithm.name: {file} cannot be read: No such file or directory"
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    file = tmp_path / "binary.py"
+    assert error_of(f"{file}:Mine") == f"algorithm.name: {file} cannot be read: not a text in UTF-8"
+
+
+@pytest.mark.parametrize("cls", ["Absent", "Bare", "Thawed", "Stranger", "number"])
+def test_a_class_that_is_no_method(mine: str, cls: str) -> None:
+    assert error_of(f"{mine}:{cls}") == f"{mine}: has no frozen dataclass {cls} derived from algorithms.base.Algorithm"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import numpy\nimport not_there", "ModuleNotFoundError: No module named 'not_there'"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("def f(:", "SyntaxError: invalid syntax (broken.py, line 1)"),
+    ],
+)
+def test_a_file_that_fails(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    assert error_of(f"{file}:Mine") == f"{file}: fails while it is read: {reason}"
+
+
+def test_an_unknown_option_lists_those_there_are(mine: str) -> None:
+    assert error_of("fedavg", {"mu": 0.1}) == "algorithm.mu: unknown; fedavg has weight"
+    assert error_of("local", {"mu": 0.1}) == "algorithm.mu: unknown; local has no option"
+    assert error_of(f"{mine}:Mine", {"mu": 1}) == f"algorithm.mu: unknown; {mine}:Mine has weight, keep, kind, count"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("keep", "much", "Input should be a valid number"),
+        ("count", 2.5, "Input should be a valid integer"),
+        ("kind", "c", "Input should be 'a' or 'b'"),
+        ("weight", ["nodes"], "Input should be 'nodes', 'train' or 'uniform'"),
+    ],
+)
+def test_a_wrong_type_names_the_key(mine: str, option: str, value: object, reason: str) -> None:
+    line = error_of(f"{mine}:Mine", {option: value})
+    assert line.startswith(f"algorithm.{option}: {reason}")
+    assert line.endswith(f"found {value!r}")
+
+
+def test_out_of_range_says_so(mine: str) -> None:
+    assert error_of(f"{mine}:Mine", {"keep": 2}) == f"algorithm: {mine}:Mine: keep must lie in [0, 1]"
+    assert error_of("fedgta", {"orders": 0}) == "algorithm: fedgta: lp_steps and orders must be at least 1"
+
+
+def test_a_missing_option_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "needs.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom algorithms.base import Algorithm\n"
+        "@dataclass(frozen=True)\nclass Needs(Algorithm):\n    mu: float\n"
+    )
+    assert "'mu'" in error_of(f"{file}:Needs")

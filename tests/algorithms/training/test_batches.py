@@ -1,0 +1,125 @@
+"""Coupled backbones in the trainer, on clients and in whole rounds; decoupled ones are tested with the trainer."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones import Output, build
+from algorithms.backbones.neighbourhood import whole
+from algorithms.client import Client
+from algorithms.protocol import Tree
+from algorithms.training.local_training import Trainer, TrainOptions
+from engine.rounds.server import Server
+from engine.wire.randomness import key
+from storage.view import View
+
+MakeClient = Callable[..., Client]
+NAMES = ("gcn", "sage", "gat", "gin", "gcnii")
+every_backbone = pytest.mark.parametrize("name", NAMES)
+
+
+def cross_entropy(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
+    return F.cross_entropy(out.logits_NC, y)
+
+
+def module(name: str, dropout: float = 0.5, **options: Any) -> nn.Module:
+    torch.manual_seed(1)
+    return build(name, 4, 3, 0, dropout, {"hidden": 8, **options})
+
+
+@pytest.fixture
+def view(make_view: Callable[..., View]) -> View:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 4)).astype(np.float32)
+    edges = np.argwhere(np.triu(rng.random((20, 20)) < 0.2, 1))
+    return make_view(20, edges, rng.integers(3, size=20), range(0, 20, 2), 3, x)
+
+
+@every_backbone
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_equals_a_plain_loop(name: str, batch_size: int | None, view: View, make_client: MakeClient) -> None:
+    client = make_client(view, module(name))
+    twin = copy.deepcopy(client.model.module)
+    Trainer(client.model, TrainOptions(3, "adam", 0.02, 0.01, batch_size=batch_size), cross_entropy).fit(client, {})
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.02, weight_decay=0.01)
+    torch.manual_seed(key(0, 1, 0, "train"))
+    for _ in range(3):
+        order = torch.randperm(10) if batch_size else torch.arange(10)
+        for rows in view.train[order].split(batch_size or 10):
+            optimizer.zero_grad()
+            out = twin(whole(view, twin.operator, 2)._replace(rows=rows))
+            F.cross_entropy(out.logits_NC, view.label[rows]).backward()
+            optimizer.step()
+    expected = nn.utils.parameters_to_vector(twin.parameters())
+    torch.testing.assert_close(client.w, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@every_backbone
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_drawing_all_neighbours_trains_like_the_whole_graph(
+    name: str, batch_size: int | None, view: View, make_client: MakeClient
+) -> None:
+    trained = []
+    for fanouts in (None, [-1, 50]):
+        client = make_client(view, module(name, dropout=0.0, fanouts=fanouts))
+        options = TrainOptions(3, "sgd", 0.05, batch_size=batch_size)
+        loss = Trainer(client.model, options, cross_entropy).fit(client, {})
+        trained.append((client.w.clone(), torch.tensor(loss)))
+    for a, b in zip(*trained):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@every_backbone
+@pytest.mark.parametrize("fanouts", [None, [2, 2]])
+def test_the_same_seed_gives_the_same_bits(
+    name: str, fanouts: list[int] | None, view: View, make_client: MakeClient
+) -> None:
+    def bits(round_number: int) -> Tensor:
+        client = make_client(view, module(name, dropout=0.0, fanouts=fanouts), round_number)
+        Trainer(client.model, TrainOptions(4), cross_entropy).fit(client, {})
+        return torch.cat([client.w, client.logits().flatten()])
+
+    assert torch.equal(bits(1), bits(1))
+    # Another round draws other neighbours; nothing else is random here.
+    assert torch.equal(bits(1), bits(2)) == (fanouts is None)
+
+
+@every_backbone
+def test_parts_are_rows_of_the_whole_graph(name: str, view: View, make_client: MakeClient) -> None:
+    client = make_client(view, module(name, fanouts=[1, 1]))
+    client.model.module.train()
+    alone = client.logits_of("test")
+    everything = client.model.module.eval()(whole(view, client.model.module.operator, 2))
+    assert torch.equal(client.logits(), everything.logits_NC)
+    assert torch.equal(alone, everything.logits_NC[view.test])
+    embedding = client.output(client.gathered("train")).embedding_NH
+    assert torch.equal(embedding, everything.embedding_NH[view.train])
+    client.load(client.w * 0)
+    assert torch.equal(client.logits_of("test"), torch.zeros_like(alone))
+
+
+@every_backbone
+@pytest.mark.parametrize("method", ["local", "global", "fedavg", "fedgta"])
+def test_any_method_learns_with_any_backbone(start: Callable[..., Server], name: str, method: str) -> None:
+    server = start({"model.name": name, "algorithm.name": method, "rounds": 10, "train.dropout": 0.2})
+    lines = [server.round() for _ in range(10)]
+    assert lines[-1]["loss"] < 0.85 * lines[0]["loss"]
+    counts = np.sum(list(server.state.scores["served"].values()), axis=0)
+    # The labels in use are three, and skewed: chance is a third.
+    assert counts[:, 2].sum() > 0.4 * counts[:, 0].sum()
+
+
+@pytest.mark.parametrize("fanouts", [[3, 3], None])
+def test_any_cells_give_the_same_numbers(run: Callable[..., Server], fanouts: list[int] | None) -> None:
+    train = partial(run, rounds=3)
+    keys = {"model.name": "gat", "model.fanouts": fanouts, "train.batch_size": 4, "algorithm.name": "local"}
+    one, other = (train({**keys, "engine.cell_size": size}) for size in (1, 4))
+    for client, state in one.state.clients.items():
+        assert all(torch.equal(t, other.state.clients[client][name]) for name, t in state.items())

@@ -1,0 +1,84 @@
+"""An export holds enough to check a run's accuracies, with nothing of Shoal in the checking."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.commands.export import export
+from engine.commands.run import run
+from engine.records.run_folder import read_metrics, read_summary
+from engine.settings.config import parse_config
+from storage.graph import TEST
+
+
+def finished(folder: Path, **changes: Any) -> Path:
+    plain = {
+        "name": "exported",
+        "rounds": 4,
+        "data": {"dataset": "digits", "root": str(folder)},
+        "partition": {"method": "louvain", "resolution": 4.0, "clients": 5},
+        "propagation": {"hops": 2},
+        "model": {"name": "sgc"},
+        "evaluation": {"every": 4},
+        "engine": {"backend": "local"},
+        "run": {"root": str(folder / "runs"), "tensorboard": False},
+        **changes,
+    }
+    return run(parse_config(plain, "test"))
+
+
+def predictions(run_folder: Path) -> dict[str, np.ndarray]:
+    batch = pa.ipc.open_file(export(run_folder) / "predictions.arrow").get_batch(0)
+    return {name: batch.column(name).to_numpy() for name in batch.schema.names}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ratio", "scopes"),
+    [
+        ("local", 1.0, {"served"}),
+        ("fedgta", 0.5, {"served"}),
+        ("fedavg", 0.5, {"served", "global"}),
+        ("global", 1.0, {"served"}),
+    ],
+)
+def test_accuracies_follow_from_the_predictions(tmp_path: Path, algorithm: str, ratio: float, scopes: set[str]) -> None:
+    folder = finished(tmp_path, algorithm={"name": algorithm}, participation={"ratio": ratio})
+    columns = predictions(folder)
+    assert sorted(columns["node"]) == list(range(1797))
+    test = columns["part"] == TEST
+    logged = read_summary(folder)["scopes"]
+    assert {name for name in columns if name in ("served", "global")} == scopes
+    for scope in scopes:
+        right = columns[scope][test] == columns["label"][test]
+        assert logged[scope]["last"]["test"]["rows"] == pytest.approx(right.mean(), abs=1e-12)
+        clients = columns["client"][test]
+        accuracy = [right[clients == c].mean() for c in np.unique(clients)]
+        assert logged[scope]["last"]["test"]["clients"] == pytest.approx(np.mean(accuracy), abs=1e-12)
+
+
+def test_exported_model_is_the_server_s(tmp_path: Path) -> None:
+    """Logits by hand: hop 2 of the store times the exported weight."""
+    folder = finished(tmp_path, algorithm={"name": "fedavg"})
+    columns = predictions(folder)
+    models = load_file(folder / "export" / "models.safetensors")
+    assert all(name.startswith("global/") for name in models)
+    weight = next(t for t in models.values() if t.ndim == 2)
+    bias = next(t for t in models.values() if t.ndim == 1)
+    (store,) = (tmp_path / "stores").iterdir()
+    file = store / "hops" / "r0.5-k2-float32" / "00000.arrow"
+    hop = pa.ipc.open_file(file).get_batch(0).column("hop2").flatten().to_numpy().reshape(-1, 64)
+    predicted = (torch.from_numpy(hop.copy()) @ weight.T + bias).argmax(1).numpy()
+    assert np.array_equal(predicted, columns["global"][columns["client"] == 0])
+
+
+def test_one_model_a_client_where_models_are_personal(tmp_path: Path) -> None:
+    folder = finished(tmp_path, algorithm={"name": "fedgta", "eps": 2.0})
+    export(folder)
+    models = load_file(folder / "export" / "models.safetensors")
+    assert {name.split("/")[1] for name in models} == {f"{i:05d}" for i in range(5)}
+    assert len(read_metrics(folder)) == 4

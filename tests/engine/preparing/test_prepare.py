@@ -1,0 +1,381 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import yaml
+
+from engine.preparing.prepare import prepare, source, store_path
+from engine.settings.config import Config, parse_config
+from storage.arrow_file import checksum
+from storage.datasets import load
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.manifest import NAME
+from storage.store import Store, verify
+
+MakeConfig = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def make_files(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """A dataset of the user's own: a ring of nodes with these labels; gives the changes of a config that names it."""
+
+    def make(label: list[int], split: list[int] | None = None, clients: int = 1, **changes: Any) -> dict[str, Any]:
+        nodes = np.arange(len(label))
+        arrays = {"edge_index": np.stack([nodes, np.roll(nodes, 1)]), "x": np.eye(len(label)), "y": np.array(label)}
+        np.savez(tmp_path / "graph.npz", **arrays, **({} if split is None else {"split": np.array(split)}))
+        return {
+            "data__dataset": "files",
+            "data__path": str(tmp_path / "graph.npz"),
+            "data__options": {},
+            "partition__method": "random",
+            "partition__clients": clients,
+            **changes,
+        }
+
+    return make
+
+
+def times(store: Path) -> dict[str, int]:
+    return {str(path.relative_to(store)): path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
+
+
+def contents(store: Path) -> dict[str, Any]:
+    """Checksum of every file; of the manifest all but when and with what it was made."""
+    found: dict[str, Any] = {}
+    for path in sorted(store.rglob("*")):
+        if path.name == NAME:
+            found[NAME] = {**json.loads(path.read_text()), "provenance": None}
+        elif path.is_file():
+            found[str(path.relative_to(store))] = checksum(path)
+    return found
+
+
+def adjacency(indptr: np.ndarray, indices: np.ndarray) -> sp.csr_array:
+    return sp.csr_array((np.ones(len(indices)), indices, indptr), shape=(len(indptr) - 1, len(indptr) - 1))
+
+
+def spoil(path: Path) -> None:
+    """Makes a file unreadable, of the same size and time of change."""
+    stat = path.stat()
+    path.write_bytes(bytes(stat.st_size))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def assert_clients_hold(graph: Graph, store: Store) -> None:
+    """Every node lies at one client, with its features, its label and its edges to nodes of the same client."""
+    whole = adjacency(graph.indptr, graph.indices)
+    nodes = []
+    for client in range(store.clients):
+        shard = store.shard(client)
+        nodes.append(shard.node)
+        expected = whole[shard.node][:, shard.node]
+        assert (adjacency(shard.indptr, shard.indices) != expected).nnz == 0
+        np.testing.assert_array_equal(shard.x, graph.x[shard.node])
+        np.testing.assert_array_equal(shard.label, graph.y[shard.node])
+    np.testing.assert_array_equal(np.sort(np.concatenate(nodes)), np.arange(graph.nodes))
+
+
+def test_clients_hold_the_graph(make_config: Callable[..., Config]) -> None:
+    config = make_config()
+    store = prepare(config)
+    graph = load(source(config))
+    assert_clients_hold(graph, store)
+    assert verify(store) == []
+    manifest = store.manifest
+    assert (manifest.nodes, manifest.features, manifest.classes, manifest.synthetic) == (400, 5, 4, True)
+    assert [len(client.classes) for client in manifest.clients] == [4] * 5
+    assert np.sum([client.classes for client in manifest.clients], axis=0).tolist() == np.bincount(graph.y).tolist()
+    kept = sum(client.entries for client in manifest.clients)
+    assert manifest.quality["cut_fraction"] == pytest.approx(1 - kept / graph.entries)
+
+
+def test_two_hundred_clients(make_config: Callable[..., Config]) -> None:
+    options = {"nodes": 2400, "features": 4, "degree": 5.0}
+    config = make_config(data__options=options, partition__clients=200, propagation__hops=0)
+    store = prepare(config)
+    assert store.clients == 200
+    assert_clients_hold(load(source(config)), store)
+
+
+def test_digits_as_one_client(make_config: Callable[..., Config]) -> None:
+    config = make_config(data__dataset="digits", data__options={}, partition__clients=1, propagation__hops=0)
+    store = prepare(config)
+    graph = load(source(config))
+    assert store.manifest.clients[0].entries == graph.entries
+    assert store.manifest.hops == {}
+    assert not (store.path / "hops").exists()
+    assert_clients_hold(graph, store)
+
+
+def test_the_second_prepare_does_nothing(
+    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    config = make_config(**make_files([0, 1] * 30, clients=3))
+    first = prepare(config)
+    before = times(first.path)
+    spoil(tmp_path / "graph.npz")
+    second = prepare(config)
+    assert times(first.path) == before
+    assert second.manifest == first.manifest
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/graph\.npz: cannot be read .*$"):
+        load(source(config))
+
+
+def test_another_split_or_kernel_leaves_the_rest_alone(
+    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    changes = make_files([0, 1] * 30, clients=3)
+    store = prepare(make_config(**changes))
+    before = times(store.path)
+    spoil(tmp_path / "graph.npz")
+    prepare(make_config(**changes, data__split_seed=1))
+    last = prepare(make_config(**changes, data__split_seed=1, propagation__hops=1))
+    after = times(last.path)
+    writers_own = {NAME, "progress.jsonl", ".lock"}
+    assert {path: after[path] for path in before if path not in writers_own} == {
+        path: time for path, time in before.items() if path not in writers_own
+    }
+    assert {path.split("/")[1] for path in after.keys() - before.keys()} == {
+        "stratified-20-40-40-seed1",
+        "r0.5-k1-float32",
+    }
+    assert len(last.manifest.splits) == len(last.manifest.hops) == 2
+    assert verify(last) == []
+
+
+def wait_for_lines(log: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    """Returns when the log has so many lines, or the process has ended."""
+    while not log.exists() or log.read_bytes().count(b"\n") < count:
+        try:
+            process.wait(timeout=0.001)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(plain: MakeConfig, tmp_path: Path) -> None:
+    options = {"nodes": 900, "features": 16, "classes": 4, "degree": 6.0}
+    killed, calm = tmp_path / "killed", tmp_path / "calm"
+    values = plain(data__options=options, partition__clients=60, data__store=str(killed))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "engine", "prepare", str(tmp_path / "config.yaml")]
+    left = []
+    # One line says what is made, one the partition; then 60 shards, 60 splits, 60 hops.
+    for lines in (30, 90, 150):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for_lines(killed / "progress.jsonl", lines, process)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        manifest = json.loads((killed / NAME).read_text()) if (killed / NAME).exists() else {}
+        left.append((bool(manifest), bool(manifest.get("splits")), bool(manifest.get("hops"))))
+    # The manifest came with the shards, and grew with the split.
+    assert left == [(False, False, False), (True, False, False), (True, True, False)]
+    prepare(parse_config(values, "test"))
+    prepare(parse_config({**values, "data": {**values["data"], "store": str(calm)}}, "test"))
+    found, expected = contents(killed), contents(calm)
+    assert found.keys() == expected.keys()
+    assert found == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_an_interruption_leaves_is_completed(make_config: Callable[..., Config], seed: int) -> None:
+    config = make_config()
+    store = prepare(config)
+    expected = contents(store.path)
+    rng = np.random.default_rng(seed)
+    (store.path / NAME).unlink()
+    log = store.path / "progress.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole[: rng.integers(len(whole))])
+    logged = {json.loads(line).get("path") for line in log.read_bytes().split(b"\n")[:-1]}
+    for name in expected.keys() - logged - {NAME, ".lock", "progress.jsonl"}:
+        path = store.path / name
+        match rng.integers(3):
+            case 0:
+                path.unlink()
+            case 1:
+                path.rename(path.with_name(path.name + ".unfinished"))
+            case 2:
+                path.write_bytes(b"half")
+    assert contents(prepare(config).path) == expected
+
+
+@pytest.mark.parametrize("kind", ["clients", "splits/stratified-20-40-40-seed0", "hops/r0.5-k2-float32"])
+def test_a_deleted_file_is_made_again(make_config: Callable[..., Config], kind: str) -> None:
+    config = make_config()
+    store = prepare(config)
+    before = contents(store.path)
+    (store.path / kind / "00003.arrow").unlink()
+    again = prepare(config)
+    after = contents(again.path)
+    del before["progress.jsonl"], after["progress.jsonl"]
+    assert after == before
+    assert verify(again) == []
+
+
+def test_a_store_of_something_else_is_one_line(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    prepare(make_config())
+    before = times(tmp_path / "store")
+    line = rf"^{tmp_path}/store: this store was made from another dataset or partition: "
+    with pytest.raises(ShoalError, match=line + r"partition\.clients 5 \(config: 6\); delete it or set data\.store$"):
+        prepare(make_config(partition__clients=6))
+    with pytest.raises(ShoalError, match=line + r"dataset\.dataset sbm \(config: digits\), .*set data\.store$"):
+        prepare(make_config(data__dataset="digits", data__options={}))
+    with pytest.raises(ShoalError, match=line + r"dataset\.dtype float32 \(config: float16\); .*$"):
+        prepare(make_config(data__dtype="float16"))
+    assert times(tmp_path / "store") == before
+
+
+def test_without_a_folder_of_its_own_every_content_has_another(make_config: Callable[..., Config]) -> None:
+    paths = {
+        store_path(make_config(data__store=None, **changes))
+        for changes in ({}, {"partition__seed": 1}, {"data__dtype": "float16"}, {"data__options": {"nodes": 500}})
+    }
+    assert len(paths) == 4
+    same = {"data__split_seed": 3, "propagation__hops": 1}
+    assert store_path(make_config(data__store=None, **same)) in paths
+
+
+def test_splits_by_hand(make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]]) -> None:
+    # 10 nodes of class 0 give 2, 4, 4; 4 nodes of class 1 give 0, 1, 3; 2 nodes have no label.
+    store = prepare(make_config(**make_files([0] * 10 + [1] * 4 + [-1] * 2)))
+    (split,) = store.manifest.splits.values()
+    assert (split.counts, split.without_training, split.unreachable) == ([[2, 5, 7]], [], 3)
+    assert (store.manifest.clients[0].labelled, store.manifest.clients[0].classes) == (14, [10, 4])
+
+
+@pytest.mark.parametrize("protocol", ["public", "file"])
+def test_splits_that_are_given(
+    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path, protocol: str
+) -> None:
+    code = np.random.default_rng(0).integers(0, 4, 40)
+    np.save(tmp_path / "split.npy", code)
+    given = {"data__split": protocol, "data__split_file": str(tmp_path / "split.npy")}
+    store = prepare(make_config(**make_files([0, 1] * 20, split=code.tolist(), clients=4, **given)))
+    (name,) = store.manifest.splits
+    for client in range(4):
+        node, split = store.shard(client).node, store.split(name, client)
+        for part, rows in ((1, split.train), (2, split.val), (3, split.test)):
+            assert sorted(node[rows]) == np.flatnonzero((code == part) & np.isin(np.arange(40), node)).tolist()
+
+
+def test_given_splits_that_do_not_fit(
+    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "split.npy"
+    given = {"data__split": "file", "data__split_file": str(file)}
+    changes = make_files([0, 1, 0, -1])
+    np.save(file, np.array([1, 2, 3]))
+    with pytest.raises(ShoalError, match=rf"^{file}: 3 entries for 4 nodes of files; give one each$"):
+        prepare(make_config(**changes, **given))
+    np.save(file, np.array([1, 2, 3, 7]))
+    with pytest.raises(ShoalError, match=rf"^{file}: .* found 7 at node 3$"):
+        prepare(make_config(**changes, **given))
+    np.save(file, np.array([1, 2, 3, 3]))
+    with pytest.raises(ShoalError, match=r"^data\.split file: client 0 has an unlabelled node in its split; mark .*$"):
+        prepare(make_config(**changes, **given))
+    with pytest.raises(ShoalError, match=r"^data\.split public: files has no split of its own; take stratified .*$"):
+        prepare(make_config(**changes, data__split="public"))
+
+
+def test_every_node_a_client(
+    make_config: Callable[..., Config], make_files: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    changes = make_files([0, 1, 0, 1, 0, 1, 0, 1], clients=8)
+    with pytest.raises(ShoalError, match=r"^data\.split stratified: no client has a training node; change the .*$"):
+        prepare(make_config(**changes))
+    np.save(tmp_path / "split.npy", np.array([1, 1, 3, 3, 2, 2, 0, 0]))
+    given = {"data__split": "file", "data__split_file": str(tmp_path / "split.npy")}
+    store = prepare(make_config(**changes, **given))
+    assert [client.entries for client in store.manifest.clients] == [0] * 8
+    (split,) = store.manifest.splits.values()
+    owner = {int(store.shard(client).node[0]): client for client in range(8)}
+    assert split.without_training == sorted(owner[node] for node in range(2, 8))
+    assert split.unreachable == 2
+    np.testing.assert_array_equal(store.hops("r0.5-k2-float32", 0)[1], store.shard(0).x)
+
+
+def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., Config]) -> None:
+    config = make_config()
+    whole = prepare(config, whole=True)
+    graph = load(source(config))
+    clients = Store(whole.path.parent)
+    assert whole.clients == 1
+    assert whole.manifest.clients[0].entries == graph.entries > sum(c.entries for c in clients.manifest.clients)
+    assert_clients_hold(graph, whole)
+    (name,) = clients.manifest.splits
+    shard, split = whole.shard(0), whole.split(name, 0)
+    for part in ("train", "val", "test"):
+        parts = [clients.shard(c).node[getattr(clients.split(name, c), part)] for c in range(5)]
+        np.testing.assert_array_equal(np.sort(shard.node[getattr(split, part)]), np.sort(np.concatenate(parts)))
+    before = times(clients.path)
+    assert prepare(config, whole=True).manifest == whole.manifest
+    assert times(clients.path) == before
+    assert verify(whole) == verify(clients) == []
+
+
+def test_a_whole_graph_above_the_memory_limit(make_config: Callable[..., Config]) -> None:
+    config = make_config(engine__memory_limit="24KiB")
+    # 400 rows of 5 features and of two hops, and 2400 neighbours, at 4 bytes each.
+    numbers = r"the whole graph takes 32\.8 KiB, engine\.memory_limit is 24\.0 KiB"
+    with pytest.raises(ShoalError, match=rf"^algorithm\.name fedavg: {numbers}; raise the limit or .*$"):
+        prepare(config, whole=True)
+    prepare(config)
+
+
+def test_disk_space_counts_only_what_is_left_to_write(make_config: Callable[..., Config], tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system of 3 MiB needs the rights of an administrator")
+    try:
+        # 1.2 MiB of shards and as much of hops: they fit once.
+        config = make_config(
+            data__store=str(disk / "store"),
+            data__options={"nodes": 2400, "features": 128, "classes": 4},
+            propagation__hops=1,
+        )
+        filler = disk / "filler"
+        filler.write_bytes(bytes(2**21))
+        with pytest.raises(ShoalError, match=rf"^{disk}/store: the shards need 0\.00 GiB, .* are free; .*$"):
+            prepare(config)
+        filler.unlink()
+        store = prepare(config)
+        (store.path / NAME).unlink()
+        shutil.rmtree(store.path / "splits")
+        (store.path / "clients" / "00004.arrow").unlink()
+        assert shutil.disk_usage(disk).free < 1.2 * 2**20
+        assert verify(prepare(config)) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"nodez": 3}, r"^data\.options\.nodez: unknown; known here: .*nodes, .*$"),
+        ({"nodes": "many"}, r"^data\.options\.nodes: .* valid integer.*, found 'many'$"),
+    ],
+)
+def test_options_of_a_dataset(make_config: Callable[..., Config], options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ShoalError, match=line):
+        prepare(make_config(data__options=options))
+
+
+def test_hops_of_labelled_rows_lie_beside_those_of_all(make_config: Callable[..., Config]) -> None:
+    every = prepare(make_config())
+    few = prepare(make_config(propagation__rows="labelled"))
+    assert few.path == every.path
+    assert set(few.manifest.hops) == {"r0.5-k2-float32", "r0.5-k2-float32-labelled"}
+    assert not verify(few)

@@ -1,0 +1,104 @@
+"""Counts and summaries against scikit-learn and hand-computed tables."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, f1_score
+from torch import Tensor, nn
+
+from algorithms.base import Algorithm, Client
+from engine.rounds.evaluation import CORRECT, PREDICTED, SUPPORT, macro_f1, score, summarize
+from storage.view import View
+
+CLASSES = 4
+Pairs = list[tuple[int, int]]
+PAIRS = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), max_size=30)
+
+
+def table(pairs: Pairs) -> np.ndarray:
+    counts = np.zeros((3, CLASSES), dtype=np.int64)
+    for truth, predicted in pairs:
+        counts[SUPPORT, truth] += 1
+        counts[PREDICTED, predicted] += 1
+        counts[CORRECT, truth] += truth == predicted
+    return counts
+
+
+@settings(deadline=None)
+@given(PAIRS.filter(bool))
+def test_macro_f1_is_that_of_scikit_learn(pairs: Pairs) -> None:
+    truth, predicted = zip(*pairs)
+    assert macro_f1(table(pairs)) == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(PAIRS, PAIRS, st.integers(1, 500)), min_size=1, max_size=6))
+def test_summaries_are_those_of_scikit_learn(clients: list[tuple[Pairs, Pairs, int]]) -> None:
+    scores = {7 * i: np.stack([table(val), table(test)]) for i, (val, test, _) in enumerate(clients)}
+    found = summarize(scores, {7 * i: nodes for i, (_, _, nodes) in enumerate(clients)})
+    for part, name in enumerate(("val", "test")):
+        rows = [(client[part], client[2]) for client in clients if client[part]]
+        assert (name in found) == bool(rows)
+        if not rows:
+            continue
+        accuracies = [accuracy_score(*zip(*pairs)) for pairs, _ in rows]
+        pooled = list(zip(*(pair for pairs, _ in rows for pair in pairs)))
+        expected = {
+            "nodes": np.average(accuracies, weights=[nodes for _, nodes in rows]),
+            "rows": accuracy_score(*pooled),
+            "clients": np.mean(accuracies),
+            "f1": f1_score(*pooled, average="macro", zero_division=0),
+            "f1_clients": np.mean([f1_score(*zip(*p), average="macro", zero_division=0) for p, _ in rows]),
+            "min": min(accuracies),
+            "median": np.median(accuracies),
+            "max": max(accuracies),
+        }
+        assert found[name] == pytest.approx(expected)
+
+
+def test_weightings_by_hand() -> None:
+    # 3 of 4 test rows right on 10 nodes, 1 of 1 on 90 nodes, no test row on 1000 nodes.
+    scores = {
+        0: np.stack([table([]), table([(0, 0), (1, 1), (2, 2), (2, 0)])]),
+        1: np.stack([table([]), table([(3, 3)])]),
+        2: np.stack([table([(0, 1)]), table([])]),
+    }
+    found = summarize(scores, {0: 10, 1: 90, 2: 1000})
+    assert found["test"]["nodes"] == pytest.approx(0.1 * 0.75 + 0.9)
+    assert found["test"]["rows"] == pytest.approx(4 / 5)
+    assert found["test"]["clients"] == pytest.approx(0.875)
+    # Classes 0..3: 2/3, 1, 2/3, 1.
+    assert found["test"]["f1"] == pytest.approx(10 / 12)
+    assert found["val"] == dict.fromkeys(found["val"], 0.0)
+
+
+def test_nobody_has_rows() -> None:
+    assert summarize({0: np.zeros((2, 3, CLASSES), dtype=np.int64)}, {0: 5}) == {}
+    assert np.isnan(macro_f1(np.zeros((3, CLASSES), dtype=np.int64)))
+
+
+@dataclass(frozen=True)
+class Oracle(Algorithm):
+    """Scores given for every node, not by the model."""
+
+    shift: int = 0
+
+    def predict(self, client: Client, part: str) -> Tensor:
+        rows: Tensor = getattr(client.data, part)
+        return torch.eye(CLASSES)[(client.data.label[rows] + self.shift) % CLASSES]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_counts_are_of_what_the_method_predicts(
+    make_view: Callable[..., View], make_client: Callable[..., Client], shift: int
+) -> None:
+    labels = [0, 1, 2, 3, 3, 1, 1, 0]
+    client = make_client(make_view(8, [], labels, [0, 1], CLASSES), nn.Linear(8, CLASSES))
+    val, test = score(Oracle(shift), client)
+    assert not val.any()
+    np.testing.assert_array_equal(test, table([(y, (y + shift) % CLASSES) for y in labels[2:]]))

@@ -1,0 +1,153 @@
+"""Sums, stacks and weights of uploads against NumPy in float64 over all clients at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.protocol import How, Replies, Tree, Upload
+from engine.rounds.reduction import Sums, combine, reduce_cell, require_sound, tree_bytes, upload_bytes
+from engine.wire.cell import Outcome
+from storage.errors import ShoalError
+
+
+def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[str, How]) -> tuple[Replies, Tree]:
+    outcomes = []
+    for cell in cells:
+        outcome = Outcome()
+        reduce_cell([uploads[i] for i in cell], up, outcome)
+        outcomes.append(outcome)
+    sums = Sums()
+    # They come back in any order.
+    for position in np.random.default_rng(0).permutation(len(cells)).tolist():
+        sums.take(position, outcomes[position])
+    return combine(outcomes, [i for cell in cells for i in cell], up, sums)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_weighted_mean_in_any_cells(weights: list[list[float]]) -> None:
+    flat = [w for cell in weights for w in cell]
+    tensors = [random(7, seed=i) for i in range(len(flat))]
+    uploads = {i: Upload({"w": tensors[i]}, {"w": flat[i]}) for i in range(len(flat))}
+    ids = iter(range(len(flat)))
+    replies, held = reduce([[next(ids) for _ in cell] for cell in weights], uploads, {"w": How.SUM})
+    total = np.sum(flat, dtype=np.float64)
+    stacked = torch.stack(tensors).double().numpy()
+    expected = np.average(stacked, axis=0, weights=flat) if total > 0 else np.zeros(7)
+    np.testing.assert_allclose(replies["w"].numpy(), expected, rtol=1e-6, atol=1e-7)
+    assert replies.weights["w"].item() == pytest.approx(total, rel=1e-12)
+    assert replies.weights["w"].dtype == torch.float64
+    assert replies["w"].dtype == torch.float32
+    assert held == {}
+
+
+def test_sums_are_float64() -> None:
+    # In float32, 1e8 + 1 is 1e8.
+    values = {0: 1e8, 1: 1.0, 2: -1e8, 3: 2.0}
+    uploads = {i: Upload({"s": torch.tensor(value)}) for i, value in values.items()}
+    for cells in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1], [2, 3]]):
+        assert reduce(cells, uploads, {"s": How.SUM})[0]["s"].item() == 0.75
+
+
+def test_weights_of_rows() -> None:
+    proto = [random(3, 2, seed=i) for i in range(3)]
+    counts = [torch.tensor([[2.0], [0], [0]]), torch.tensor([[1.0], [4], [0]]), torch.tensor([[0.0], [1], [0]])]
+    uploads = {i: Upload({"p": proto[i]}, {"p": counts[i]}) for i in range(3)}
+    (replies, _) = reduce([[0, 1], [2]], uploads, {"p": How.SUM})
+    expected = torch.stack([(2 * proto[0][0] + proto[1][0]) / 3, (4 * proto[1][1] + proto[2][1]) / 5, torch.zeros(2)])
+    torch.testing.assert_close(replies["p"], expected)
+    assert replies.weights["p"].tolist() == [[3.0], [5.0], [0.0]]
+
+
+@pytest.mark.parametrize("weight", [0.0, torch.tensor(0.0), torch.tensor([[0.0], [0.0]])])
+def test_what_has_no_weight_is_not_read(weight: float | Tensor) -> None:
+    poison = Upload({"p": torch.full((2, 2), float("nan"))}, {"p": weight})
+    uploads = {0: poison, 1: Upload({"p": torch.ones(2, 2)}, {"p": 2.0})}
+    for cells in ([[0, 1]], [[0], [1]]):
+        assert torch.equal(reduce(cells, uploads, {"p": How.SUM})[0]["p"], torch.ones(2, 2))
+
+
+def test_a_failure_with_weight_shows() -> None:
+    uploads = {0: Upload({"p": torch.tensor([float("nan"), 1.0])}), 1: Upload({"p": torch.tensor([1.0, 3.0])})}
+    mean = reduce([[0, 1]], uploads, {"p": How.SUM})[0]["p"]
+    assert mean[0].isnan()
+    assert mean[1] == 2
+
+
+def test_kept_and_mixed_tensors_lie_in_the_order_of_clients() -> None:
+    # Cells of two models: clients 1, 4 and 0, 2, 3.
+    uploads = {i: Upload({"a": torch.tensor(i), "b": torch.tensor([i, -i])}) for i in range(5)}
+    replies, held = reduce([[1, 4], [0, 2], [3]], uploads, {"a": How.KEEP, "b": How.MIX})
+    assert replies.ids == [0, 1, 2, 3, 4]
+    assert replies["a"].tolist() == [0, 1, 2, 3, 4]
+    assert held["b"].tolist() == [[i, -i] for i in range(5)]
+    assert "b" not in replies.entries
+    assert replies["a"].dtype == torch.int64
+
+
+def test_bytes_are_those_of_the_tensors_and_four_a_weight() -> None:
+    entries = {"w": torch.zeros(10), "y": torch.zeros(3, dtype=torch.int64), "s": torch.zeros((), dtype=torch.float16)}
+    assert tree_bytes(entries) == 40 + 24 + 2
+    assert upload_bytes(Upload(entries, {"w": 2.0, "y": torch.zeros(3, 1)})) == 66 + 4 + 12
+
+
+def test_what_would_poison_an_aggregate_is_refused() -> None:
+    with pytest.raises(ShoalError, match=r"^upload\(\) gives no 'w', which the round asks for$"):
+        require_sound(Upload({}), {"w": How.SUM})
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'"):
+            require_sound(Upload({"w": torch.tensor([1.0, bad])}), {"w": How.KEEP})
+    require_sound(Upload({"w": torch.ones(2), "unasked": torch.tensor(float("nan"))}), {"w": How.SUM})
+    # Finite numbers whose sum is not.
+    require_sound(Upload({"w": torch.tensor([3e38, 3e38])}), {"w": How.SUM})
+    rows = torch.tensor([[float("nan")], [1.0]])
+    require_sound(Upload({"w": rows}, {"w": torch.tensor([[0.0], [2.0]])}), {"w": How.SUM})
+    for weight, how in ((torch.tensor([[1.0], [0.0]]), How.SUM), (0.0, How.KEEP), (float("nan"), How.SUM)):
+        with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'"):
+            require_sound(Upload({"w": rows}, {"w": weight}), {"w": how})
+
+
+@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("cells", [[[0, 1]], [[0], [1]]])
+def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> None:
+    uploads = {0: Upload({"z": torch.ones(2, 3)}), 1: Upload({"z": torch.ones(1, 3)})}
+    with pytest.raises(ShoalError, match=r"^upload\(\) gives 'z' as \[2, 3\] and as \[1, 3\]"):
+        reduce(cells, uploads, {"z": how})
+
+
+def test_sums_are_added_in_cell_order_and_let_go_as_they_come() -> None:
+    outcomes = []
+    for value in (1e16, 1.0, -1e16, 1.0):
+        outcome = Outcome(ids=[0])
+        reduce_cell([Upload({"s": torch.full((3,), value)})], {"s": How.SUM}, outcome)
+        outcomes.append(outcome)
+    sums = Sums()
+    kept = []
+    for position in (2, 0, 3, 1):
+        sums.take(position, outcomes[position])
+        kept.append([p for p in range(4) if outcomes[p].sums])
+    # In any other order the first 1 would not be lost.
+    assert sums.total["s"].tolist() == [1.0, 1.0, 1.0]
+    assert kept == [[0, 1, 2, 3], [1, 2, 3], [1, 2, 3], []]
+
+
+def test_nobody_asked_nothing_seen() -> None:
+    replies, held = combine([], [], {"w": How.SUM, "z": How.KEEP}, Sums())
+    assert (replies.ids, replies.entries, held) == ([], {}, {})
+
+
+def test_rows_that_stay_at_home_are_not_counted() -> None:
+    proto, counts = torch.zeros(4, 8), torch.tensor([[3.0], [0], [0], [0]])
+    padded = Upload({"p": proto, "h": torch.zeros(2)}, {"p": counts, "h": 1.0})
+    assert upload_bytes(padded) == 4 * (32 + 4 + 2 + 1)
+    told = Upload(padded.entries, padded.weight, {"p": 4 * (8 + 4)})
+    assert upload_bytes(told) == 4 * (8 + 4 + 2 + 1)

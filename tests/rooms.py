@@ -1,0 +1,141 @@
+"""The rooms of the code, who imports whom, and whether an arrow runs up: `python tests/rooms.py` draws them.
+
+A room is a folder of a package. `ORDER` lists the rooms of every package from the top; a room imports only rooms below
+it, and what other packages it may import is in `PACKAGES`.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "engine": {"algorithms", "partition", "storage"},
+    "algorithms": {"storage"},
+    "partition": {"storage"},
+    "storage": set(),
+}
+# The room named after a package is what lies in the folder itself.
+ORDER = {
+    "engine": ["commands", "preparing", "hosts", "screen", "records", "rounds", "wire", "settings"],
+    "algorithms": ["methods/fedpg", "methods", "training", "losses", "algorithms", "backbones"],
+    "partition": ["partition"],
+    "storage": ["adapters", "datasets", "storage"],
+}
+# Both stand on the same floor.
+STRANGERS = {("engine/hosts", "engine/screen"), ("engine/screen", "engine/hosts")}
+ENTRY = Path("engine/__main__.py")
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """An import of one room by another.
+
+    Attributes:
+        file: Where it stands, below the root.
+        source: The room of the file.
+        target: The room of what is imported.
+    """
+
+    file: Path
+    source: str
+    target: str
+
+    @property
+    def allowed(self) -> bool:
+        """Whether it runs down."""
+        package, other = (room.split("/")[0] for room in (self.source, self.target))
+        if package != other:
+            return other in PACKAGES[package]
+        if self.source == self.target:
+            return True
+        order = [name if name == package else f"{package}/{name}" for name in ORDER[package]]
+        return order.index(self.source) < order.index(self.target) and (self.source, self.target) not in STRANGERS
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the four packages by its dotted name; files below the root."""
+    paths = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def room_of(path: Path) -> str:
+    """The room of a file: its folder."""
+    return path.parent.as_posix()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports, wherever in it; of `from a import b` both `a` and `a.b`."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.module or ""
+
+
+def imports(known: dict[str, Path]) -> dict[Path, set[Path]]:
+    """The files that every file imports."""
+    found: dict[Path, set[Path]] = {}
+    for path in known.values():
+        names = set(imported(path))
+        # `from package import module` is an import of the module, not of the package.
+        parents = {name.rpartition(".")[0] for name in names if name in known}
+        found[path] = {known[name] for name in names & known.keys() if name not in parents or name in _own(path, known)}
+    return found
+
+
+def _own(path: Path, known: dict[str, Path]) -> set[str]:
+    """Packages of which a file imports something that is no module: these it imports themselves."""
+    tree = ast.parse((ROOT / path).read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {str(n.module) for n in nodes if any(f"{n.module}.{alias.name}" not in known for alias in n.names)}
+
+
+def arrows(found: dict[Path, set[Path]]) -> list[Arrow]:
+    """All imports between different rooms, and where they stand."""
+    every = [Arrow(file, room_of(file), room_of(target)) for file, targets in found.items() for target in targets]
+    return [arrow for arrow in every if arrow.source != arrow.target and arrow.file != ENTRY]
+
+
+def circles(found: dict[Path, set[Path]]) -> list[list[Path]]:
+    """Files that import one another, in turn; each circle once."""
+    result: list[list[Path]] = []
+    done: set[Path] = set()
+
+    def visit(path: Path, above: list[Path]) -> None:
+        if path in above:
+            result.append([*above[above.index(path) :], path])
+        elif path not in done:
+            for target in sorted(found[path]):
+                visit(target, [*above, path])
+            done.add(path)
+
+    for path in sorted(found):
+        visit(path, [])
+    return result
+
+
+def main() -> None:
+    """Prints rooms with their files, arrows, arrows that run up, and circles."""
+    known = modules()
+    found = imports(known)
+    between = arrows(found)
+    for package, names in ORDER.items():
+        for name in names:
+            room = package if name == package else f"{package}/{name}"
+            files = sorted(path.stem for path in known.values() if room_of(path) == room and path.stem != "__init__")
+            targets = sorted({arrow.target for arrow in between if arrow.source == room})
+            print(f"{room}: {', '.join(files)}\n    -> {', '.join(targets) or 'nothing'}")
+    up = [arrow for arrow in between if not arrow.allowed]
+    print("arrows that run up:", "; ".join(f"{a.file} -> {a.target}" for a in up) or "none")
+    rings = circles(found)
+    print("circles:", "; ".join(" -> ".join(map(str, ring)) for ring in rings) or "none")
+    sys.exit(bool(up or rings))
+
+
+if __name__ == "__main__":
+    main()
