@@ -1,63 +1,82 @@
-"""What the server's part of a method is given, and the plain choices a method may leave as they are."""
+"""What a method is: the server's part of a round, the clients' part, and the plain choices it may leave as they are."""
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.backbones.output import Output
-from algorithms.client import Client, ClientInfo
-from algorithms.protocol import Ask, Mix, Replies, Tree, Upload
+from algorithms.client import Client
+from algorithms.context import Context
+from algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, Upload
+from algorithms.train_options import TrainOptions
 
 Steps = Generator[Ask | Mix, Any, None]
+# What `begin` makes of a download; whatever suits the method.
+Given = Any
+Loss = Callable[[Output, Tensor, Tensor, Given], Tensor]
+Term = Callable[[], Tensor]
+OF_TRAINING = ("train", "loss", "regularizer")
 
 
-@dataclass(frozen=True)
-class Context:
-    """What the server knows of the run.
+class Trainer(Protocol):
+    """Local training as the config says; see `algorithms.training.local_training`."""
 
-    Attributes:
-        clients: Sizes of every client, by number.
-        classes: Number of classes C.
-        parameters: Number of parameters P of every client's model.
-        initial: The common initial parameters, float32 `[P]` (of client 0's model, where clients train several).
-        round: Number of the round, from 1; 0 in `setup`.
-        rounds: Rounds of the run.
-        seed: Seed of the run.
-        random: Seed of a purpose of the server in this round.
-        notes: Numbers that a method wants to see beside the round's metrics, by name.
-    """
+    options: TrainOptions
 
-    clients: Sequence[ClientInfo]
-    classes: int
-    parameters: Sequence[int]
-    initial: Tensor
-    round: int
-    rounds: int
-    seed: int
-    random: Callable[[str], int]
-    notes: dict[str, float] = field(default_factory=dict)
+    def fit(
+        self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
+    ) -> float:
+        """Trains one of a client's models in place; returns the mean loss of the last epoch, NaN without rows.
 
-    def rng(self, purpose: str) -> torch.Generator:
-        """A random stream of its own for every purpose of a round."""
-        return torch.Generator().manual_seed(self.random(purpose))
+        Args:
+            client: The client.
+            given: What `begin` gave.
+            model: Name of the model.
+            loss: In the place of the method's `loss` and `regularizer`.
+            term: Beside `loss`: a term that is added in every step.
+        """
+        ...
+
+    def optimizer(self, client: Client, model: str = MODEL) -> AbstractContextManager[torch.optim.Optimizer]:
+        """The optimizer of one of a client's models, with its moments, for a training loop of a method's own."""
+        ...
 
 
 class Algorithm:
     """A federated method; a subclass is a frozen dataclass of its hyper-parameters.
 
     Attributes:
-        keeps_model: Clients keep their trained parameters until their next visit.
-        whole: Trains one client that holds the whole graph with all edges.
+        keeps_model: Clients keep the parameters of their models until their next visit.
+        whole_graph: Trains one client that holds the whole graph with all edges.
         mixed_models: Clients may train different models: no parameters are averaged over all of them.
+        plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
+            batch. A subclass with a `train`, `loss` or `regularizer` of its own is not plain, unless it says so itself.
     """
 
     keeps_model: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
+    whole_graph: ClassVar[bool] = False
     mixed_models: ClassVar[bool] = False
+    plain_training: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = vars(cls)
+        if "plain_training" not in own and any(name in own for name in OF_TRAINING):
+            cls.plain_training = False
+
+    def models(self) -> Mapping[str, Mapping[str, Any] | None]:
+        """The models of every client, by the names that the method gives them.
+
+        None stands for the model that the config's `model` gives to the client; anything else is written as in a
+        config, as in `{"name": "sgc", "hidden": 64}`, and is the same model at every client.
+        """
+        return {MODEL: None}
+
+    # The server's part.
 
     def setup(self, ctx: Context) -> Tree:
         """The server's state before the first round."""
@@ -67,43 +86,72 @@ class Algorithm:
         """The server's part of one round; it changes `server`, a private copy, in place."""
         raise NotImplementedError
 
-    def serve(self, server: Tree) -> Tree:
-        """The model that the server would send to anybody now, as a download; empty if it has none."""
+    def global_model(self, server: Tree) -> Tree:
+        """The model that the server would give to anybody now, as a download; empty if it has none."""
         return {}
 
-    def begin(self, client: Client, down: Tree) -> None:
-        """Applies a download (and the inbox) to the client before it trains or is evaluated.
+    # The clients' part; downloads and inboxes are read-only.
 
-        Before an evaluation the download is what `serve` gave, or empty; an empty one leaves the client as it is.
+    def begin(self, client: Client, down: Tree) -> Given:
+        """Applies a download (and the inbox) to the client, before it trains or is evaluated.
+
+        Before an evaluation the download is what `global_model` gave, or empty; an empty one leaves the client as it
+        is.
+
+        Returns:
+            What the client was given, in the form that the hooks below want; the download itself by default.
         """
         if "w" in down:
-            client.load(down["w"])
+            client.model.load(down["w"])
+        return down
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        """Trains the client, and returns its loss, NaN if nothing was trained."""
+        return trainer.fit(client, given)
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Given) -> Tensor:
         """Training loss of a batch, a scalar.
 
         Args:
             out: Output of the model.
             y: Labels, int64 `[n]`.
             w: Parameters of the model, `[P]`, differentiable.
-            down: The download of this visit.
+            given: What `begin` gave.
         """
         return F.cross_entropy(out.logits_NC, y)
 
-    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
+    def regularizer(self, client: Client, given: Given) -> Term | None:
         """A term of the training loss that sees more of the client than a batch; None: there is none.
 
         Called once a visit, after `begin`; what it returns gives the term, a scalar, in every step.
         """
         return None
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        """What the client sends after it trained."""
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        """What the client sends after it trained; it does not train here."""
         return Upload({})
 
-    def predict(self, client: Client, part: str) -> Tensor:
-        """Scores of the rows of `train`, `val`, `test` or of all rows (`all`), `[rows, C]`; the largest one wins."""
-        return client.logits() if part == "all" else client.logits_of(part)
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        """Scores of the rows of `train`, `val`, `test` or of all rows (`all`), `[rows, C]`; the largest one wins.
+
+        Which of several models answers is the method's to say; by default the one that the config names.
+        """
+        return client.model.logits() if part == "all" else client.model.logits_of(part)
 
 
-__all__ = ["Algorithm", "Ask", "Client", "Context", "Mix", "Output", "Replies", "Steps", "Tree", "Upload"]
+__all__ = [
+    "Algorithm",
+    "Ask",
+    "Client",
+    "Context",
+    "Given",
+    "Loss",
+    "Mix",
+    "Output",
+    "Replies",
+    "Steps",
+    "Term",
+    "Trainer",
+    "Tree",
+    "Upload",
+]

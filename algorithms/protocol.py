@@ -13,13 +13,31 @@ from enum import Enum
 from torch import Tensor
 
 Tree = dict[str, Tensor]
+# The name of a client's model where a method names none: the one that the config's `model` describes.
+MODEL = "model"
+
+
+def parameters_key(model: str) -> str:
+    """Where a client's state holds the parameters of one of its models, `[P]`."""
+    return f"{model}.w"
+
+
+def moments_key(model: str, moment: str = "") -> str:
+    """Where a client's state holds a moment of the optimizer of one of its models; without `moment`, the prefix."""
+    return f"{model}.opt.{moment}"
+
+
+def is_moment(key: str) -> bool:
+    """Whether an entry of a client's state is a moment of an optimizer, which no evaluation reads."""
+    return ".opt." in key
 
 
 class How(Enum):
     """How an entry of the uploads is reduced on its way to the server."""
 
     SUM = "sum"  # weighted mean over clients; cells send partial sums
-    KEEP = "keep"  # the server sees the tensor of every client
+    KEEP = "keep"  # the server sees the tensor of every client, all of one shape
+    LIST = "list"  # the same, of a size of its own for every client
     MIX = "mix"  # the engine holds the tensor of every client and multiplies where it likes
 
 
@@ -28,23 +46,21 @@ class Ask:
     """Run one phase on some clients; the generator receives their `Replies`.
 
     Attributes:
-        phase: Name of the phase, given to `Algorithm.upload`.
+        phase: Name of the phase, given to `Algorithm.train` and `Algorithm.upload`.
         up: Entries that come back, and how each is reduced.
         shared: Download that is the same for all.
         private: Further download of single clients, by number; wins over `shared`.
-        fit: Train before `upload`.
+        train: The clients train before their upload, by `Algorithm.train`; where an evaluation is due, they are
+            evaluated as `trained` after it.
         to: Clients to ask; the cohort by default.
-        scored: Evaluate the clients after this phase as `trained`, where an evaluation is due; by default if `fit`. A
-            method that trains in `upload` says so of the last phase in which it does.
     """
 
     phase: str
     up: Mapping[str, How]
     shared: Tree = field(default_factory=dict)
     private: Mapping[int, Tree] = field(default_factory=dict)
-    fit: bool = True
+    train: bool = True
     to: Sequence[int] | None = None
-    scored: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +106,13 @@ class Replies:
         entries: `How.SUM`: the weighted mean, zero where nobody has weight. `How.KEEP`: tensors stacked along a new
             first axis in the order of `ids`. Entries of `How.MIX` are held by the engine.
         weights: Total weight of every `How.SUM` entry, float64: a scalar, or the shape of the clients' weights.
+        lists: `How.LIST`: the tensor of every client, in the order of `ids`.
     """
 
     ids: list[int]
     entries: Tree
     weights: Tree
+    lists: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __getitem__(self, entry: str) -> Tensor:
         return self.entries[entry]

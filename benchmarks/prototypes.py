@@ -28,14 +28,16 @@ from rich.table import Table
 
 from algorithms.backbones import build
 from algorithms.client import Client, ClientInfo
+from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
 from algorithms.losses.prototypes import pack
 from algorithms.methods.fedpg.annotation import annotate
 from algorithms.methods.fedpg.fedpg import FedPG
 from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
 from algorithms.methods.local import Local
-from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.protocol import MODEL, Tree
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import LocalTrainer
 from engine.wire.randomness import key
 from storage.datasets.sbm import load_sbm
 from storage.datasets.source import DataSource
@@ -82,29 +84,31 @@ def make_client(nodes: int, model: str, hidden: int) -> Client:
     layers = {"layers": 2} if model == "sgc" else {}
     module = build(model, FEATURES, CLASSES, HOPS, 0.5, {"hidden": hidden, **layers})
     info = ClientInfo(0, nodes, len(train), CLASSES)
-    return Client(info, view, FlatModel(module), {}, {}, partial(key, 0, 1, 0))
+    random = partial(key, 0, 1, 0)
+    return Client(info, view, {MODEL: ClientModel(FlatModel(module), view, random)}, {}, {}, random)
 
 
 def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
     """What is measured, by name."""
     options = TrainOptions(epochs=1)
-    plain = Trainer(client.model, options, Local().loss)
+    models = {MODEL: client.model.flat}
+    plain = LocalTrainer(models, options, Local())
     annotated = annotate(client)
     weight_LN, counts_LC = hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops)
     proto_LCH = hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES)
     down: Tree = pack(proto_LCH, counts_LC > 0)
-    method.begin(client, down)
-    term = method.regularizer(client, down)
+    given = method.begin(client, down)
+    term = method.regularizer(client, given)
     assert term is not None
-    aligned = Trainer(client.model, options, method.loss, lambda client, down: term)
+    aligned = LocalTrainer(models, options, method)
     return {
         "epoch": lambda: plain.fit(client, {}),
         "forward pass over all nodes": lambda: annotate(client),
         "weights of the hops": lambda: hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops),
         "sums": lambda: hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES),
-        "upload": lambda: method.upload(client, {}, "train"),
-        "prepare": lambda: method.regularizer(client, down),
-        "aligned epoch": lambda: aligned.fit(client, {}),
+        "upload": lambda: method.upload(client, given, "train"),
+        "prepare": lambda: method.regularizer(client, given),
+        "aligned epoch": lambda: aligned.fit(client, given, loss=method.loss, term=term),
     }
 
 
@@ -119,7 +123,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
     nodes = 22_200 if args.quick else 222_000
     client, method = make_client(nodes, args.model, args.hidden), FedPG()
-    Trainer(client.model, TrainOptions(epochs=BEFORE), method.loss).fit(client, {})
+    LocalTrainer({MODEL: client.model.flat}, TrainOptions(epochs=BEFORE), method).fit(client, None)
     found = annotate(client).class_N
     right = float((found == client.data.label).float().mean())
     title = (

@@ -12,12 +12,15 @@ from torch import nn
 
 from algorithms.backbones import build
 from algorithms.client import Client, ClientInfo
+from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
+from algorithms.protocol import MODEL
 from engine.commands.run import plan_of
 from engine.hosts.host import Host
 from engine.hosts.local_pool import LocalPool
 from engine.preparing.prepare import prepare
-from engine.rounds.server import Pool, Server
+from engine.rounds.pool import Pool
+from engine.rounds.server import Server
 from engine.rounds.state import FederationState
 from engine.settings.config import Config, parse_config
 from engine.wire.job import make_job
@@ -232,6 +235,7 @@ def make_client() -> Callable[..., Client]:
 
     def make_client(view: View, module: nn.Module, round_number: int = 1) -> Client:
         info = ClientInfo(view.client, view.nodes, len(view.train), view.classes)
-        return Client(info, view, FlatModel(module), {}, {}, partial(key, 0, round_number, view.client))
+        random = partial(key, 0, round_number, view.client)
+        return Client(info, view, {MODEL: ClientModel(FlatModel(module), view, random)}, {}, {}, random)
 
     return make_client

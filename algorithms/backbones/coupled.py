@@ -22,7 +22,7 @@ class Coupled(nn.Module):
     parameters, so a federation would neither send nor average them.
 
     Attributes:
-        operator: What the layers multiply by, see `algorithms.backbones.neighbourhood.whole`.
+        operator: What the layers multiply by, see `algorithms.backbones.neighbourhood.all_nodes`.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
     """
 

@@ -32,7 +32,7 @@ class Neighbourhood(NamedTuple):
 Inputs = Sequence[Tensor] | Neighbourhood
 
 
-def whole(data: View, operator: Operator, layers: int) -> Neighbourhood:
+def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
     """All nodes of a client; the matrix is built once and kept on the host while there is room.
 
     Args:
@@ -58,7 +58,7 @@ def sampled(
 
     Args:
         data: The client's graph.
-        operator: As for `whole`.
+        operator: As for `all_nodes`.
         fanouts: Neighbours drawn of a node, for the last layer first; -1 takes all.
         rows: Rows whose output is asked for, int64 `[n]`, each once.
         rng: Where randomness comes from.

@@ -13,5 +13,5 @@ class Global(Local):
     Trains rounds x epochs on the union of the clients' training nodes, so that it bounds the same task.
     """
 
-    whole: ClassVar[bool] = True
+    whole_graph: ClassVar[bool] = True
     mixed_models: ClassVar[bool] = False

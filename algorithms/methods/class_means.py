@@ -1,13 +1,12 @@
 """Class means: a baseline of our own. Every client learns from a few rows that stand for the others' training nodes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Steps, Tree, Upload
+from algorithms.base import Ask, Client, Context, Given, Steps, Term, Tree, Upload
 from algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
 from algorithms.methods.local import Local
 from algorithms.protocol import How
@@ -53,7 +52,7 @@ class ClassMeans(Local):
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         if newcomers := [i for i in cohort if not server["met"][i]]:
-            got = yield Ask("means", {"mean": How.SUM}, fit=False, to=newcomers)
+            got = yield Ask("means", {"mean": How.SUM}, train=False, to=newcomers)
             server["met"][got.ids] = True
             count_C1 = got.weights["mean"]
             if bool((count_C1 > 0).any()):
@@ -68,19 +67,20 @@ class ClassMeans(Local):
         got = yield Ask("train", {}, private=dict.fromkeys(behind, down))
         server["sent"][got.ids] = server["version"]
 
-    def begin(self, client: Client, down: Tree) -> None:
+    def begin(self, client: Client, down: Tree) -> Given:
         if (received := unpack(down, client.info.classes)) is not None:
             mean_CF, present_C = received
             client.state["means"], client.state["means.class"] = mean_CF[present_C], present_C.nonzero()[:, 0]
+        return down
 
-    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
+    def regularizer(self, client: Client, given: Given) -> Term | None:
         if not self.weight or "means" not in client.state:
             return None
-        rows, label = client.alike(client.state["means"]), client.state["means.class"]
+        rows, label = client.model.alike(client.state["means"]), client.state["means.class"]
         share = self.weight * len(label) / client.info.train
         return lambda: share * F.cross_entropy(client.model(rows).logits_NC, label)
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
         if phase == "train":
             return Upload({})
         data, classes = client.data, client.info.classes

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from algorithms.base import Algorithm, Ask, Client, Context, Steps, Tree, Upload
+from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
 from algorithms.protocol import How
 
 
@@ -29,9 +29,9 @@ class FedAvg(Algorithm):
         if got.weights["w"] > 0:
             server["w"] = got["w"]
 
-    def serve(self, server: Tree) -> Tree:
+    def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
         size = {"nodes": client.info.nodes, "train": client.info.train, "uniform": 1}[self.weight]
-        return Upload({"w": client.w}, {"w": float(size) if client.info.train else 0.0})
+        return Upload({"w": client.model.w}, {"w": float(size) if client.info.train else 0.0})

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Tree, Upload
+from algorithms.base import Algorithm, Ask, Client, Context, Given, Mix, Steps, Tree, Upload
 from algorithms.losses.label_propagation import propagate_labels, row_stochastic
 from algorithms.protocol import How
 
@@ -71,14 +71,14 @@ class FedGTA(Algorithm):
         if self.cold_start == "warm":
             server["warm"] = yield Mix("w", (got["h"] / got["h"].sum()).float())
 
-    def begin(self, client: Client, down: Tree) -> None:
-        if "w" in client.inbox:
-            client.load(client.inbox["w"])
-        else:
-            super().begin(client, down)
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "w" not in client.inbox:
+            return super().begin(client, down)
+        client.model.load(client.inbox["w"])
+        return down
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        soft = F.softmax(client.logits(), dim=1)
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        soft = F.softmax(client.model.logits(), dim=1)
         sketch = []
         for y in propagate_labels(client.data, soft, self.lp_steps, self.lp_seed_weight):
             stochastic = row_stochastic(y)
@@ -87,7 +87,7 @@ class FedGTA(Algorithm):
         if self.moment_steps == "last":
             sketch.append(moments(stochastic, self.orders, self.moments))
         h = confidence(stochastic, client.data.degree, self.confidence) if client.info.train else 0.0
-        return Upload({"w": client.w, "h": torch.tensor(max(h, 1e-12)), "m": torch.cat(sketch).flatten()})
+        return Upload({"w": client.model.w, "h": torch.tensor(max(h, 1e-12)), "m": torch.cat(sketch).flatten()})
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Output, Steps, Tree, Upload
+from algorithms.base import Algorithm, Ask, Client, Context, Given, Output, Steps, Tree, Upload
 from algorithms.losses.alignment import row_alignment
 from algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
 from algorithms.protocol import How
@@ -47,18 +47,17 @@ class FedProto(Algorithm):
         server["proto"][fresh] = got["proto"][fresh]
         server["known"] |= fresh
 
-    def begin(self, client: Client, down: Tree) -> None:
-        if (received := unpack(down, client.info.classes)) is not None:
-            down["target"], down["known"] = received
+    def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+        return unpack(down, client.info.classes)
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-        plain = super().loss(out, y, w, down)
-        if not self.lam or "target" not in down:
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: tuple[Tensor, Tensor] | None) -> Tensor:
+        plain = super().loss(out, y, w, given)
+        if not self.lam or given is None:
             return plain
-        z = out.embedding_NH
-        return plain + self.lam / z.shape[1] * row_alignment(z, y, down["target"], down["known"])
+        z, (target_CH, known_C) = out.embedding_NH, given
+        return plain + self.lam / z.shape[1] * row_alignment(z, y, target_CH, known_C)
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
         proto_CH, counts_C = own_prototypes(client)
         # The counts tell which rows follow.
         sent = row_bytes(counts_C > 0, proto_CH.shape[1]) + 4 * len(counts_C)
@@ -67,5 +66,5 @@ class FedProto(Algorithm):
 
 def own_prototypes(client: Client) -> tuple[Tensor, Tensor]:
     """Mean embeddings of the training rows of every class in evaluation mode, `[C, H]`, and their counts, `[C]`."""
-    embedding_NH = client.output(client.gathered("train")).embedding_NH
+    embedding_NH = client.model.output(client.model.gathered("train")).embedding_NH
     return class_means(embedding_NH, client.data.label[client.data.train], client.info.classes)

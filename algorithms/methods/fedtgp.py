@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from algorithms.base import Ask, Client, Context, Steps, Tree, Upload
+from algorithms.base import Ask, Client, Context, Given, Steps, Tree, Upload
 from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
 from algorithms.losses.prototypes import pack, row_bytes
@@ -61,7 +61,7 @@ class FedTGP(FedProto):
         )
         ctx.notes["margin"] = margin
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
         proto_CH, counts_C = own_prototypes(client)
         sent = {"proto": row_bytes(counts_C > 0, proto_CH.shape[1])}
         return Upload({"proto": proto_CH, "counts": counts_C}, wire=sent)

@@ -83,6 +83,11 @@ def load(spec: MethodSpec) -> Algorithm:
         raise ShoalError(f"algorithm: {spec.name}: {error}") from None
 
 
+def mixing_methods() -> list[str]:
+    """Names of our methods whose clients may train different models."""
+    return [name for name in METHODS if _class(MethodSpec(name, {})).mixed_models]
+
+
 def _class(spec: MethodSpec) -> type[Algorithm]:
     if spec.source is None:
         module_name, _, cls_name = METHODS[spec.name].partition(":")

@@ -7,20 +7,22 @@ from torch import Tensor
 
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood, sampled
 from algorithms.client import Client
+from algorithms.protocol import MODEL
 
 
-def batches(client: Client) -> Callable[[Tensor | None], Inputs]:
-    """Gives the model's inputs for the training rows at some places among them; None stands for all of them.
+def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inputs]:
+    """Gives the inputs of one of the client's models for training rows, by their places; None stands for all of them.
 
     A decoupled model reads these rows of its hops, a coupled one the whole graph, or, with `model.fanouts`, neighbours
     drawn for these rows from a random stream of its own.
     """
-    data, coupled = client.data, client.model.coupled
+    data, own = client.data, client.models[model]
+    coupled = own.coupled
     if coupled is not None and coupled.fanouts:
         operator, fanouts = coupled.operator, coupled.fanouts
-        rng = np.random.default_rng(client.random("neighbours"))
+        rng = np.random.default_rng(own.random("neighbours"))
         return lambda places: sampled(data, operator, fanouts, _at(data.train, places), rng)
-    inputs = client.gathered("train")
+    inputs = own.gathered("train")
     if isinstance(inputs, Neighbourhood):
         return lambda places: inputs._replace(rows=_at(data.train, places))
     return lambda places: [_at(hop, places) for hop in inputs]

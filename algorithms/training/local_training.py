@@ -1,45 +1,18 @@
 """Local training of one client: epochs over its training rows."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.output import Output
+from algorithms.base import Algorithm, Given, Loss, Term
 from algorithms.client import Client
 from algorithms.draws import seed_default
 from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
+from algorithms.protocol import MODEL, Tree, moments_key
+from algorithms.train_options import TrainOptions
 from algorithms.training.batches import batches
-
-Loss = Callable[[Output, Tensor, Tensor, Tree], Tensor]
-Regularizer = Callable[[Client, Tree], Callable[[], Tensor] | None]
-MOMENTS = "opt."
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """The section `train` of a config.
-
-    Attributes:
-        epochs: Passes over the training rows in a round.
-        optimizer: `adam` or `sgd`.
-        lr: Learning rate.
-        weight_decay: L2 in the gradient, on all parameters.
-        momentum: Of SGD.
-        batch_size: Training rows a step; None: all rows in one step.
-        opt_state: `keep` the optimizer's moments between rounds (as the papers' code does), or `reset` them.
-    """
-
-    epochs: int = 3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.01
-    weight_decay: float = 5e-4
-    momentum: float = 0.0
-    batch_size: int | None = None
-    opt_state: Literal["keep", "reset"] = "keep"
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
@@ -49,72 +22,81 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) ->
     return torch.optim.SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
 
 
-class Trainer:
-    """Trains the clients that visit a host, one after another, on the host's one model."""
+class LocalTrainer:
+    """Trains the clients that visit a host, one after another, on the host's models.
 
-    def __init__(
-        self,
-        model: FlatModel,
-        options: TrainOptions,
-        loss: Loss,
-        regularizer: Regularizer = lambda client, down: None,
-    ) -> None:
-        """Makes the optimizer once.
+    Attributes:
+        options: Epochs, optimizer, batches.
+    """
+
+    def __init__(self, models: Mapping[str, FlatModel], options: TrainOptions, method: Algorithm) -> None:
+        """Makes the optimizers once.
 
         Args:
-            model: The host's model.
+            models: The host's models that these clients train, by name.
             options: Epochs, optimizer, batches.
-            loss: Of the method: `(output, labels, parameters, download) -> scalar`.
-            regularizer: Of the method: `(client, download)` to a term that is added in every step, or to None.
+            method: Whose `loss` and `regularizer` are used where `fit` is given none.
         """
-        self.model = model
         self.options = options
-        self.loss = loss
-        self.regularizer = regularizer
-        self.optimizer = make_optimizer([model.w], options)
+        self._method = method
+        self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
-    def fit(self, client: Client, down: Tree) -> float:
-        """Trains the client in place and returns the mean loss of its last epoch; NaN if it has no training row.
-
-        The optimizer's moments are read from and written to `client.state` under `opt.*`.
-        """
+    def fit(
+        self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
+    ) -> float:
+        """Trains one of a client's models in place; see `algorithms.base.Trainer`."""
         if not client.info.train:
             return float("nan")
-        self._restore_moments(client)
-        inputs_of = batches(client)
-        y = client.data.train_label
-        term = self.regularizer(client, down)
-        seed_default(y.device, client.random("train"))
-        if not self.model.module.training:
-            self.model.module.train()
-        w, gradient = self.model.w, self.model.w.grad
-        assert gradient is not None
-        size = self.options.batch_size or len(y)
-        losses: list[Tensor] = []
-        for _ in range(self.options.epochs):
-            order = torch.randperm(len(y), device=y.device) if size < len(y) else None
-            losses.clear()
-            for start in range(0, len(y), size):
-                chosen = None if order is None else order[start : start + size]
-                target = y if chosen is None else y[chosen]
-                gradient.zero_()
-                loss = self.loss(self.model(inputs_of(chosen)), target, w, down)
-                if term is not None:
-                    loss = loss + term()
-                loss.backward()
-                self.optimizer.step()
-                losses.append(loss.detach() * (len(target) / len(y)))
-        client.trained()
-        self._save_moments(client)
+        own = client.models[model]
+        with self.optimizer(client, model) as optimizer:
+            inputs_of = batches(client, model)
+            y = client.data.train_label
+            if loss is None:
+                loss, term = self._method.loss, self._method.regularizer(client, given)
+            seed_default(y.device, own.random("train"))
+            if not own.module.training:
+                own.module.train()
+            w, gradient = own.flat.w, own.flat.w.grad
+            assert gradient is not None
+            size = self.options.batch_size or len(y)
+            losses: list[Tensor] = []
+            for _ in range(self.options.epochs):
+                order = torch.randperm(len(y), device=y.device) if size < len(y) else None
+                losses.clear()
+                for start in range(0, len(y), size):
+                    chosen = None if order is None else order[start : start + size]
+                    target = y if chosen is None else y[chosen]
+                    gradient.zero_()
+                    value = loss(own(inputs_of(chosen)), target, w, given)
+                    if term is not None:
+                        value = value + term()
+                    value.backward()
+                    optimizer.step()
+                    losses.append(value.detach() * (len(target) / len(y)))
         return float(sum(losses))
 
-    def _restore_moments(self, client: Client) -> None:
-        kept = {name.removeprefix(MOMENTS): t for name, t in client.state.items() if name.startswith(MOMENTS)}
-        self.optimizer.state.clear()
-        if kept:
-            self.optimizer.state[self.model.w] = kept
+    @contextmanager
+    def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
+        """The optimizer of one of a client's models, for a training loop of a method's own.
 
-    def _save_moments(self, client: Client) -> None:
+        The optimizer's moments are read from `client.state`, and written there after the block.
+        """
+        own, optimizer = client.models[model], self._optimizers[model]
+        optimizer.state.clear()
+        if kept := kept_moments(client.state, model):
+            optimizer.state[own.flat.w] = kept
+        yield optimizer
+        own.changed()
         if self.options.opt_state == "keep":
-            moments = self.optimizer.state[self.model.w]
-            client.state.update({MOMENTS + name: t for name, t in moments.items() if isinstance(t, Tensor)})
+            keep_moments(client.state, model, optimizer.state[own.flat.w])
+
+
+def kept_moments(state: Tree, model: str) -> Tree:
+    """The moments of a model's optimizer in a client's state, by torch's names."""
+    prefix = moments_key(model)
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+
+
+def keep_moments(state: Tree, model: str, moments: Mapping[str, object]) -> None:
+    """Writes the moments of a model's optimizer into a client's state."""
+    state.update({moments_key(model, name): t for name, t in moments.items() if isinstance(t, Tensor)})

@@ -11,11 +11,25 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from algorithms.backbones.dropout import masks
+from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
-from algorithms.training.local_training import MOMENTS, TrainOptions, make_optimizer
+from algorithms.protocol import MODEL
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 NO_ROW = -100
+
+
+def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
+    """What is missing to train several clients of a model in one batch; None: nothing."""
+    if model.coupled:
+        return "a decoupled model (sgc, gamlp, mlp)"
+    if options.batch_size is not None:
+        return "whole batches (train.batch_size: null)"
+    if not method.plain_training:
+        return f"a method of plain cross-entropy, which {type(method).__name__} is not"
+    return None
 
 
 class StackedTrainer:
@@ -38,14 +52,14 @@ class StackedTrainer:
     def fit(self, clients: Sequence[Client], w_BP: Tensor) -> list[float]:
         """Trains the rows of `w_BP` in place; returns the mean loss of every client's last epoch, before its step.
 
-        The optimizers' moments are read from and written to `client.state` under `opt.*`.
+        The optimizers' moments are read from and written to `client.state`.
 
         Args:
             clients: Clients that have training rows.
             w_BP: Their parameters, float32.
         """
         rows = [client.info.train for client in clients]
-        hops = [_padded(parts, max(rows)) for parts in zip(*(client.gathered("train") for client in clients))]
+        hops = [_padded(parts, max(rows)) for parts in zip(*(client.model.gathered("train") for client in clients))]
         device = w_BP.device
         label_BN = torch.full((len(clients), max(rows)), NO_ROW, device=device)
         for label_N, client in zip(label_BN, clients):
@@ -59,8 +73,7 @@ class StackedTrainer:
         leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
         optimizer = make_optimizer(leaves, self.options)
         for leaf, client in zip(leaves, clients):
-            kept = {name.removeprefix(MOMENTS): t for name, t in client.state.items() if name.startswith(MOMENTS)}
-            if kept:
+            if kept := kept_moments(client.state, MODEL):
                 optimizer.state[leaf] = kept
         loss_B = torch.zeros(len(clients), device=device)
         for _ in range(self.options.epochs):
@@ -79,8 +92,7 @@ class StackedTrainer:
             optimizer.step()
         if self.options.opt_state == "keep":
             for leaf, client in zip(leaves, clients):
-                moments = optimizer.state[leaf]
-                client.state.update({MOMENTS + name: t for name, t in moments.items() if isinstance(t, Tensor)})
+                keep_moments(client.state, MODEL, optimizer.state[leaf])
         return loss_B.tolist()
 
     def _logits(self, w_P: Tensor, kept_NH: Sequence[Tensor], hops: Sequence[Tensor]) -> Tensor:

@@ -35,7 +35,7 @@ def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
 
     resolved = load_config(config, overrides or ())
     method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
-    store = prepare(resolved, whole=method.whole)
+    store = prepare(resolved, whole=method.whole_graph)
     show_store(store.path, store.manifest)
 
 

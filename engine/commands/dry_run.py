@@ -9,10 +9,14 @@ from rich.table import Table
 
 from algorithms.base import Algorithm
 from algorithms.client import Client, ClientInfo
+from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import describe, load
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.protocol import MODEL
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import LocalTrainer
 from engine.commands.run import participation_of
+from engine.hosts.stacking import stacked_models
 from engine.preparing.prepare import source, store_path
 from engine.records.run_folder import run_path
 from engine.rounds.sampling import draw_cohort
@@ -21,7 +25,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
-from engine.wire.models import assign_models, build_models, model_specs, require_mixable, stacks
+from engine.wire.models import assign_models, model_specs, named_kinds, require_mixable
 from storage import datasets
 from storage.hops import hops_bytes
 from storage.manifest import NAME, read_manifest
@@ -47,26 +51,30 @@ def show_plan(config: Config) -> None:
     else:
         graph = datasets.load(source(config))
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
-    clients = 1 if algorithm.whole else config.partition.clients
+    clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0]
     model_of = assign_models(config, clients)
     infos = [
         ClientInfo(i, nodes // clients, int(share * nodes / clients), classes, model_of[i]) for i in range(clients)
     ]
-    cohort = draw_cohort(clients, participation_of(config, algorithm.whole), config.seed, 1)
+    cohort = draw_cohort(clients, participation_of(config, algorithm.whole_graph), config.seed, 1)
     cells = form_cells(cohort, infos, config.engine.cell_size)
     embedding, dropout = config.heterogeneity.embedding, config.train.dropout
-    models = build_models(model_specs(config), embedding, features, classes, config.propagation.hops, dropout, bfloat16)
+    hops = config.propagation.hops
+    shape = {"features": features, "classes": classes, "hops": hops, "dropout": dropout, "bfloat16": bfloat16}
+    kinds = named_kinds(algorithm, model_specs(config), embedding, **shape)
+    models = [kind.flat for kind in kinds[MODEL]]
     train = TrainOptions(**config.train.model_dump(exclude={"dropout"}))
-    stacks(config.engine.path, device, algorithm, models, train)
-    mean_client = _mean_client(infos[0], features, entries // clients, config.propagation.hops)
+    stacked_models(config.engine.path, device, algorithm, models, train)
+    mean_client = _mean_client(infos[0], features, entries // clients, hops)
     torch.set_num_threads(config.engine.threads)
-    epoch, forward = np.array([_measure(model, mean_client, infos[0], algorithm, train) for model in models]).T
+    epoch, forward = np.array([_measure(model, mean_client, infos[0], train) for model in models]).T
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
     training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
     evaluating = 2 * evaluations * forward[model_of].sum() / hosts
-    parameters = np.array([len(model.w) for model in models])
+    beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
+    parameters = np.array([len(model.w) + beside for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
     x_bytes = nodes * features * np.dtype(config.data.dtype).itemsize
     disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.kernel())
@@ -112,20 +120,17 @@ def _mean_client(info: ClientInfo, features: int, entries: int, hops: int) -> Vi
     return View("mean client", shard, Split(rows[: info.train], rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
 
 
-def _measure(
-    model: FlatModel, data: View, info: ClientInfo, algorithm: Algorithm, train: TrainOptions
-) -> tuple[float, float]:
+def _measure(model: FlatModel, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
     """Seconds of one training epoch and one forward pass over a client."""
     # Cross-entropy: the method's own loss may need a download.
-    trainer = Trainer(
-        model, replace(train, epochs=1), lambda out, y, w, down: Algorithm.loss(algorithm, out, y, w, down)
-    )
+    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm())
     times = []
     for _ in range(3):
-        client = Client(info, data, model, {}, {}, lambda purpose: 0)
+        own = ClientModel(model, data, lambda purpose: 0)
+        client = Client(info, data, {MODEL: own}, {}, {}, lambda purpose: 0)
         began = time.perf_counter()
         trainer.fit(client, {})
         trained = time.perf_counter()
-        client.logits()
+        own.logits()
         times.append((trained - began, time.perf_counter() - trained))
     return min(t[0] for t in times), min(t[1] for t in times)

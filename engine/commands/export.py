@@ -9,15 +9,15 @@ import pyarrow as pa
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.client import Client
-from algorithms.protocol import Tree
+from algorithms.protocol import MODEL, Tree
 from engine.hosts.host import Host
+from engine.hosts.visit import Visit
 from engine.preparing.prepare import prepare
 from engine.records import checkpoint
 from engine.rounds.state import FederationState
 from engine.screen.progress import progress
 from engine.settings.config import load_config
-from engine.wire.cell import evaluation
+from engine.wire.cell import evaluation_cell
 from engine.wire.job import Job, make_job
 from storage.errors import ShoalError
 from storage.split import to_codes
@@ -30,9 +30,11 @@ def export(run: Path) -> Path:
     """Writes `<run>/export/models.safetensors` and `predictions.arrow` from the newest checkpoint.
 
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
-    models of their own. Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part`
-    int8 (0 none, 1 train, 2 validation, 3 test), and the predicted class, int32, in every scope that still exists
-    after the run: `served`, and `global` if there is one.
+    models of their own; of a method with several models, those that it names lie below their names.
+
+    Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
+    2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
+    `global` if there is one.
 
     Raises:
         ShoalError: Not a run folder, or it has no checkpoint.
@@ -45,25 +47,27 @@ def export(run: Path) -> Path:
     store = Store(prepare(config).path)
     job = make_job(config, store, run.name)
     algorithm = job.algorithm()
-    if algorithm.whole:
+    if algorithm.whole_graph:
         store = prepare(config, whole=True)
         job = make_job(config, store, run.name)
     host = Host()
     # Wherever the run was trained, it can be exported here.
     host.open(replace(job, device="cpu", precision="float32"))
-    has_model = bool(algorithm.serve(state.server))
+    global_model = algorithm.global_model(state.server)
+    personal = algorithm.keeps_model or not global_model
     out = run / "export"
     out.mkdir(exist_ok=True)
     models: Tree = {}
     columns: dict[str, list[np.ndarray]] = {}
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
-            for scope, client in _deployed(host, state, client_id, algorithm.serve(state.server)):
-                columns.setdefault(scope, []).append(algorithm.predict(client, "all").argmax(1).int().cpu().numpy())
+            for scope, visit in _deployed(host, state, client_id, global_model):
+                predicted = algorithm.predict(visit.client, visit.given, "all").argmax(1)
+                columns.setdefault(scope, []).append(predicted.int().cpu().numpy())
                 if scope == "global":
-                    models.update(_named(client, "global/"))
-                elif not has_model:
-                    models.update(_named(client, f"client/{client_id:05d}/"))
+                    models.update(_received(visit))
+                elif personal:
+                    models.update(_all_of(visit))
             _describe(job, store, client_id, columns)
             step.advance()
     save_file(models, out / MODELS)
@@ -74,17 +78,32 @@ def export(run: Path) -> Path:
     return out
 
 
-def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Client]]:
-    """The client in every scope that a finished run still has; one at a time, they share the host's model."""
-    own = evaluation(state.round, [client], state.clients, state.inboxes, 0.0)
+def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
+    """The client in every scope that a finished run still has; one at a time, they share the host's models."""
+    own = evaluation_cell(state.round, [client], state.clients, state.inboxes)
     download = state.downloads.get(state.newest.get(client, 0), {})
     yield "served", host.visit(client, own, download)
     if current:
-        yield "global", host.visit(client, evaluation(state.round, [client], {}, {}, 0.0), current)
+        yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
 
-def _named(client: Client, prefix: str) -> dict[str, Tensor]:
-    return {prefix + name: p.detach().clone() for name, p in client.model.module.named_parameters()}
+def _all_of(visit: Visit) -> dict[str, Tensor]:
+    """All models of a client."""
+    names = visit.client.models
+    return {key: p for name in names for key, p in _named(visit, name, f"client/{visit.client.info.client:05d}/")}
+
+
+def _received(visit: Visit) -> dict[str, Tensor]:
+    """The models that a client without a past was given by the server."""
+    names = [name for name, model in visit.client.models.items() if model.received]
+    return {key: p for name in names for key, p in _named(visit, name, "global/")}
+
+
+def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a model, that of the config by their names alone, others below the name of the model."""
+    below = prefix if name == MODEL else f"{prefix}{name}/"
+    for key, p in visit.client.models[name].module.named_parameters():
+        yield below + key, p.detach().clone()
 
 
 def _describe(job: Job, store: Store, client: int, columns: dict[str, list[np.ndarray]]) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.methods.loading import describe, load
+from algorithms.protocol import MODEL
 from engine.hosts.federation import Federation, ServerLost, Session, open_session
 from engine.hosts.memory import PeakMemory, resident
+from engine.hosts.stacking import stacked_models
 from engine.preparing.prepare import prepare
 from engine.records import checkpoint
 from engine.records.environment import differences, environment
@@ -15,7 +17,7 @@ from engine.records.run_folder import RunFolder, changed_keys, read_metrics, unf
 from engine.records.summary import summarize_run
 from engine.records.tensorboard import TensorBoard
 from engine.rounds.sampling import Participation, read_trace
-from engine.rounds.server import Plan
+from engine.rounds.schedule import Plan
 from engine.rounds.state import FederationState
 from engine.screen.interrupt import graceful
 from engine.screen.live_view import LiveView, live_view
@@ -23,7 +25,7 @@ from engine.screen.progress import say
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.wire.job import Job, make_job
-from engine.wire.models import require_mixable, stacks
+from engine.wire.models import require_mixable
 from storage.errors import ShoalError
 from storage.store import Store
 
@@ -70,11 +72,12 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             say(f"{folder.path}: already finished; --fresh runs it again")
             return folder.path
         state = _starting_state(config, folder, resume, fresh)
-        store = prepare(config, whole=algorithm.whole, mend=False)
+        store = prepare(config, whole=algorithm.whole_graph, mend=False)
         job = make_job(config, store, folder.path.name)
         # A wrong option of the model is an error before any actor starts.
-        stacks(job.path, job.device, algorithm, job.build_models(store), job.train)
-        plan = plan_of(config, algorithm.whole)
+        models = [kind.flat for kind in job.build_models(store, algorithm)[MODEL]]
+        stacked_models(job.path, job.device, algorithm, models, job.train)
+        plan = plan_of(config, algorithm.whole_graph)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
         folder.begin(config)

@@ -6,13 +6,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ray
 
 from engine.hosts import tensor_transport
-from engine.settings.config import Config
+from engine.settings.config import Config, ResourcesConfig
 from storage.errors import ShoalError
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
@@ -97,18 +97,34 @@ def _require_resources(config: Config) -> None:
     deadline = time.monotonic() + (10 if config.ray.address else 0)
     while True:
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = sum(places(machine, share.cpus_per_host, share.gpus_per_host) for machine in machines)
+        room = _room(machines, share)
         if room >= config.engine.hosts:
             return
         if time.monotonic() > deadline:
             break
         time.sleep(0.5)
     have = ", ".join(f"{sum(machine.get(kind, 0) for machine in machines):g} {kind}" for kind in ("CPU", "GPU"))
+    beside = f" beside the server (resources.server_cpus {share.server_cpus:g}, server_gpus {share.server_gpus:g})"
     raise ShoalError(
         f"engine.hosts {config.engine.hosts} with resources.cpus_per_host {share.cpus_per_host:g} and gpus_per_host "
-        f"{share.gpus_per_host:g}: the cluster has room for {room:g} ({len(machines)} machines, {have}); "
+        f"{share.gpus_per_host:g}: the cluster has room for {room:g}"
+        f"{beside if share.server_cpus or share.server_gpus else ''} ({len(machines)} machines, {have}); "
         "use fewer hosts or smaller shares"
     )
+
+
+def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> float:
+    """How many hosts fit the machines, the server standing where it takes the least room; 0 if it fits nowhere."""
+    rooms = []
+    for number, machine in enumerate(machines):
+        left = {
+            "CPU": machine.get("CPU", 0) - share.server_cpus,
+            "GPU": machine.get("GPU", 0) - share.server_gpus,
+        }
+        if min(left.values()) >= 0:
+            beside = [*machines[:number], left, *machines[number + 1 :]]
+            rooms.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in beside))
+    return max(rooms, default=0)
 
 
 def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:

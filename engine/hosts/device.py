@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
 from storage.errors import ShoalError
 
 # Of a host's share of a GPU; the rest is for models, activations and states.
@@ -51,13 +49,3 @@ def cache_bytes(device: torch.device, share: float, on_processor: int) -> int:
 def placed(models: Sequence[FlatModel], device: torch.device) -> list[FlatModel]:
     """The models where a host computes."""
     return list(models) if device.type == "cpu" else [model.on(device) for model in models]
-
-
-def creating_on(device: torch.device) -> AbstractContextManager[object]:
-    """Inside the block, tensors that a method makes anew lie on the device."""
-    return nullcontext() if device.type == "cpu" else device
-
-
-def moved(tree: Tree, device: torch.device) -> Tree:
-    """The tensors on a device."""
-    return {name: t.to(device) for name, t in tree.items()}

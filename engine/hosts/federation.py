@@ -4,17 +4,20 @@ import time
 from typing import Any, Protocol
 
 import ray
+import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.hosts import tensor_transport
 from engine.hosts.cluster import connect
+from engine.hosts.device import take_device
 from engine.hosts.host import Host
 from engine.hosts.host_actor import await_hosts, start_hosts
 from engine.hosts.local_pool import LocalPool
 from engine.hosts.memory import resident
 from engine.hosts.ray_pool import RayPool
-from engine.rounds.server import Plan, Server
+from engine.rounds.schedule import Plan
+from engine.rounds.server import Server
 from engine.rounds.state import FederationState
 from engine.settings.config import Config
 from engine.wire.job import Job
@@ -45,7 +48,7 @@ class Federation(Protocol):
 
 
 class Session(Protocol):
-    """Hosts that serve one run after another."""
+    """Hosts for one run after another."""
 
     def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
         """A server for a job, fresh or from a state."""
@@ -62,17 +65,31 @@ def open_session(config: Config) -> Session:
     Raises:
         ShoalError: The cluster cannot be reached or is too small.
     """
-    return LocalSession() if config.engine.backend == "local" else RaySession(config)
+    return LocalSession(config) if config.engine.backend == "local" else RaySession(config)
+
+
+def server_device(config: Config) -> torch.device:
+    """The device of the server, ready for use in this process.
+
+    Raises:
+        ShoalError: The server is to have a share of a GPU, and torch finds none.
+    """
+    share = config.resources.server_gpus
+    try:
+        return take_device("cuda" if share else "cpu", min(share, 1.0), config.engine.precision)
+    except ShoalError as error:
+        raise ShoalError(f"resources.server_gpus: {error.line}; or set it to 0", error.detail) from error
 
 
 class LocalSession:
     """Everything in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self._host = Host()
+        self._device = server_device(config)
 
     def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
-        return LocalFederation(Server(job, plan, LocalPool(self._host, job), state))
+        return LocalFederation(Server(job, plan, LocalPool(self._host, job), state, self._device))
 
     def close(self) -> None:
         pass
@@ -117,12 +134,12 @@ class RaySession:
 
 
 class ServerActor:
-    """The server as a Ray actor; asks for no CPU."""
+    """The server as a Ray actor; by itself it asks for no CPU and no GPU."""
 
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
         tensor_transport.register()
         self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
-        self._server = Server(job, plan, self._pool, state)
+        self._server = Server(job, plan, self._pool, state, server_device(config))
         self._live: Live | None = None
 
     def ready(self) -> None:
@@ -157,7 +174,10 @@ class _RayFederation:
         # A second thread answers `alive` while a round runs in the first. Beside the driver, the server shares its
         # fate, and checkpoints stay on one machine.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        actor = ray.remote(ServerActor).options(num_cpus=0, max_concurrency=2, scheduling_strategy=here)
+        share = config.resources
+        actor = ray.remote(ServerActor).options(
+            num_cpus=share.server_cpus, num_gpus=share.server_gpus, max_concurrency=2, scheduling_strategy=here
+        )
         self._silence = config.engine.cell_timeout
         self._actor = actor.remote(config, hosts, job, plan, state)
 

@@ -12,7 +12,7 @@ from engine.hosts import tensor_transport
 from engine.hosts.host import Host
 from engine.hosts.memory import resident
 from engine.hosts.sight import Sight, look
-from engine.wire.cell import Outcome, Work
+from engine.wire.cell import Cell, Outcome
 from engine.wire.job import Job
 from storage.errors import ShoalError
 
@@ -30,9 +30,9 @@ class HostActor(Host):
         """Says that the host is up, with its process id."""
         return os.getpid()
 
-    def run_several(self, job_id: str, works: Sequence[Work], shared: Tree) -> list[Outcome | None]:
-        """Serves cells one after another, and says what memory the process then holds."""
-        outcomes = list(self.serve(job_id, works, shared))
+    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
+        """Runs the cells of one call, and says what memory the process then holds."""
+        outcomes = list(self.run_cells(job_id, cells, shared))
         held = resident()
         for outcome in outcomes:
             if outcome is not None:

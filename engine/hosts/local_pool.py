@@ -1,10 +1,10 @@
-"""Cells served in this process, one after another: the same code without Ray."""
+"""Cells run in this process, one after another: the same code without Ray."""
 
 from collections.abc import Iterator, Sequence
 
 from algorithms.protocol import Tree
 from engine.hosts.host import Host
-from engine.wire.cell import Outcome, Work
+from engine.wire.cell import Cell, Outcome
 from engine.wire.job import Job
 
 
@@ -20,9 +20,9 @@ class LocalPool:
         host.open(job)
         self._host, self._job = host, job
 
-    def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        """Serves the cells in their order."""
-        for position, outcome in enumerate(self._host.serve(self._job.id, works, shared)):
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        """Runs the cells in their order."""
+        for position, outcome in enumerate(self._host.run_cells(self._job.id, cells, shared)):
             assert outcome is not None
             yield position, outcome
 

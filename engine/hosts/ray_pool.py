@@ -4,61 +4,28 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from algorithms.protocol import Tree
+from engine.hosts.pieces import Assembly, Piece
 from engine.hosts.placement import place
+from engine.hosts.queues import Queues
 from engine.hosts.roster import Roster, plain_error
-from engine.rounds.reduction import merge, tree_bytes
-from engine.wire.cell import Outcome, Work, one_by_one
+from engine.rounds.reduction import tree_bytes
+from engine.wire.cell import Cell, Outcome
 from engine.wire.job import Job
 from storage.errors import ShoalError
 
 CALLS_IN_FLIGHT = 2
-# Cells that take less are sent together: a call costs milliseconds.
-SECONDS_OF_A_CALL = 0.5
-# Of a queue; small enough that hosts end together, large enough for few calls.
-SHARE_OF_A_CALL = 0.5
 # Bytes that Ray sends along; what is larger would be put into the object store for every call.
 SENT_WITH_A_CALL = 96_000
-PATIENCE = 1.0
+SECONDS_OF_A_WAIT = 1.0
 COME_BACK_SECONDS = 120.0
 LOSSES_OF_A_WHOLE_CELL = 2
-
-
-@dataclass(eq=False)
-class _Task:
-    """A cell, or one client of a cell that is served in parts, and how often it was lost with its host."""
-
-    position: int
-    work: Work
-    losses: int = 0
-
-
-@dataclass
-class _Call:
-    """Tasks under way on a host, served one after another."""
-
-    tasks: Sequence[_Task]
-    host: int
-    deadline: float
-
-
-@dataclass
-class _Round:
-    """What is left to do of one batch of cells; every host has a queue, its largest task last."""
-
-    shared: Any
-    queues: list[list[_Task]]
-    calls: dict[Any, _Call] = field(default_factory=dict)
-    # Cells that are served in parts: their clients, and what came back so far.
-    split: dict[int, Sequence[int]] = field(default_factory=dict)
-    parts: dict[int, dict[int, Outcome]] = field(default_factory=dict)
-    finished: list[tuple[int, Outcome]] = field(default_factory=list)
 
 
 class RayPool:
@@ -66,12 +33,12 @@ class RayPool:
 
     Attributes:
         retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
-        transfer: Seconds spent on sending works and taking in outcomes, since the pool was made.
+        transfer: Seconds spent on sending cells and taking in outcomes, since the pool was made.
         memory: Resident bytes of every host after its newest cell, mapped files included.
     """
 
     def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
-        """Takes hosts and asks them in.
+        """Takes hosts and has them open the job.
 
         Args:
             hosts: Actor handles.
@@ -79,24 +46,26 @@ class RayPool:
             cell_timeout: Seconds of silence after which a host is replaced.
             retries: How often one cell may be lost.
         """
-        self._roster = Roster(hosts, job)
-        self._job = job
-        self._timeout = cell_timeout
-        self._retries = retries
-        self._home: dict[int, int] = {}
-        self._pace: dict[str, float] = {}
+        self.roster = Roster(hosts, job)
+        self.skip_failed_clients = job.skip_failed_clients
+        self.job_id = job.id
+        self.timeout = cell_timeout
+        self.retries = retries
+        # Host that ran a cell last, by the cell's first client; seconds per unit of cost, by phase.
+        self.home: dict[int, int] = {}
+        self.pace: dict[str, float] = {}
         self.retried = 0
         self.transfer = 0.0
         self.memory: dict[int, int] = {}
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Hosts that serve, of how many."""
-        return len(self._roster.ready), len(self._roster.hosts)
+        """Hosts at work, of how many."""
+        return len(self.roster.ready), len(self.roster.hosts)
 
     def events(self) -> list[str]:
         """What happened to hosts since this was last asked, a line each."""
-        events, self._roster.events = self._roster.events, []
+        events, self.roster.events = self.roster.events, []
         return events
 
     def require_data(self, clients: Sequence[int]) -> None:
@@ -106,188 +75,174 @@ class RayPool:
             ShoalError: All hosts have answered, or had the time to, and a client is seen by none.
         """
         deadline = time.monotonic() + COME_BACK_SECONDS
-        while missing := self._roster.unseen(clients):
-            if len(self._roster.ready) == len(self._roster.hosts) or time.monotonic() > deadline:
-                raise self._roster.refusal(missing)
-            self._roster.knock()
-            self._roster.wait((), PATIENCE)
+        while missing := self.roster.unseen(clients):
+            if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:
+                raise self.roster.refusal(missing)
+            self.roster.invite()
+            self.roster.wait((), SECONDS_OF_A_WAIT)
 
-    def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        """Serves all cells; a cell whose host dies or stays silent runs again from the same values.
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        """Runs all cells; a cell whose host dies or stays silent runs again from the same values.
 
-        A cell that was lost twice is served client by client, and so is one whose data does not lie in one place; the
+        A cell that was lost twice runs client by client, and so does one whose data does not lie in one place; the
         sums are the same to the bit.
 
         Raises:
             ShoalError: A client's code failed, a cell was lost too often, or no host is left for it.
         """
-        with self._transferring():
+        with self.transferring():
             sent = shared if tree_bytes(shared) < SENT_WITH_A_CALL else ray.put(shared)
-            state = _Round(sent, [[] for _ in self._roster.hosts])
-        self._fill(state, works)
-        self._roster.heard = time.monotonic()
-        left = len(works)
-        while left:
-            self._roster.knock()
-            with self._transferring():
-                self._submit(state)
-            for ref in self._roster.wait(state.calls, PATIENCE):
-                with self._transferring():
-                    self._collect(ref, state)
-            self._check_silence(state)
-            left -= len(state.finished)
-            yield from state.finished
-            state.finished.clear()
+        yield from _Phase(self, sent).run(cells)
 
     @contextmanager
-    def _transferring(self) -> Iterator[None]:
+    def transferring(self) -> Iterator[None]:
+        """The time inside of the block counts as `transfer`."""
         began = time.perf_counter()
         yield
         self.transfer += time.perf_counter() - began
 
-    def _fill(self, state: _Round, works: Sequence[Work]) -> None:
-        """Queues every cell, smallest first so that the largest is popped; clients return to their host."""
-        whole = [_Task(position, work) for position, work in enumerate(works)]
-        seen = [bool(self._roster.who_sees(task.work.ids)) for task in whole]
-        tasks = [part for task, one in zip(whole, seen) for part in ([task] if one else self._in_parts(state, task))]
+
+@dataclass
+class _Call:
+    """Pieces under way on a host, which runs them one after another."""
+
+    pieces: Sequence[Piece]
+    host: int
+    deadline: float
+
+
+class _Phase:
+    """The cells of one phase on the hosts of a pool, until all have come back."""
+
+    def __init__(self, pool: RayPool, shared: Any) -> None:
+        self._pool, self._roster, self._shared = pool, pool.roster, shared
+        self._queues = Queues(len(self._roster.hosts), self._seconds_of)
+        self._assembly = Assembly()
+        self._calls: dict[Any, _Call] = {}
+        self._finished: list[tuple[int, Outcome]] = []
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[tuple[int, Outcome]]:
+        self._place(cells)
+        self._roster.heard = time.monotonic()
+        left = len(cells)
+        while left:
+            self._roster.invite()
+            with self._pool.transferring():
+                self._send()
+            for ref in self._roster.wait(self._calls, SECONDS_OF_A_WAIT):
+                with self._pool.transferring():
+                    self._collect(ref)
+            self._check_silence()
+            left -= len(self._finished)
+            yield from self._finished
+            self._finished.clear()
+
+    def _seconds_of(self, piece: Piece) -> float:
+        """Before the first outcome of a phase nobody knows."""
+        return self._pool.pace.get(piece.cell.phase, math.inf) * piece.cell.cost
+
+    def _place(self, cells: Sequence[Cell]) -> None:
+        """Queues every cell, in pieces where no host sees all of its clients; clients return to their host."""
+        pieces = [new for number, cell in enumerate(cells) for new in self._as_seen(Piece(number, cell))]
         everyone = range(len(self._roster.hosts))
+        home = self._pool.home
         places = place(
-            [task.work.cost for task in tasks],
-            [self._roster.who_sees(task.work.ids) or everyone for task in tasks],
-            [self._home.get(task.work.ids[0]) for task in tasks],
+            [piece.cell.cost for piece in pieces],
+            [self._roster.who_sees(piece.cell.ids) or everyone for piece in pieces],
+            [home.get(piece.cell.ids[0]) for piece in pieces],
         )
-        for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].work.cost, -pair[0].position)):
-            self._home[task.work.ids[0]] = host
-            state.queues[host].append(task)
+        home.update({piece.cell.ids[0]: host for piece, host in zip(pieces, places)})
+        self._queues.fill(pieces, places)
 
-    def _in_parts(self, state: _Round, task: _Task) -> list[_Task]:
-        """The clients of a cell as tasks of their own."""
-        if len(task.work.ids) == 1:
-            return [task]
-        state.split[task.position] = task.work.ids
-        return [_Task(task.position, work, task.losses) for work in one_by_one(task.work)]
+    def _as_seen(self, piece: Piece) -> list[Piece]:
+        """The piece, if one host sees all of its clients, else the clients by themselves."""
+        return [piece] if self._roster.who_sees(piece.cell.ids) else self._assembly.split(piece)
 
-    def _finish(self, state: _Round, task: _Task, outcome: Outcome) -> None:
-        """Hands over a cell, once all its parts are there."""
-        if task.position in state.split:
-            ids = state.split[task.position]
-            parts = state.parts.setdefault(task.position, {})
-            parts[task.work.ids[0]] = outcome
-            if len(parts) < len(ids):
-                return
-            outcome = merge([parts[i] for i in ids])
-        state.finished.append((task.position, outcome))
-
-    def _submit(self, state: _Round) -> None:
-        for host in self._roster.ready:
-            calls = [call for call in state.calls.values() if call.host == host]
-            # What was lost before runs alone, so that the next loss can only be its own doing.
-            while len(calls) < CALLS_IN_FLIGHT and not any(task.losses for call in calls for task in call.tasks):
-                tasks = self._next_few(state, host, fresh=bool(calls))
-                if not tasks:
+    def _send(self) -> None:
+        ready = self._roster.ready
+        for host, sight in ready.items():
+            calls = [call for call in self._calls.values() if call.host == host]
+            while len(calls) < CALLS_IN_FLIGHT and not any(piece.losses for call in calls for piece in call.pieces):
+                pieces = self._queues.take(host, sight.clients, len(ready) == 1, never_lost=bool(calls))
+                if not pieces:
                     break
-                calls.append(self._call(state, host, tasks))
+                calls.append(self._call(host, pieces))
 
-    def _next_few(self, state: _Round, host: int, fresh: bool) -> list[_Task]:
-        """Tasks for one call: so many that it takes a while, and few enough that the hosts end together."""
-        most = len(state.queues[host]) or max(map(len, state.queues))
-        share = most if len(self._roster.ready) == 1 else math.ceil(SHARE_OF_A_CALL * most)
-        tasks: list[_Task] = []
-        seconds = 0.0
-        while len(tasks) < share and seconds < SECONDS_OF_A_CALL:
-            task = self._next(state, host, fresh or bool(tasks))
-            if task is None:
-                break
-            tasks.append(task)
-            # Before the first outcome of a phase nobody knows; what was lost before runs alone.
-            seconds += math.inf if task.losses else self._pace.get(task.work.phase, math.inf) * task.work.cost
-        return tasks
+    def _call(self, host: int, pieces: Sequence[Piece]) -> _Call:
+        cells = [piece.cell for piece in pieces]
+        ref = self._roster.hosts[host].run_call.remote(self._pool.job_id, cells, self._shared)
+        self._calls[ref] = _Call(pieces, host, time.monotonic() + self._pool.timeout)
+        return self._calls[ref]
 
-    def _next(self, state: _Round, host: int, fresh: bool) -> _Task | None:
-        """The host's largest task, or one of the fullest queue if its own has none for it."""
-        seen = self._roster.ready[host].clients
-        others = sorted((queue for queue in state.queues if queue), key=len, reverse=True)
-        for queue in [state.queues[host], *others]:
-            for task in reversed(queue):
-                if not (fresh and task.losses) and seen.issuperset(task.work.ids):
-                    queue.remove(task)
-                    return task
-        return None
-
-    def _call(self, state: _Round, host: int, tasks: Sequence[_Task]) -> _Call:
-        works = [task.work for task in tasks]
-        ref = self._roster.hosts[host].run_several.remote(self._job.id, works, state.shared)
-        state.calls[ref] = _Call(tasks, host, time.monotonic() + self._timeout)
-        return state.calls[ref]
-
-    def _collect(self, ref: Any, state: _Round) -> None:
-        call = state.calls.pop(ref)
+    def _collect(self, ref: Any) -> None:
+        call = self._calls.pop(ref)
         try:
             outcomes = ray.get(ref)
         except RayTaskError as error:
             raise plain_error(error) from error
         except RayError as error:
-            self._lost(call, state, type(error).__name__)
+            self._lose(call, type(error).__name__)
             return
         self._roster.heard = time.monotonic()
         if outcomes[0] is None:
             # The host was started again since the last cell, and does not know the job.
-            self._away(call.host, state)
-            state.queues[call.host].extend(reversed(call.tasks))
+            self._leaves(call.host)
+            self._queues.add(call.host, reversed(call.pieces))
             return
-        for waiting in state.calls.values():
+        for waiting in self._calls.values():
             if waiting.host == call.host:
-                waiting.deadline = time.monotonic() + self._timeout
-        for task, outcome in zip(call.tasks, outcomes):
-            self._pace[task.work.phase] = sum(outcome.seconds.values()) / max(task.work.cost, 1.0)
+                waiting.deadline = time.monotonic() + self._pool.timeout
+        for piece, outcome in zip(call.pieces, outcomes):
+            self._pool.pace[piece.cell.phase] = sum(outcome.seconds.values()) / max(piece.cell.cost, 1.0)
             # The object store gives its memory back; what stays after the round lives on in the server's own.
             outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
-            self.memory[call.host] = outcome.memory
-            self._finish(state, task, outcome)
+            self._pool.memory[call.host] = outcome.memory
+            self._finish(piece, outcome)
 
-    def _lost(self, call: _Call, state: _Round, why: str) -> None:
-        self._away(call.host, state)
-        for task in call.tasks:
-            self._lost_task(task, call.host, state, why)
+    def _finish(self, piece: Piece, outcome: Outcome) -> None:
+        """Hands over a cell, once all its pieces are there."""
+        whole = self._assembly.join(piece, outcome)
+        if whole is not None:
+            self._finished.append((piece.position, whole))
 
-    def _lost_task(self, task: _Task, host: int, state: _Round, why: str) -> None:
-        """Queues a lost task again; a client that was lost too often is left out, if the run allows it."""
-        self.retried += 1
-        task.losses += 1
-        ids = list(task.work.ids)
+    def _lose(self, call: _Call, why: str) -> None:
+        """A host died or was killed with what it had."""
+        self._leaves(call.host)
+        for piece in call.pieces:
+            self._lose_piece(piece, call.host, why)
+
+    def _lose_piece(self, piece: Piece, host: int, why: str) -> None:
+        """Queues a lost piece again; a client that was lost too often is left out, if the run allows it."""
+        self._pool.retried += 1
+        piece.losses += 1
+        ids = list(piece.cell.ids)
         who = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids}"
-        line = f"round {task.work.round}, {who}: lost with host {host}, loss {task.losses} ({why})"
+        line = f"round {piece.cell.round}, {who}: lost with host {host}, loss {piece.losses} ({why})"
         self._roster.events.append(line)
-        if task.losses > self._retries:
+        if piece.losses > self._pool.retries:
             advice = "look for lack of memory, or raise engine.retries"
-            if len(ids) > 1 or not self._job.skip_failed_clients:
+            if len(ids) > 1 or not self._pool.skip_failed_clients:
                 raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
-            self._finish(state, task, Outcome(failures={ids[0]: (line, advice)}))
+            self._finish(piece, Outcome(failures={ids[0]: (line, advice)}))
             return
-        whole = task.losses < LOSSES_OF_A_WHOLE_CELL and self._roster.who_sees(task.work.ids)
-        for part in [task] if whole else self._in_parts(state, task):
-            able = self._roster.who_sees(part.work.ids) or [host]
-            state.queues[min(able, key=lambda host: len(state.queues[host]))].append(part)
+        again = self._as_seen(piece) if piece.losses < LOSSES_OF_A_WHOLE_CELL else self._assembly.split(piece)
+        for new in again:
+            self._queues.add_to_shortest(self._roster.who_sees(new.cell.ids) or [host], new)
 
-    def _away(self, host: int, state: _Round) -> None:
-        """A host is gone until it enters again; what no other host sees whole goes where its parts are."""
-        self._roster.gone(host)
-        state.queues[host] = [
-            part
-            for task in state.queues[host]
-            for part in ([task] if self._roster.who_sees(task.work.ids) else self._in_parts(state, task))
-        ]
+    def _leaves(self, host: int) -> None:
+        """A host is away until it enters again; cells of its queue that no other host sees whole run in pieces."""
+        self._roster.leaves(host)
+        self._queues.replace(host, self._as_seen)
 
-    def _check_silence(self, state: _Round) -> None:
+    def _check_silence(self) -> None:
         now = time.monotonic()
-        silent = {call.host for call in state.calls.values() if now > call.deadline}
-        for host in silent:
+        for host in {call.host for call in self._calls.values() if now > call.deadline}:
             # A synchronous actor method cannot be cancelled.
             ray.kill(self._roster.hosts[host], no_restart=False)
-            for ref, call in list(state.calls.items()):
+            for ref, call in list(self._calls.items()):
                 if call.host == host:
-                    del state.calls[ref]
-                    self._lost(call, state, f"silent for {self._timeout:.0f} s")
-        if not state.calls and not state.finished and now - self._roster.heard > COME_BACK_SECONDS:
-            raise self._roster.refusal({i for queue in state.queues for task in queue for i in task.work.ids})
+                    del self._calls[ref]
+                    self._lose(call, f"silent for {self._pool.timeout:.0f} s")
+        if not self._calls and not self._finished and now - self._roster.heard > COME_BACK_SECONDS:
+            raise self._roster.refusal(self._queues.clients())

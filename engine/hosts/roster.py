@@ -1,4 +1,4 @@
-"""Which hosts serve a job now, whose data each of them sees, and asking back in those that went away."""
+"""Which hosts are at work on a job, whose data each of them sees, and how those that went away come back."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -12,16 +12,16 @@ from engine.records.environment import differences
 from engine.wire.job import Job
 from storage.errors import ShoalError
 
-BETWEEN_KNOCKS = 0.2
+SECONDS_BETWEEN_INVITATIONS = 0.2
 
 
 class Roster:
-    """Host actors that serve a job, or are asked to.
+    """The host actors of a pool: at work on a job, or invited to open it.
 
     Attributes:
         hosts: Actor handles.
-        ready: What the hosts that serve see.
-        entering: Calls to hosts that were asked in.
+        ready: What the hosts at work see.
+        entering: Calls to invited hosts.
         events: What happened to hosts, a line each.
         heard: When a host was last heard of, by the monotonic clock.
     """
@@ -36,44 +36,44 @@ class Roster:
         self._store = job.store
         self._job_ref = ray.put(job)
         self._known: dict[int, Sight] = {}
-        self._next_knock = dict.fromkeys(range(len(hosts)), 0.0)
+        self._next_invitation = dict.fromkeys(range(len(hosts)), 0.0)
 
     def who_sees(self, clients: Iterable[int]) -> list[int]:
-        """Hosts that can serve all of some clients; while no host is up, those that could."""
+        """Hosts that see the data of all of some clients; while no host is at work, those that saw it before."""
         wanted = frozenset(clients)
         return [host for host, sight in (self.ready or self._known).items() if wanted <= sight.clients]
 
     def unseen(self, clients: Iterable[int]) -> set[int]:
-        """Clients that no host which is up can serve."""
+        """Clients whose data no host at work sees."""
         return set(clients).difference(*(sight.clients for sight in self.ready.values()))
 
-    def knock(self) -> None:
-        """Asks in every host that is away; calls to an actor that is starting again may fail until it is up."""
+    def invite(self) -> None:
+        """Asks every host that is away to open the job; a call to an actor that is starting again may fail."""
         now = time.monotonic()
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
-            if now >= self._next_knock[host]:
-                self._next_knock[host] = now + BETWEEN_KNOCKS
+            if now >= self._next_invitation[host]:
+                self._next_invitation[host] = now + SECONDS_BETWEEN_INVITATIONS
                 self.entering[self.hosts[host].enter.remote(self._job_ref)] = host
 
     def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
         """Waits for one of some calls or for a host that enters; gives the calls that are done."""
         refs = [*refs, *self.entering]
         if not refs:
-            time.sleep(BETWEEN_KNOCKS)
+            time.sleep(SECONDS_BETWEEN_INVITATIONS)
             return []
         done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
         entered = [ref for ref in done if ref in self.entering]
         for ref in entered:
-            self._welcome(ref)
+            self._enters(ref)
         return [ref for ref in done if ref not in entered]
 
-    def gone(self, host: int) -> None:
+    def leaves(self, host: int) -> None:
         """A host is away until it enters again."""
         self.ready.pop(host, None)
-        self._next_knock[host] = 0.0
+        self._next_invitation[host] = 0.0
 
     def refusal(self, clients: Collection[int]) -> ShoalError:
-        """Why some clients cannot be served."""
+        """Why some clients cannot run."""
         if not self.ready:
             return ShoalError(
                 "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume",
@@ -87,7 +87,7 @@ class Roster:
             "\n".join(self.events),
         )
 
-    def _welcome(self, ref: Any) -> None:
+    def _enters(self, ref: Any) -> None:
         host = self.entering.pop(ref)
         try:
             sight = ray.get(ref)

@@ -1,4 +1,4 @@
-"""Which clients a machine can serve: those whose files lie where it looks, be it a shared or a local disk."""
+"""Of which clients a machine has the data: those whose files lie where it looks, be it a shared or a local disk."""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Sight:
 
     Attributes:
         machine: Address of its machine.
-        clients: Those it can serve.
+        clients: Those whose files it sees.
         environment: What its last bits depend on.
     """
 

@@ -14,7 +14,7 @@ from engine.rounds.state import FederationState
 from storage.arrow_file import checksum
 from storage.errors import ShoalError
 
-FORMAT = 1
+FORMAT = 2
 TENSORS, PLAIN = "state.safetensors", "state.json"
 
 

@@ -1,71 +1,68 @@
-"""From predictions to the numbers of a table: counts per client and class, summed up in several weightings."""
+"""Which clients are evaluated at the end of a round, with which model; the others keep their counts.
 
-from collections.abc import Mapping
+A scope holds the newest counts of every client: `trained` those from the end of its last local training, which the
+round itself brought; `served` those of what it would deploy now; `global` those of the server's model, where there is
+one.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from algorithms.base import Algorithm
-from algorithms.client import Client
-
-PARTS = ("val", "test")
-SUPPORT, PREDICTED, CORRECT = range(3)
-
-
-def score(algorithm: Algorithm, client: Client) -> np.ndarray:
-    """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so."""
-    counts = np.zeros((2, 3, client.info.classes), dtype=np.int64)
-    for part, name in enumerate(PARTS):
-        rows = getattr(client.data, name)
-        if not len(rows):
-            continue
-        predicted = algorithm.predict(client, name).argmax(1)
-        label = client.data.label[rows]
-        right = label[predicted == label]
-        for kind, classes in ((SUPPORT, label), (PREDICTED, predicted), (CORRECT, right)):
-            counts[part, kind] = torch.bincount(classes, minlength=client.info.classes).cpu().numpy()
-    return counts
+from algorithms.client import ClientInfo
+from algorithms.protocol import Tree, is_moment
+from engine.rounds.exchange import Exchange
+from engine.rounds.scoring import summarize
+from engine.rounds.state import FederationState
 
 
-def macro_f1(counts: np.ndarray) -> float:
-    """Macro-F1 over the classes that occur or are predicted; counts `[3, C]`. NaN without rows."""
-    support, predicted, correct = counts
-    seen = (support + predicted) > 0
-    return float(np.mean(2 * correct[seen] / (support + predicted)[seen])) if seen.any() else float("nan")
+class Evaluator:
+    """Brings the scores of a run up to date."""
+
+    def __init__(self, algorithm: Algorithm, infos: Sequence[ClientInfo]) -> None:
+        """Of a method, on clients of these sizes."""
+        self._keeps_model = algorithm.keeps_model
+        self._everyone = [info.client for info in infos]
+        self._nodes = {info.client: info.nodes for info in infos}
+
+    def evaluate(self, exchange: Exchange, global_model: Tree) -> dict[str, Any]:
+        """Evaluates every client whose model may have changed, and gives accuracies by scope.
+
+        Args:
+            exchange: Asks clients; its draft gets the scores.
+            global_model: The server's model; empty if it has none.
+        """
+        draft = exchange.draft
+        served = draft.scores.setdefault("served", {})
+        stale = {i for i in self._everyone if i in draft.touched or i not in served}
+        if global_model:
+            draft.scores["global"] = exchange.score(self._everyone, global_model, fresh=True)
+            known = self._deploy_the_global_model(stale, draft)
+            served.update({i: counts for i, counts in draft.scores["global"].items() if i in known})
+        else:
+            known = self._deploy_what_they_trained(stale, draft)
+            served.update({i: draft.scores["trained"][i] for i in known})
+        stale -= known
+        for round_number in sorted({draft.newest.get(i, 0) for i in stale}):
+            group = [i for i in sorted(stale) if draft.newest.get(i, 0) == round_number]
+            served.update(exchange.score(group, draft.downloads.get(round_number, {})))
+        draft.touched.clear()
+        # A client that never trained is evaluated with what it was given.
+        scopes = {**draft.scores, "trained": {**served, **draft.scores.get("trained", {})}}
+        return {scope: summarize(counts, self._nodes) for scope, counts in scopes.items()}
+
+    def _deploy_the_global_model(self, stale: set[int], draft: FederationState) -> set[int]:
+        """Clients that hold the server's newest model and nothing else."""
+        return {i for i in stale if draft.newest.get(i) == draft.round and not _holds_own(i, draft)}
+
+    def _deploy_what_they_trained(self, stale: set[int], draft: FederationState) -> set[int]:
+        """Clients whose last visit was evaluated at its end and that got nothing since."""
+        if not self._keeps_model:
+            return set()
+        return {i for i in stale if draft.touched.get(i) and i not in draft.inboxes}
 
 
-def summarize(scores: Mapping[int, np.ndarray], nodes: Mapping[int, int]) -> dict[str, Any]:
-    """All weightings of one scope.
-
-    Accuracy of a client without rows of a part is undefined; such a client has no weight there.
-
-    Args:
-        scores: Counts by client, `[2, 3, C]`.
-        nodes: All rows of every client's shard.
-
-    Returns:
-        For `val` and `test`: accuracy weighted by all nodes (`nodes`, as OpenFGL and FedGTA's code), by evaluated rows
-        (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
-        clients (`f1_clients`); minimum, median, maximum over clients.
-    """
-    result: dict[str, Any] = {}
-    for part, name in enumerate(PARTS):
-        clients = [i for i in sorted(scores) if scores[i][part, SUPPORT].sum() > 0]
-        if not clients:
-            continue
-        counts = np.stack([scores[i][part] for i in clients])
-        rows, right = counts[:, SUPPORT].sum(1), counts[:, CORRECT].sum(1)
-        accuracy = right / rows
-        size = np.array([nodes[i] for i in clients])
-        result[name] = {
-            "nodes": float((size * accuracy).sum() / size.sum()),
-            "rows": float(right.sum() / rows.sum()),
-            "clients": float(accuracy.mean()),
-            "f1": macro_f1(counts.sum(0)),
-            "f1_clients": float(np.mean([macro_f1(c) for c in counts])),
-            "min": float(accuracy.min()),
-            "median": float(np.median(accuracy)),
-            "max": float(accuracy.max()),
-        }
-    return result
+def _holds_own(client: int, draft: FederationState) -> bool:
+    """Whether the client keeps anything that may make its model differ from a download."""
+    kept = draft.clients.get(client, {})
+    return client in draft.inboxes or not all(is_moment(name) for name in kept)

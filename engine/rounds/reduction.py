@@ -1,12 +1,12 @@
 """Reducing uploads: within a cell in client order, over cells in cell order, always in float64."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from algorithms.protocol import How, Replies, Tree, Upload
+from engine.rounds.soundness import counted
 from engine.wire.cell import Outcome
 from storage.errors import ShoalError
 
@@ -28,23 +28,6 @@ def upload_bytes(upload: Upload) -> int:
     )
 
 
-def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
-    """Keeps what would poison an aggregate from ever reaching it.
-
-    Raises:
-        ShoalError: The upload lacks an entry that the method asked for, or one holds NaN or infinity where it has
-            weight.
-    """
-    for entry, how in up.items():
-        if entry not in upload.entries:
-            raise ShoalError(f"upload() gives no {entry!r}, which the round asks for")
-        read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
-        if how is How.SUM:
-            read = _weighty(read, weight)
-        if not (_finite(read) and _finite(weight)):
-            raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
-
-
 def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome.
 
@@ -53,45 +36,51 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outco
     """
     for entry, how in up.items():
         tensors = [upload.entries[entry] for upload in uploads]
+        if how is How.LIST:
+            outcome.lists[entry] = tensors
+            continue
         _require_one_shape(entry, [t.shape for t in tensors])
         if how is not How.SUM:
             outcome.tensors[entry] = torch.stack(tensors)
             continue
         weights = [upload.weight.get(entry, 1.0) for upload in uploads]
-        products = (_weighty(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
+        products = (counted(tensor, weight) * _double(weight) for tensor, weight in zip(tensors, weights))
         # That of one client is sent as it is: nothing was added that would need more digits.
         outcome.sums[entry] = _added(products) if len(uploads) > 1 else next(products)
         outcome.weights[entry] = torch.as_tensor(sum(map(_double, weights)), dtype=torch.float64)
 
 
-def merge(parts: Sequence[Outcome]) -> Outcome:
-    """The outcome of a cell whose clients were served one by one: to the bit that of the cell in one call.
+def merge(singles: Sequence[Outcome]) -> Outcome:
+    """The outcome of a cell whose clients ran one by one: to the bit that of the cell in one call.
 
     Args:
-        parts: Of the clients, ascending.
+        singles: Of the clients, ascending.
 
     Raises:
         ShoalError: Clients give an entry in different shapes.
     """
-    whole = Outcome()
-    for part in parts:
-        whole.ids += part.ids
-        whole.losses += part.losses
-        whole.bytes_up += part.bytes_up
-        whole.failures.update(part.failures)
-        whole.states.update(part.states)
-        whole.scores.update(part.scores)
-        for name, spent in part.seconds.items():
-            whole.seconds[name] = whole.seconds.get(name, 0.0) + spent
-    answered = [part for part in parts if part.ids]
+    merged = Outcome()
+    for single in singles:
+        merged.ids += single.ids
+        merged.losses += single.losses
+        merged.bytes_up += single.bytes_up
+        merged.failures.update(single.failures)
+        merged.states.update(single.states)
+        merged.scores.update(single.scores)
+        for name, spent in single.seconds.items():
+            merged.seconds[name] = merged.seconds.get(name, 0.0) + spent
+    answered = [single for single in singles if single.ids]
     for entry in answered[0].sums if answered else ():
-        _require_one_shape(entry, [part.sums[entry].shape for part in answered])
-        whole.sums[entry] = _added(part.sums[entry] for part in answered)
-        whole.weights[entry] = sum((part.weights[entry] for part in answered[1:]), start=answered[0].weights[entry])
+        _require_one_shape(entry, [single.sums[entry].shape for single in answered])
+        merged.sums[entry] = _added(single.sums[entry] for single in answered)
+        weights = [single.weights[entry] for single in answered]
+        merged.weights[entry] = sum(weights[1:], start=weights[0])
     for entry in answered[0].tensors if answered else ():
-        _require_one_shape(entry, [part.tensors[entry].shape[1:] for part in answered])
-        whole.tensors[entry] = torch.cat([part.tensors[entry] for part in answered])
-    return whole
+        _require_one_shape(entry, [single.tensors[entry].shape[1:] for single in answered])
+        merged.tensors[entry] = torch.cat([single.tensors[entry] for single in answered])
+    for entry in answered[0].lists if answered else ():
+        merged.lists[entry] = [tensor for single in answered for tensor in single.lists[entry]]
+    return merged
 
 
 class Sums:
@@ -146,8 +135,12 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
     entries: Tree = {}
     weights: Tree = {}
     held: Tree = {}
+    lists: dict[str, list[Tensor]] = {}
     for entry, how in up.items():
-        if how is How.SUM:
+        if how is How.LIST:
+            tensors = [tensor for outcome in outcomes for tensor in outcome.lists[entry]]
+            lists[entry] = [tensors[place] for place in order]
+        elif how is How.SUM:
             total, weight = sums.total[entry], sums.weight[entry]
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
@@ -157,7 +150,7 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
             if order != list(range(len(ids))):
                 stacked = stacked[order]
             (held if how is How.MIX else entries)[entry] = stacked
-    return Replies(sorted(ids), entries, weights), held
+    return Replies(sorted(ids), entries, weights, lists), held
 
 
 def _added(terms: Iterable[Tensor]) -> Tensor:
@@ -171,20 +164,6 @@ def _added(terms: Iterable[Tensor]) -> Tensor:
 
 def _double(weight: float | Tensor) -> float | Tensor:
     return weight.double() if isinstance(weight, Tensor) else weight
-
-
-def _finite(numbers: float | Tensor) -> bool:
-    """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
-    if not isinstance(numbers, Tensor):
-        return math.isfinite(numbers)
-    return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())
-
-
-def _weighty(tensor: Tensor, weight: float | Tensor) -> Tensor:
-    """The tensor with zeros where it has no weight, and may hold anything."""
-    if not isinstance(weight, Tensor):
-        return tensor if weight else torch.zeros_like(tensor)
-    return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
 
 
 def _require_one_shape(entry: str, shapes: Sequence[torch.Size]) -> None:

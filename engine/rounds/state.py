@@ -1,10 +1,12 @@
 """Everything a run is between two rounds, as values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from algorithms.protocol import Tree
 
@@ -36,10 +38,11 @@ class FederationState:
     scores: Scores = field(default_factory=dict)
     touched: dict[int, bool] = field(default_factory=dict)
 
-    def draft(self) -> "FederationState":
+    def draft(self, round_number: int) -> "FederationState":
         """A copy that a round may change while this state stays as it is."""
         return replace(
             self,
+            round=round_number,
             server={name: t.clone() for name, t in self.server.items()},
             clients=dict(self.clients),
             inboxes={i: dict(tree) for i, tree in self.inboxes.items()},
@@ -48,6 +51,28 @@ class FederationState:
             scores={scope: dict(by_client) for scope, by_client in self.scores.items()},
             touched=dict(self.touched),
         )
+
+    def put_into_inbox(self, client: int, entry: str, value: Tensor) -> None:
+        """Leaves a result of mixing for a client's next visit."""
+        self.inboxes.setdefault(client, {})[entry] = value
+        self.touched[client] = False
+
+    def deploy(self, model: Tree, clients: Sequence[int]) -> None:
+        """Some clients are given the server's model of this round; does nothing if there is none."""
+        if not model:
+            return
+        self.downloads[self.round] = {name: t.clone() for name, t in model.items()}
+        self.newest.update(dict.fromkeys(clients, self.round))
+        self.touched.update(dict.fromkeys(clients, False))
+        used = set(self.newest.values())
+        self.downloads = {r: tree for r, tree in self.downloads.items() if r in used}
+
+    def restore(self, client: int, before: "FederationState") -> None:
+        """A client is as it was before the round, whatever it did in it."""
+        for mine, earlier in ((self.clients, before.clients), (self.inboxes, before.inboxes)):
+            mine.pop(client, None)
+            if client in earlier:
+                mine[client] = dict(earlier[client])
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
         """The state as flat named tensors and plain values, ready for a file."""

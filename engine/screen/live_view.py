@@ -28,19 +28,19 @@ class LiveView:
 
     def watch(self, live: Live) -> None:
         """A round is on its way."""
-        rate = f"{live.served / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
+        rate = f"{live.visits / max(time.monotonic() - self._round_began, 1e-9):.1f} clients/s"
         note = _traffic(live.bytes_up, live.bytes_down, live.hosts, self._retries + live.retries)
         if self._bars is not None:
             self._bars.update(
                 self._round,
                 description=f"round {live.round}",
-                completed=live.served,
-                total=live.asked,
+                completed=live.visits,
+                total=live.expected,
                 rate=rate,
                 note=note,
             )
         elif self._due():
-            self._print(f"round {live.round}: {live.served}/{live.asked} clients, {rate}, {note}")
+            self._print(f"round {live.round}: {live.visits}/{live.expected} clients, {rate}, {note}")
 
     def advance(self, line: dict[str, Any]) -> None:
         """A round is done; `line` is its line of metrics."""

@@ -9,6 +9,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from algorithms.methods.loading import METHODS
 from engine.records.run_folder import CONFIG, read_metrics, read_summary
 from engine.records.summary import PARTS
 from engine.settings.sizes import size
@@ -76,7 +77,7 @@ def show_next(config_path: str, models: int) -> None:
     """What to try after a run of so many models."""
     _line("next:")
     if models == 1:
-        _line(f"  shoal sweep {config_path} algorithm.name=local,fedavg,fedgta,global seed=0,1,2")
+        _line(f"  shoal sweep {config_path} algorithm.name={','.join(METHODS)} seed=0,1,2")
         _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
     else:
         _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")

@@ -237,11 +237,20 @@ class EngineConfig(Section):
 
 
 class ResourcesConfig(Section):
-    """What every host asks Ray for. A share of a GPU also limits its memory; a host computes on one GPU, more than one
-    are for a method of your own, with `engine.device: cpu`."""
+    """What every host and the server ask Ray for.
+
+    Attributes:
+        cpus_per_host: Processors of a host.
+        gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
+            are for a method of your own, with `engine.device: cpu`.
+        server_cpus: Processors that Ray keeps free for the server.
+        server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
+    """
 
     cpus_per_host: float = Field(1.0, ge=0)
     gpus_per_host: float = Field(0.0, ge=0)
+    server_cpus: float = Field(0.0, ge=0)
+    server_gpus: float = Field(0.0, ge=0, le=1)
 
     @model_validator(mode="after")
     def _whole_devices(self) -> "ResourcesConfig":

@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
-NUMBERS_OF_ENGINE = ("engine.cell_size", "engine.device", "engine.path", "engine.precision", "engine.threads")
+# Of sections whose other keys only say where and how fast.
+NUMBERS_ALL_THE_SAME = (
+    "engine.cell_size",
+    "engine.device",
+    "engine.path",
+    "engine.precision",
+    "engine.threads",
+    "resources.server_gpus",
+)
+# Keys that came later: at their default they are no part of a name, so that older runs keep theirs.
+LATER = {"resources.server_gpus": 0.0}
 
 
 def changes_numbers(key: str) -> bool:
     """Whether a dotted key may change any number of a run; others may differ on resume."""
-    return key in NUMBERS_OF_ENGINE or not any(key == place or key.startswith(place + ".") for place in PLACES)
+    return key in NUMBERS_ALL_THE_SAME or not any(key == place or key.startswith(place + ".") for place in PLACES)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -27,7 +37,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys of a resolved config that change numbers."""
-    return {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
+    values = {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
+    return {key: value for key, value in values.items() if key not in LATER or value != LATER[key]}
 
 
 def fingerprint_of(values: Mapping[str, Any]) -> str:

@@ -1,25 +1,25 @@
-"""Cells: the fixed small groups of clients that a host serves in one call, and what goes in and out."""
+"""Cells: the fixed small groups of clients that a host runs in one go, and what goes in and out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 
 from algorithms.client import ClientInfo
-from algorithms.protocol import How, Tree
-from algorithms.training.local_training import MOMENTS
+from algorithms.protocol import How, Tree, is_moment
 
 
 @dataclass(frozen=True)
-class Work:
-    """One cell to serve.
+class Cell:
+    """Clients to visit, and what they are given.
 
     Attributes:
         round: Number of the round.
         ids: Clients, ascending.
         phase: Phase of the method; empty for a mere evaluation.
         up: Reductions of the uploads.
-        fit: Train before the upload.
+        train: Train before the upload.
         private: Download of single clients beside the shared one.
         states: What the clients kept.
         inboxes: Results of mixing addressed to them.
@@ -31,7 +31,7 @@ class Work:
     ids: Sequence[int]
     phase: str
     up: Mapping[str, How]
-    fit: bool
+    train: bool
     private: Mapping[int, Tree]
     states: Mapping[int, Tree]
     inboxes: Mapping[int, Tree]
@@ -50,9 +50,10 @@ class Outcome:
         states: New states.
         sums: Weighted sums of `How.SUM` entries, float64 if there is more than one client, and their weights.
         tensors: `How.KEEP` and `How.MIX` entries, stacked.
-        scores: Counts of the evaluated clients, int64 `[2, 3, C]` (see `engine.rounds.evaluation`).
+        lists: `How.LIST` entries, one tensor a client.
+        scores: Counts of the evaluated clients, int64 `[2, 3, C]` (see `engine.rounds.scoring`).
         bytes_up: Bytes that each client sent.
-        seconds: Time by part.
+        seconds: Time by step: `train`, `upload`, `evaluate`.
         memory: Resident bytes of the host, where it runs in a process of its own.
     """
 
@@ -63,27 +64,28 @@ class Outcome:
     sums: Tree = field(default_factory=dict)
     weights: Tree = field(default_factory=dict)
     tensors: Tree = field(default_factory=dict)
+    lists: dict[str, list[Tensor]] = field(default_factory=dict)
     scores: dict[int, np.ndarray] = field(default_factory=dict)
     bytes_up: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     memory: int = 0
 
 
-def evaluation(
+def evaluation_cell(
     round_number: int,
     ids: Sequence[int],
     states: Mapping[int, Tree],
     inboxes: Mapping[int, Tree],
-    cost: float,
-) -> Work:
+    cost: float = 0.0,
+) -> Cell:
     """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
-    models = {i: {name: t for name, t in states[i].items() if not name.startswith(MOMENTS)} for i in ids if i in states}
-    return Work(
+    models = {i: {name: t for name, t in states[i].items() if not is_moment(name)} for i in ids if i in states}
+    return Cell(
         round_number,
         ids,
         phase="",
         up={},
-        fit=False,
+        train=False,
         private={},
         states=models,
         inboxes={i: inboxes[i] for i in ids if i in inboxes},
@@ -102,17 +104,17 @@ def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: i
     return cells
 
 
-def one_by_one(work: Work) -> list[Work]:
+def one_by_one(cell: Cell) -> list[Cell]:
     """The clients of a cell as cells of their own."""
     return [
         replace(
-            work,
+            cell,
             ids=[i],
-            private={i: work.private[i]} if i in work.private else {},
-            states={i: work.states[i]} if i in work.states else {},
-            inboxes={i: work.inboxes[i]} if i in work.inboxes else {},
-            score=work.score & {i},
-            cost=work.cost / len(work.ids),
+            private={i: cell.private[i]} if i in cell.private else {},
+            states={i: cell.states[i]} if i in cell.states else {},
+            inboxes={i: cell.inboxes[i]} if i in cell.inboxes else {},
+            score=cell.score & {i},
+            cost=cell.cost / len(cell.ids),
         )
-        for i in work.ids
+        for i in cell.ids
     ]

@@ -1,6 +1,6 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
-from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import MethodSpec, describe, load
-from algorithms.training.local_training import TrainOptions
+from algorithms.protocol import MODEL
+from algorithms.train_options import TrainOptions
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
-from engine.wire.models import ModelSpec, assign_models, build_models, model_specs
+from engine.wire.models import Kind, Kinds, ModelSpec, assign_models, model_specs, named_kinds
 from engine.wire.randomness import key
 from storage.store import Store
 from storage.view import CPU, Memo, View
@@ -80,28 +80,28 @@ class Job:
         """
         return load(self.method)
 
-    def build_models(self, store: Store) -> list[FlatModel]:
-        """The models for the clients of a store, in the order of the config.
+    def build_models(self, store: Store, algorithm: Algorithm) -> Kinds:
+        """The models that clients of a store hold, by name; those of the config in its order.
 
         Raises:
             ShoalError: A backbone or an option is unknown or out of range.
         """
         manifest = store.manifest
-        return build_models(
+        return named_kinds(
+            algorithm,
             self.models,
             self.embedding,
-            manifest.features,
-            manifest.classes,
-            self.hops,
-            self.dropout,
-            self.precision == "bfloat16",
+            features=manifest.features,
+            classes=manifest.classes,
+            hops=self.hops,
+            dropout=self.dropout,
+            bfloat16=self.precision == "bfloat16",
         )
 
-    def initial(self, models: Sequence[FlatModel], client: int) -> Tensor:
-        """Initial parameters of a client, `[P]`: the same for all clients of its model, or its own."""
-        number = self.model_of[client]
-        own = self.models[number].init == "own"
-        return models[number].initial(key(self.seed, "init", client) if own else key(self.seed, "init"))
+    def initial(self, kind: Kind, name: str, client: int) -> Tensor:
+        """Initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or its own."""
+        purpose = ("init",) if name == MODEL else ("init", name)
+        return kind.flat.initial(key(self.seed, *purpose, *([client] if kind.spec.init == "own" else [])))
 
     def random(self, round_number: int, client: int) -> Callable[[str], int]:
         """Seeds of one visit, by purpose."""

@@ -10,17 +10,17 @@ class Live:
 
     Attributes:
         round: Its number.
-        served: Visits to clients so far, for training and for evaluation.
-        asked: Visits that are known to be needed so far.
+        visits: Visits to clients so far, for training and for evaluation.
+        expected: Visits that are known to be needed so far.
         bytes_up: Sent by clients so far.
         bytes_down: Sent to clients so far.
-        hosts: Hosts that serve, of how many.
-        retries: Tasks lost with their host in this round.
+        hosts: Hosts at work, of how many.
+        retries: Cells lost with their host in this round.
     """
 
     round: int
-    served: int
-    asked: int
+    visits: int
+    expected: int
     bytes_up: int
     bytes_down: int
     hosts: tuple[int, int]

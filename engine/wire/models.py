@@ -1,6 +1,7 @@
-"""Which client trains which of a run's models."""
+"""The models of a run, and which client trains which."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,11 @@ import numpy as np
 
 from algorithms.backbones import build, width_of
 from algorithms.base import Algorithm
+from algorithms.client import ClientInfo
+from algorithms.context import ModelInfo
 from algorithms.flat_model import FlatModel
-from algorithms.training.local_training import TrainOptions
+from algorithms.methods.loading import mixing_methods
+from algorithms.protocol import MODEL
 from engine.settings.config import Config
 from engine.wire.randomness import key
 from storage.errors import ShoalError
@@ -28,6 +32,68 @@ class ModelSpec:
     name: str
     options: dict[str, Any]
     init: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model of the run, built.
+
+    Attributes:
+        spec: What it was built from.
+        flat: The model.
+    """
+
+    spec: ModelSpec
+    flat: FlatModel
+
+    @property
+    def info(self) -> ModelInfo:
+        """What a method's server part sees of it."""
+        shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
+        return ModelInfo(self.spec.name, shapes)
+
+
+# By the names that the method gives to a client's models.
+Kinds = Mapping[str, Sequence[Kind]]
+
+
+def kind_of(kinds: Kinds, info: ClientInfo, name: str) -> Kind:
+    """The kind of one of a client's models; a model that the method describes is of one kind at all clients."""
+    several = kinds[name]
+    return several[info.model if len(several) > 1 else 0]
+
+
+def named_kinds(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> Kinds:
+    """Builds all models that clients of a method hold.
+
+    Args:
+        algorithm: The method.
+        specs: The models of the config.
+        embedding: As for `build_models`.
+        shape: What else `build_models` takes.
+
+    Raises:
+        ShoalError: As `build_models` does, or the method describes its models wrongly.
+    """
+    wanted = algorithm.models()
+    method = type(algorithm).__name__
+    if wanted.get(MODEL, {}) is not None:
+        raise ShoalError(f"algorithm: {method}: models() must name {MODEL!r}: None, the model of the config")
+    kinds: dict[str, Sequence[Kind]] = {}
+    for name, described in wanted.items():
+        chosen, width = (specs, embedding) if described is None else ((_described(method, name, described),), None)
+        try:
+            kinds[name] = [Kind(spec, flat) for spec, flat in zip(chosen, build_models(chosen, width, **shape))]
+        except ShoalError as error:
+            raise error if described is None else ShoalError(f"algorithm: {method}: model {name!r}: {error}") from None
+    return kinds
+
+
+def _described(method: str, name: str, described: Mapping[str, Any]) -> ModelSpec:
+    options = dict(described)
+    if not re.fullmatch(r"\w+", name) or "name" not in options:
+        raise ShoalError(f"algorithm: {method}: models()[{name!r}]: give a word and a mapping with a `name`")
+    return ModelSpec(options.pop("name"), options, options.pop("init", "shared"))
 
 
 def model_specs(config: Config) -> tuple[ModelSpec, ...]:
@@ -106,39 +172,6 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
     return list(numbers)
 
 
-def needed_to_stack(algorithm: Algorithm, models: Sequence[FlatModel], train: TrainOptions) -> str | None:
-    """What is missing to train several clients in one batch; None: nothing."""
-    if any(model.coupled for model in models):
-        return "a decoupled model (sgc, gamlp, mlp)"
-    if train.batch_size is not None:
-        return "whole batches (train.batch_size: null)"
-    if type(algorithm).loss is not Algorithm.loss or type(algorithm).regularizer is not Algorithm.regularizer:
-        return f"a method of plain cross-entropy, which {type(algorithm).__name__} is not"
-    return None
-
-
-def stacks(path: str, device: str, algorithm: Algorithm, models: Sequence[FlatModel], train: TrainOptions) -> bool:
-    """Whether clients of a cell are trained in one batch.
-
-    Args:
-        path: `engine.path`; `auto` takes the batch on GPUs, where it can.
-        device: `cpu` or `cuda`.
-        algorithm: The method.
-        models: Of the run.
-        train: Local training.
-
-    Raises:
-        ShoalError: `stacked` cannot be: a model passes messages, batches are not whole, or the method has a loss of its
-            own.
-    """
-    if path == "loop" or (path == "auto" and device == "cpu"):
-        return False
-    missing = needed_to_stack(algorithm, models, train)
-    if missing and path == "stacked":
-        raise ShoalError(f"engine.path: stacked needs {missing}; use loop")
-    return missing is None
-
-
 def require_mixable(config: Config, algorithm: Algorithm) -> None:
     """Refuses a list of models for a method whose clients must share one.
 
@@ -150,7 +183,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
         names = ", ".join(model.name for model in models)
         raise ShoalError(
             f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "
-            "give one model, or take a method that exchanges no weights (local, fedproto, fedtgp, fedpg, class_means)"
+            f"give one model, or take a method that averages no weights ({', '.join(mixing_methods())})"
         )
-    if not algorithm.whole:
+    if not algorithm.whole_graph:
         assign_models(config, config.partition.clients)

@@ -2,9 +2,10 @@
 prototypes, control variates, a second model, private layers, split learning. The methods are loaded as a user's file.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Client, Context, Mix, Output, Steps, Tree, Upload
+from algorithms.backbones import build
+from algorithms.base import Algorithm, Client, Context, Given, Mix, Output, Steps, Trainer, Tree, Upload
 from algorithms.protocol import Ask, How
 from engine.rounds.server import Server
 from storage.view import View
@@ -51,8 +53,8 @@ class Prototypes(Algorithm):
         got = yield Ask("train", {"proto": How.SUM})
         server.update(proto=got["proto"], counts=got.weights["proto"])
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        embedding = client.output(client.gathered("train")).embedding_NH
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        embedding = client.model.output(client.model.gathered("train")).embedding_NH
         one_hot = F.one_hot(client.data.label[client.data.train], client.info.classes).float()
         counts_C1 = one_hot.sum(0)[:, None]
         # A class without rows divides by zero; its weight is zero.
@@ -64,7 +66,7 @@ def test_prototypes(run: Run, views: Views, module_of: ModuleOf, cell_size: int)
     server = run({**method("Prototypes"), **MLP, "engine.cell_size": cell_size}, rounds=2)
     embeddings: list[list[np.ndarray]] = [[] for _ in range(4)]
     for i, view in enumerate(views(server)):
-        module = module_of(server, server.state.clients[i]["w"]).eval()
+        module = module_of(server, server.state.clients[i]["model.w"]).eval()
         for row in view.train.tolist():
             out = module(inputs(module, view, torch.tensor([row])))
             embeddings[int(view.label[row])].append(out.embedding_NH[0].detach().double().numpy())
@@ -93,23 +95,24 @@ class Scaffold(Algorithm):
         server["w"] = got["w"]
         server["c"] = server["c"] + got["dc"] * len(got.ids) / len(ctx.clients)
 
-    def serve(self, server: Tree) -> Tree:
+    def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def begin(self, client: Client, down: Tree) -> None:
+    def begin(self, client: Client, down: Tree) -> Tree:
         super().begin(client, down)
-        if "c" in down:
-            down["correction"] = down["c"] - client.state.get("c", torch.zeros_like(client.w))
+        if "c" not in down:
+            return down
+        return {**down, "correction": down["c"] - client.state.get("c", torch.zeros_like(client.model.w))}
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-        return super().loss(out, y, w, down) + w @ down["correction"]
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+        return super().loss(out, y, w, given) + w @ given["correction"]
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
         if not client.info.train:
-            return Upload({"w": client.w, "dc": torch.zeros_like(client.w)}, {"w": 0.0})
-        dc = (down["w"] - client.w) / (self.steps * self.lr) - down["c"]
+            return Upload({"w": client.model.w, "dc": torch.zeros_like(client.model.w)}, {"w": 0.0})
+        dc = (given["w"] - client.model.w) / (self.steps * self.lr) - given["c"]
         client.state["c"] = client.state.get("c", torch.zeros_like(dc)) + dc
-        return Upload({"w": client.w, "dc": dc})
+        return Upload({"w": client.model.w, "dc": dc})
 
 
 def test_control_variates(run: Run, views: Views, module_of: ModuleOf) -> None:
@@ -148,74 +151,85 @@ def test_control_variates(run: Run, views: Views, module_of: ModuleOf) -> None:
 
 @dataclass(frozen=True)
 class Mutual(Algorithm):
-    """A shared model that is averaged, and a private one that learns from labels and from it, and that predicts."""
+    """A copilot that is averaged, and a model of each client's own that learns from labels and from it, and predicts.
 
-    lr: float = 0.1
+    The copilot takes a step of the trainer's optimizer on labels alone, then the own one on labels and its scores.
+    """
+
+    keeps_model: ClassVar[bool] = True
+
+    def models(self) -> dict[str, Any]:
+        return {"model": None, "copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
 
     def setup(self, ctx: Context) -> Tree:
-        return {"w": ctx.initial}
+        return {"w": ctx.build("copilot", 0).w.detach().clone()}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]}, fit=False, scored=True)
+        assert ctx.model_of(0, "copilot").parameters == len(server["w"])
+        got = yield Ask("train", {"w": How.SUM}, shared={"copilot": server["w"]})
         server["w"] = got["w"]
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def begin(self, client: Client, down: Tree) -> Tree:
+        if "copilot" in down:
+            client.models["copilot"].load(down["copilot"])
+        return down
+
+    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
+        copilot = client.models["copilot"]
+        trainer.fit(client, given, "copilot", self.loss)
         if not client.info.train:
-            return Upload({"w": client.w}, {"w": 0.0})
-        hops, y = client.gathered("train"), client.data.label[client.data.train]
-        self._step(client, F.cross_entropy(client.model(hops).logits_NC, y))
-        w = client.w.clone()
-        teacher = client.output(hops).logits_NC.softmax(1)
-        client.load(client.state.get("private", torch.full_like(w, 0.1)))
-        logits = client.model(hops).logits_NC
-        self._step(client, F.cross_entropy(logits, y) + F.cross_entropy(logits, teacher))
-        # The host's own memory: the engine takes the snapshot.
-        client.state["private"] = client.w
-        return Upload({"w": w})
+            return float("nan")
+        teacher = copilot.output(copilot.gathered("train")).logits_NC.softmax(1)
+        return trainer.fit(client, teacher, loss=self.taught)
 
-    def _step(self, client: Client, loss: Tensor) -> None:
-        (gradient,) = torch.autograd.grad(loss, [client.model.w], allow_unused=True)
-        assert gradient is None, "the module's parameters are leaves of their own"
-        assert client.model.w.grad is not None
-        client.model.w.grad.zero_()
-        loss.backward()
-        with torch.no_grad():
-            client.model.w -= self.lr * client.model.w.grad
-        client.trained()
+    def taught(self, out: Output, y: Tensor, w: Tensor, teacher: Tensor) -> Tensor:
+        return F.cross_entropy(out.logits_NC, y) + F.cross_entropy(out.logits_NC, teacher)
 
-    def predict(self, client: Client, part: str) -> Tensor:
-        if "private" in client.state:
-            client.load(client.state["private"])
-        return super().predict(client, part)
+    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
+        return Upload({"w": client.models["copilot"].w}, {"w": float(client.info.train)})
 
 
 def test_a_second_model(start: Run, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
-    server = start({**method("Mutual"), **MLP, "rounds": 4, "evaluation.every": 2, "engine.cell_size": 3})
+    """Two named models, each with its optimizer's moments; absent clients keep both, the copilot is overwritten."""
+    keys = {**method("Mutual"), **MLP, "train.epochs": 2, "train.lr": 0.05, "train.weight_decay": 0.0}
+    server = start({**keys, "rounds": 5, "evaluation.every": 2, "engine.cell_size": 3, "participation.ratio": 0.67})
     data = views(server)
-    w = server._initial.clone()
-    private = [torch.full_like(w, 0.1) for _ in data]
+    w = server.state.server["w"].clone()
+    adam = functools.partial(torch.optim.Adam, lr=0.05)
+    own = [module_of(server, server._initial) for _ in data]
+    copilots = [build("sgc", 5, 4, 2, 0.0, {"layers": 2, "hidden": 6}) for _ in data]
+    optimizers = [(adam(a.parameters()), adam(b.parameters())) for a, b in zip(own, copilots)]
 
-    def step(module: nn.Module, loss: Tensor) -> None:
-        for p, g in zip(module.parameters(), torch.autograd.grad(loss, list(module.parameters()))):
-            p.data -= 0.1 * g
+    def fit(module: nn.Module, optimizer: torch.optim.Optimizer, view: View, teacher: Tensor | None) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            logits = module(inputs(module, view, view.train)).logits_NC
+            loss = F.cross_entropy(logits, view.label[view.train])
+            (loss if teacher is None else loss + F.cross_entropy(logits, teacher)).backward()
+            optimizer.step()
 
-    for number in range(1, 5):
+    for number in range(1, 6):
         server.round()
-        models = []
-        for i, view in enumerate(data[:5]):
-            y, module, own = view.label[view.train], module_of(server, w), module_of(server, private[i])
-            step(module, F.cross_entropy(module(inputs(module, view, view.train)).logits_NC, y))
-            teacher = module(inputs(module, view, view.train)).logits_NC.softmax(1).detach()
-            logits = own(inputs(own, view, view.train)).logits_NC
-            step(own, F.cross_entropy(logits, y) + F.cross_entropy(logits, teacher))
-            models.append(flat(module))
-            private[i] = flat(own)
-            torch.testing.assert_close(server.state.clients[i]["private"], private[i], rtol=1e-4, atol=1e-5)
-        w = torch.stack(models).mean(0)
-        torch.testing.assert_close(server.state.server["w"], w, rtol=1e-4, atol=1e-5)
+        models, sizes = [], []
+        for i in server.cohort(number):
+            view = data[i]
+            nn.utils.vector_to_parameters(w.clone(), copilots[i].parameters())
+            if len(view.train):
+                fit(copilots[i], optimizers[i][1], view, None)
+                teacher = copilots[i](inputs(copilots[i], view, view.train)).logits_NC.softmax(1).detach()
+                fit(own[i], optimizers[i][0], view, teacher)
+            models.append(flat(copilots[i]))
+            sizes.append(len(view.train))
+            kept = server.state.clients[i]
+            torch.testing.assert_close(kept["model.w"], flat(own[i]), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(kept["copilot.w"], flat(copilots[i]), rtol=1e-3, atol=1e-5)
+            moments = {name for name in kept if ".opt." in name}
+            assert len(moments) == (6 if len(view.train) else 0)
+        w = torch.stack([m * s for m, s in zip(models, sizes)]).sum(0) / sum(sizes)
+        torch.testing.assert_close(server.state.server["w"], w, rtol=1e-3, atol=1e-5)
         if number % 2 == 0:
-            for i in range(5):
-                now = counts_of(server, data[i], server.state.clients[i]["private"])
+            for i, kept in server.state.clients.items():
+                now = counts_of(server, data[i], kept["model.w"])
                 for scope in ("trained", "served"):
                     np.testing.assert_array_equal(server.state.scores[scope][i], now)
 
@@ -236,18 +250,18 @@ class PrivateHead(Algorithm):
         got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
         server["w"] = got["w"]
 
-    def serve(self, server: Tree) -> Tree:
+    def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
     def begin(self, client: Client, down: Tree) -> None:
-        w = down.get("w", client.w).clone()
+        w = down.get("w", client.model.w).clone()
         if "head" in client.state:
             w[-self.head :] = client.state["head"]
-        client.load(w)
+        client.model.load(w)
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        client.state["head"] = client.w[-self.head :]
-        return Upload({"w": client.w})
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        client.state["head"] = client.model.w[-self.head :]
+        return Upload({"w": client.model.w})
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -273,67 +287,74 @@ def test_private_layers(start: Run, views: Views, counts_of: CountsOf, every: in
             )
 
 
-# Split learning: two phases a step, some clients only, a tensor of its own for each
+# Split learning: two phases a step, clients with tensors of their own sizes, a server that holds a model
 
 
 @dataclass(frozen=True)
 class Split(Algorithm):
-    """Clients hold the body, the server the last layer; activations go up and gradients come down, step by step."""
+    """Clients hold the body, the server a head; activations of all rows go up and their gradients come down."""
 
     lr: float = 0.1
     steps: int = 3
-    rows: int = 10
     keeps_model: ClassVar[bool] = True
 
     def setup(self, ctx: Context) -> Tree:
-        return {"top": torch.eye(4, 8)}
+        return {"top": torch.eye(ctx.classes, ctx.model_of(0).shapes["head.linears.1.weight"][1])}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         able = [i for i in cohort if ctx.clients[i].train]
         for _ in range(self.steps):
-            ask = Ask("forward", {"z": How.KEEP, "y": How.KEEP}, fit=False, to=able[::-1])
-            got = yield ask
+            got = yield Ask("forward", {"z": How.LIST, "y": How.LIST}, train=False, to=able[::-1])
             assert got.ids == able
-            assert got["y"].dtype == torch.int64
-            z, top = got["z"].requires_grad_(), server["top"].clone().requires_grad_()
-            loss = F.cross_entropy((z @ top.T).flatten(0, 1), got["y"].flatten())
-            loss.backward()
-            gradients = {i: {"g": z.grad[k]} for k, i in enumerate(able)}  # type: ignore[index]
+            assert got.lists["y"][0].dtype == torch.int64
+            z = [part.requires_grad_() for part in got.lists["z"]]
+            top = server["top"].clone().requires_grad_()
+            F.cross_entropy(torch.cat(z) @ top.T, torch.cat(got.lists["y"])).backward()
             server["top"] = (top - self.lr * top.grad).detach()
-            yield Ask("backward", {}, private=gradients, fit=False, to=able, scored=True)
-        nobody = yield Ask("forward", {"z": How.KEEP}, fit=False, to=[])
+            yield Ask("backward", {}, private={i: {"g": part.grad} for i, part in zip(able, z)}, to=able)
+        nobody = yield Ask("forward", {"z": How.KEEP}, train=False, to=[])
         assert nobody.ids == []
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        z = client.model([hop[: self.rows] for hop in client.gathered("train")]).embedding_NH
-        if phase == "forward":
-            return Upload({"z": z.detach(), "y": client.data.label[client.data.train][: self.rows]})
-        assert client.model.w.grad is not None
-        client.model.w.grad.zero_()
-        z.backward(down["g"])
-        with torch.no_grad():
-            client.model.w -= self.lr * client.model.w.grad
-        client.trained()
-        return Upload({})
+    def activations(self, client: Client) -> Tensor:
+        return client.model([hop[: rows_of(client)] for hop in client.model.gathered("train")]).embedding_NH
+
+    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
+        with trainer.optimizer(client) as optimizer:
+            optimizer.zero_grad(set_to_none=False)
+            self.activations(client).backward(given["g"])
+            optimizer.step()
+        return float("nan")
+
+    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
+        if phase == "backward":
+            return Upload({})
+        y = client.data.label[client.data.train][: rows_of(client)]
+        return Upload({"z": self.activations(client).detach(), "y": y})
+
+
+def rows_of(client: Client) -> int:
+    """Rows that a client trains on, different for every client."""
+    return 4 + client.info.client
 
 
 def test_split_learning(run: Run, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
-    server = run({**method("Split"), **MLP, "evaluation.every": 2}, rounds=2)
+    server = run({**method("Split"), **MLP, **SGD, "evaluation.every": 2}, rounds=2)
     data = views(server)[:5]
     bodies = [module_of(server, server._initial) for _ in data]
     top = torch.eye(4, 8, requires_grad=True)
     for _ in range(2 * 3):
-        z = torch.cat([body(inputs(body, view, view.train)).embedding_NH for body, view in zip(bodies, data)])
-        loss = F.cross_entropy(z @ top.T, torch.cat([view.label[view.train] for view in data]))
+        rows = [view.train[: 4 + i] for i, view in enumerate(data)]
+        z = torch.cat([body(inputs(body, view, r)).embedding_NH for body, view, r in zip(bodies, data, rows)])
+        loss = F.cross_entropy(z @ top.T, torch.cat([view.label[r] for view, r in zip(data, rows)]))
         used = [top, *(p for body in bodies for p in body.parameters())]
         for p, g in zip(used, torch.autograd.grad(loss, used, allow_unused=True)):
             if g is not None:
                 p.data -= 0.1 * g
     torch.testing.assert_close(server.state.server["top"], top.detach(), rtol=1e-4, atol=1e-5)
     for i, body in enumerate(bodies):
-        torch.testing.assert_close(server.state.clients[i]["w"], flat(body), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(server.state.clients[i]["model.w"], flat(body), rtol=1e-4, atol=1e-5)
         for scope in ("trained", "served"):
-            counts = counts_of(server, data[i], server.state.clients[i]["w"])
+            counts = counts_of(server, data[i], server.state.clients[i]["model.w"])
             np.testing.assert_array_equal(server.state.scores[scope][i], counts)
 
 
@@ -352,10 +373,10 @@ class Gossip(Algorithm):
 
     def begin(self, client: Client, down: Tree) -> None:
         if "w" in client.inbox:
-            client.load(client.inbox["w"])
+            client.model.load(client.inbox["w"])
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        return Upload({"w": client.w})
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w})
 
 
 def test_absent_clients_are_served_what_was_sent_to_them(start: Run, views: Views, counts_of: CountsOf) -> None:

@@ -241,10 +241,10 @@ def test_client_whose_code_fails(config: Path, refused: Command, tmp_path: Path)
         "from algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
-        "    def upload(self, client, down, phase):\n"
+        "    def upload(self, client, given, phase):\n"
         "        if client.info.client == 3:\n"
         "            raise RuntimeError('no luck')\n"
-        "        return super().upload(client, down, phase)\n"
+        "        return super().upload(client, given, phase)\n"
     )
     line = refused("run", config, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
     assert "round 1, client 3: RuntimeError: no luck" in line

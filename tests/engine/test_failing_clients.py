@@ -21,8 +21,8 @@ from algorithms.protocol import Upload
 class Failing(FedAvg):
     kind: str = "raises"
 
-    def upload(self, client, down, phase):
-        sent = super().upload(client, down, phase)
+    def upload(self, client, given, phase):
+        sent = super().upload(client, given, phase)
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
         if client.info.client != 2:
             return sent

@@ -4,7 +4,7 @@ The device computes in the memory of the processor; what mixes its tensors with 
 generators of the processor, and would run any operator that a GPU lacks.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from algorithms import client as client_module
+from algorithms import client_model
 from algorithms.base import Algorithm, Output, Tree
-from algorithms.client import Client
 from engine.hosts import host
-from engine.hosts.host import Host
+from engine.hosts.host import Host, _CellAtWork
+from engine.hosts.opened_job import OpenedJob
+from engine.hosts.visit import Visit
 from engine.rounds.server import Server
-from engine.wire.cell import Outcome, Work
+from engine.wire.cell import Outcome
 from storage.errors import ShoalError
 from storage.view import View
 
@@ -103,36 +104,38 @@ def other() -> torch.device:
 @pytest.fixture
 def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a config on the device, and sees that a visit has all its tensors there and leaves none behind."""
-    visit, run_cell, run_inner = Host.visit, Host.run, Host._run
+    begin, run_cell, run_cells = Visit.__init__, _CellAtWork.run, Host.run_cells
     visited: list[int] = []
 
-    def visit_there(self: Host, client_id: int, work: Work, down: Tree) -> Client:
-        client = visit(self, client_id, work, down)
+    def begin_there(self: Visit, opened: OpenedJob, client_id: int, *args: Any) -> None:
+        begin(self, opened, client_id, *args)
         visited.append(client_id)
-        data = client.data
-        require_on(other, [client.w, *client.model.module.parameters(), data.label, data.train, data.degree])
-        require_on(other, [*down.values(), *client.state.values(), *client.inbox.values()])
-        return client
+        client, data = self.client, self.client.data
+        for model in client.models.values():
+            require_on(other, [model.w, *model.module.parameters(), data.label, data.train, data.degree])
+        given = self.given.values() if isinstance(self.given, dict) else self.given or ()
+        require_on(other, [*given, *client.state.values(), *client.inbox.values()])
 
-    def run_inner_there(*args: Any) -> None:
+    def run_cell_there(self: _CellAtWork) -> Any:
         with Operators(other) as operators:
-            run_inner(*args)
+            result = run_cell(self)
         assert operators.elsewhere <= ON_PROCESSOR
+        return result
 
-    def run_cell_there(self: Host, job_id: str, work: Work, shared: Tree) -> Outcome | None:
-        outcome = run_cell(self, job_id, work, shared)
-        assert outcome is not None
-        for tree in (outcome.sums, outcome.weights, outcome.tensors, *outcome.states.values()):
-            require_on(CPU, tree.values())
-        return outcome
+    def run_cells_there(self: Host, *args: Any) -> Iterator[Outcome | None]:
+        for outcome in run_cells(self, *args):
+            assert outcome is not None
+            for tree in (outcome.sums, outcome.weights, outcome.tensors, *outcome.states.values()):
+                require_on(CPU, tree.values())
+            yield outcome
 
     def run_there(keys: Mapping[str, Any]) -> Server:
         # Torch starts the devices' threads when a process first goes backward, which may have been before this one.
         with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
             patch.setattr(host, "take_device", lambda name, share, precision: other)
-            patch.setattr(Host, "visit", visit_there)
-            patch.setattr(Host, "run", run_cell_there)
-            patch.setattr(Host, "_run", run_inner_there)
+            patch.setattr(Visit, "__init__", begin_there)
+            patch.setattr(_CellAtWork, "run", run_cell_there)
+            patch.setattr(Host, "run_cells", run_cells_there)
             # Libraries take the branch of GPUs, too.
             patch.setattr(Tensor, "is_cuda", property(lambda t: t.device == other))
             server = run(keys, rounds=ROUNDS)
@@ -207,7 +210,7 @@ def test_hops_too_large_for_the_cache(
         return hop
 
     monkeypatch.setattr(View, "_nearest", nearest_seen)
-    monkeypatch.setattr(client_module, "ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(client_model, "ROWS_AT_A_TIME", 7)
     monkeypatch.setattr(host, "cache_bytes", lambda device, share, on_processor: room)
     assert_same(run_there(keys), expected)
     assert found == places

@@ -9,7 +9,8 @@ from golden_digests import METHODS, config_of, digest_of, execute, golden, here,
 from engine.commands.run import run
 from engine.hosts.federation import LocalFederation, RaySession
 from engine.hosts.ray_pool import RayPool
-from engine.rounds.server import Plan, Server
+from engine.rounds.schedule import Plan
+from engine.rounds.server import Server
 from engine.rounds.state import FederationState
 from engine.settings.config import parse_config
 from engine.wire.job import Job

@@ -25,7 +25,7 @@ class Annotated(NamedTuple):
 
 def annotate(client: Client, confident: float | None = None) -> Annotated:
     """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more."""
-    blocks = [(out.logits_NC.softmax(1).max(1), unit(out.embedding_NH)) for out in client.outputs()]
+    blocks = [(out.logits_NC.softmax(1).max(1), unit(out.embedding_NH)) for out in client.model.outputs()]
     class_N = torch.cat([best.indices for best, _ in blocks])
     centre_N = torch.zeros(client.data.nodes, dtype=torch.bool)
     if confident is not None:

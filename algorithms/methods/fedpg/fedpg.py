@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Tree, Upload
-from algorithms.losses.alignment import node_alignment, prototype_alignment
+from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Term, Trainer, Tree, Upload
 from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
-from algorithms.losses.prototypes import bit_bytes, noisy, pack, row_bytes, unit, unpack
+from algorithms.losses.prototypes import bit_bytes, noisy, pack, row_bytes, unpack
+from algorithms.methods.fedpg.alignment_term import Targets, attended_weights, by_node, by_prototype, reach_of
 from algorithms.methods.fedpg.annotation import annotate
-from algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights, neighbour_means
-from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, start_scorer, train_scorer
+from algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
+from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, train_scorer
 from algorithms.methods.fedpg.personal_targets import Uploads, personal_targets
 from algorithms.methods.fedpg.prototype_queries import Queries, draw_queries
 from algorithms.protocol import How
@@ -155,64 +155,36 @@ class FedPG(Algorithm):
 
         return loss
 
-    def begin(self, client: Client, down: Tree) -> None:
-        shape = self.hops + 1, client.info.classes
+    def begin(self, client: Client, down: Tree) -> Targets | None:
         if self.targets == "own" and "proto" in client.state:
-            down["target"], down["known"] = client.state["proto"], client.state["present"]
-        elif (received := unpack(down, *shape)) is not None:
-            down["target"], down["known"] = received
+            return Targets(client.state["proto"], client.state["present"])
+        received = unpack(down, self.hops + 1, client.info.classes)
+        return None if received is None else Targets(*received)
 
-    def regularizer(self, client: Client, down: Tree) -> Callable[[], Tensor] | None:
-        if not self.mu or "target" not in down:
+    def train(self, client: Client, given: Targets | None, trainer: Trainer, phase: str) -> float:
+        loss = trainer.fit(client, given)
+        # The last step left the scorer a gradient.
+        train_scorer(client.state, self.attention_lr)
+        return loss
+
+    def regularizer(self, client: Client, given: Targets | None) -> Term | None:
+        if not self.mu or given is None:
             return None
-        class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
-        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops)
-        target_LCH, present_LC = down["target"], (counts_LC > 0) & down["known"]
-        if not bool(present_LC.any()):
+        reach = reach_of(client, annotate(client, self.pseudo_centres), given)
+        if reach is None:
             return None
-        rows = (weight_LN > 0).any(0).nonzero()[:, 0]
-        forward, classes = client.forward(rows), client.info.classes
-        class_R, centre_R, weight_LR = class_N[rows], centre_N[rows], weight_LN[:, rows]
+        if self.alignment == "node":
+            term = by_node(client, reach)
+        elif self.attention == "node":
+            term = by_prototype(client, reach, attended_weights(client, reach, self.attention_lr))
+        else:
+            term = by_prototype(client, reach, lambda: reach.weight_LR)
+        return lambda: self.mu * term()
 
-        def attended() -> Tensor:
-            if self.attention == "none":
-                return weight_LR
-            train_scorer(client.state, self.attention_lr)
-            g_HN = attention_weights(client.state[SCORER], z_NH)
-            return hop_weights(client.data, class_N, centre_N, self.hops, g_HN)[0][:, rows]
-
-        def by_prototype() -> Tensor:
-            proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, attended(), classes)
-            return self.mu * prototype_alignment(proto_LCH, target_LCH, present_LC)
-
-        if self.alignment == "prototype":
-            if self.attention == "node":
-                scorer = client.state.get(SCORER)
-                if scorer is None:
-                    scorer = start_scorer(self.hops, z_NH.shape[1], client.rng("attention"))
-                client.state[SCORER] = scorer.requires_grad_()
-            return by_prototype
-        if self.hops >= 1:
-            means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
-
-        def by_node() -> Tensor:
-            z_RH = unit(forward().embedding_NH)
-            total = node_alignment(z_RH[centre_R], class_R[centre_R], target_LCH[0], present_LC[0])
-            if self.hops >= 1:
-                near = torch.sparse.mm(means, z_RH)
-                total = total + node_alignment(near, mean_class, target_LCH[1], present_LC[1])
-            if self.hops >= 2:
-                far_LCH = hop_prototypes(z_RH, class_R, weight_LR[2:], classes)
-                total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
-            return self.mu * total / present_LC.sum()
-
-        return by_node
-
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Targets | None, phase: str) -> Upload:
         class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
         g_HN = None
         if SCORER in client.state:
-            train_scorer(client.state, self.attention_lr)
             g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
         weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)

@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
 from algorithms.backbones import BACKBONES, backbone, build
 from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.neighbourhood import Neighbourhood, sampled, whole
+from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
 from storage.view import View
 
 NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
@@ -29,7 +29,7 @@ def make(name: str, seed: int = 0, **options: object) -> nn.Module:
 
 
 def around(model: nn.Module, view: View) -> Neighbourhood:
-    return whole(view, model.operator, len(model.convs))
+    return all_nodes(view, model.operator, len(model.convs))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.neighbourhood import Operator, sampled, whole
+from algorithms.backbones.neighbourhood import Operator, all_nodes, sampled
 from storage.view import View
 
 OPERATORS = get_args(Operator)
@@ -30,12 +30,12 @@ def dense(view: View, operator: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_whole_graph_is_its_definition(view: View, operator: Operator) -> None:
-    around = whole(view, operator, 3)
+    around = all_nodes(view, operator, 3)
     assert around.rows is None
     assert len(around.operators) == 3
     assert around.x_NF.dtype == torch.float32
     torch.testing.assert_close(around.operators[2].to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
-    assert whole(view, operator, 1).operators[0] is around.operators[0]
+    assert all_nodes(view, operator, 1).operators[0] is around.operators[0]
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

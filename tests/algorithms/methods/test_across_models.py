@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from algorithms.backbones import build
-from algorithms.backbones.neighbourhood import whole
+from algorithms.backbones.neighbourhood import all_nodes
 from algorithms.client import Client
 from engine.rounds.server import Server
 from storage.view import View
@@ -35,7 +35,7 @@ METHODS = [
 
 
 def weights(server: Server) -> list[torch.Tensor]:
-    return [server.state.clients[i]["w"] for i in sorted(server.state.clients)]
+    return [server.state.clients[i]["model.w"] for i in sorted(server.state.clients)]
 
 
 @pytest.mark.parametrize(("method", "without"), METHODS)
@@ -75,8 +75,8 @@ def test_alike_are_pairs_of_the_same_features(
     x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
     client = client_of(view, name, make_client)
-    expected = client.logits()
-    torch.testing.assert_close(client.model(client.alike(torch.from_numpy(x))).logits_NC, expected[:4])
+    expected = client.model.logits()
+    torch.testing.assert_close(client.model(client.model.alike(torch.from_numpy(x))).logits_NC, expected[:4])
 
 
 @pytest.mark.parametrize("options", [{}, {"fanouts": [-1, -1]}])
@@ -91,7 +91,7 @@ def test_some_rows_are_rows_of_the_whole(
     rows = torch.tensor([3, 0, 9])
     coupled = client.model.coupled
     assert coupled is not None
-    expected = client.model(whole(view, coupled.operator, 2)).embedding_NH[rows]
-    found = client.forward(rows)().embedding_NH
+    expected = client.model(all_nodes(view, coupled.operator, 2)).embedding_NH[rows]
+    found = client.model.forward(rows)().embedding_NH
     assert found.requires_grad
     torch.testing.assert_close(found, expected)

@@ -95,7 +95,7 @@ def test_training_is_plain_descent_with_extra_rows(
             for p in module.parameters():
                 p.data -= 0.1 * p.grad
         w = nn.utils.parameters_to_vector(module.parameters()).detach()
-        torch.testing.assert_close(kept["w"], w, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(kept["model.w"], w, rtol=1e-4, atol=1e-5)
 
 
 def test_without_weight_it_is_local_to_the_last_bit(run: Run) -> None:
@@ -105,7 +105,7 @@ def test_without_weight_it_is_local_to_the_last_bit(run: Run) -> None:
         for name, tensor in tree.items():
             assert torch.equal(silent.state.clients[i][name], tensor)
     heard = run({**keys, **ME})
-    assert not torch.equal(heard.state.clients[0]["w"], local.state.clients[0]["w"])
+    assert not torch.equal(heard.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
 
 
 def test_noise_changes_a_share_of_the_features(run: Run) -> None:

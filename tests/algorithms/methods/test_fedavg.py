@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms.base import Client, Context, Mix, Steps, Tree, Upload
+from algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
 from algorithms.protocol import Ask, How
 from engine.rounds.server import Server
@@ -35,8 +35,8 @@ class Mixed(FedAvg):
 class Untrained(FedAvg):
     """FedAvg over a cohort in which nobody has weight."""
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        return Upload({"w": client.w + 1}, {"w": 0.0})
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w + 1}, {"w": 0.0})
 
 
 @pytest.mark.parametrize("weight", ["nodes", "train", "uniform"])

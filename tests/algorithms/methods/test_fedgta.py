@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.base import Client, Context, Steps, Tree, Upload
+from algorithms.base import Client, Context, Given, Steps, Tree, Upload
 from algorithms.methods.fedgta import FedGTA, confidence, mixing_rows, moments
 from algorithms.protocol import How
 from engine.rounds.server import Server
@@ -27,13 +27,14 @@ ME = f"{__file__}:Watched"
 class Watched(FedGTA):
     """FedGTA whose clients note where they start and whose server keeps what it saw of the last round."""
 
-    def begin(self, client: Client, down: Tree) -> None:
-        super().begin(client, down)
-        client.state["began"] = client.w.clone()
+    def begin(self, client: Client, down: Tree) -> Given:
+        given = super().begin(client, down)
+        client.state["began"] = client.model.w.clone()
+        return given
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        entries = super().upload(client, down, phase).entries
-        return Upload({**entries, "seen": client.w})
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        entries = super().upload(client, given, phase).entries
+        return Upload({**entries, "seen": client.model.w})
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         steps = super().round(server, ctx, cohort)
@@ -232,7 +233,7 @@ def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
     local = run({**keys, "algorithm.name": "local"})
     alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01})
     for i in range(6):
-        assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["w"])
+        assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["model.w"])
         for name, moment in alone.state.clients[i].items():
             assert torch.equal(moment, local.state.clients[i][name])
     for scope in ("trained", "served"):
@@ -244,9 +245,9 @@ def test_cold_starts_above_one_are_local_at_any_participation(run: Run) -> None:
     keys = {"participation.ratio": 0.4}
     local = run({**keys, "algorithm.name": "local"})
     alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01, "algorithm.cold_start": "init"})
-    assert alone.state.inboxes.keys() == {i for i in local.state.clients if "w" in local.state.clients[i]}
+    assert alone.state.inboxes.keys() == {i for i in local.state.clients if "model.w" in local.state.clients[i]}
     for i, inbox in alone.state.inboxes.items():
-        assert torch.equal(inbox["w"], local.state.clients[i]["w"])
+        assert torch.equal(inbox["w"], local.state.clients[i]["model.w"])
 
 
 def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:

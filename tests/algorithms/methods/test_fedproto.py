@@ -16,6 +16,7 @@ from algorithms.base import Algorithm, Client, Context, Tree
 from algorithms.client import ClientInfo
 from algorithms.methods.fedproto import FedProto
 from algorithms.protocol import Ask, Replies
+from algorithms.train_options import TrainOptions
 from engine.commands.run import run as run_config
 from engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
 from engine.rounds.server import Server
@@ -30,7 +31,21 @@ X = np.array([[1, 0], [3, 0], [0, 2], [9, 9], [5, 5]], dtype=np.float32)
 
 def context(clients: int, classes: int) -> Context:
     infos = [ClientInfo(i, 5, 3, classes) for i in range(clients)]
-    return Context(infos, classes, [1] * clients, torch.zeros(1), 1, 2, 0, lambda purpose: 1)
+    return Context(
+        clients=infos,
+        classes=classes,
+        features=2,
+        hops=0,
+        train=TrainOptions(),
+        models={},
+        initial=torch.zeros(1),
+        build=lambda name, number: pytest.fail("no model is asked for"),
+        device=torch.device("cpu"),
+        round=1,
+        rounds=2,
+        seed=0,
+        random=lambda purpose: 1,
+    )
 
 
 def server_step(algorithm: Algorithm, server: Tree, cohort: dict[int, Client], ctx: Context) -> Ask:
@@ -85,14 +100,14 @@ def test_a_cohort_with_nothing_to_say(clients: list[Client]) -> None:
 
 def test_loss_by_hand(clients: list[Client]) -> None:
     algorithm, client = FedProto(lam=3.0), clients[0]
-    out = client.model(client.gathered("train"))
+    out = client.model(client.model.gathered("train"))
     y = torch.tensor([0, 0, 1])
     plain = F.cross_entropy(out.logits_NC, y)
     # Class 1 has no target: rows 0 and 1 are 0 and 2 from theirs, over two dimensions.
-    down = {"target": torch.tensor([[1.0, 0], [0, 0], [0, 0], [0, 0]]), "known": torch.tensor([True] + [False] * 3)}
-    torch.testing.assert_close(algorithm.loss(out, y, client.w, down), plain + 3.0 / 2 * (0 + 4) / 2)
-    assert torch.equal(algorithm.loss(out, y, client.w, {}), plain)
-    assert torch.equal(FedProto(lam=0).loss(out, y, client.w, down), plain)
+    given = torch.tensor([[1.0, 0], [0, 0], [0, 0], [0, 0]]), torch.tensor([True] + [False] * 3)
+    torch.testing.assert_close(algorithm.loss(out, y, client.model.w, given), plain + 3.0 / 2 * (0 + 4) / 2)
+    assert torch.equal(algorithm.loss(out, y, client.model.w, None), plain)
+    assert torch.equal(FedProto(lam=0).loss(out, y, client.model.w, given), plain)
 
 
 def test_bytes_are_those_of_the_rows_that_exist(clients: list[Client]) -> None:
@@ -124,7 +139,7 @@ def test_prototypes_of_a_federation(
         server.round()
         rows: dict[int, list[np.ndarray]] = {}
         for i in server.cohort(number):
-            for c, found in brute_force(module_of(server, server.state.clients[i]["w"]), data[i]).items():
+            for c, found in brute_force(module_of(server, server.state.clients[i]["model.w"]), data[i]).items():
                 rows.setdefault(c, []).append(found)
         for c, found in rows.items():
             expected[c] = np.concatenate(found).mean(0)
@@ -147,7 +162,7 @@ def test_without_the_term_it_is_local_to_the_last_bit(run: Run, method: str) -> 
     local = run({**keys, "algorithm.name": "local"})
     assert_same_clients(local, run({**keys, "algorithm.name": method, "algorithm.lam": 0}))
     pulled = run({**keys, "algorithm.name": method, "algorithm.lam": 1})
-    assert not torch.equal(pulled.state.clients[0]["w"], local.state.clients[0]["w"])
+    assert not torch.equal(pulled.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
 
 
 def trained(module: nn.Module, view: View, steps: int, target: Tensor, known: Sequence[bool]) -> nn.Module:
@@ -175,10 +190,10 @@ def test_a_second_round_is_plain_descent_towards_the_prototypes(
     before = copy.deepcopy(server.state)
     server.round()
     for i, view in enumerate(views(server)[:5]):
-        module = module_of(server, before.clients[i]["w"])
+        module = module_of(server, before.clients[i]["model.w"])
         trained(module, view, 2, before.server["proto"], before.server["known"].tolist())
         w = nn.utils.parameters_to_vector(module.parameters()).detach()
-        torch.testing.assert_close(server.state.clients[i]["w"], w, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(server.state.clients[i]["model.w"], w, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])

@@ -11,6 +11,7 @@ from algorithms.base import Context, Tree
 from algorithms.client import ClientInfo
 from algorithms.methods.fedtgp import FedTGP
 from algorithms.protocol import Replies
+from algorithms.train_options import TrainOptions
 from engine.rounds.server import Server
 
 Run = Callable[..., Server]
@@ -21,7 +22,21 @@ COUNTS = torch.tensor([[5, 1, 0], [2, 2, 0], [0, 9, 0]], dtype=torch.int32)
 
 def context(round_number: int) -> Context:
     infos = [ClientInfo(i, 9, 3, 3) for i in range(3)]
-    return Context(infos, 3, [1] * 3, torch.zeros(1), round_number, 2, 0, lambda purpose: 1)
+    return Context(
+        clients=infos,
+        classes=3,
+        features=2,
+        hops=0,
+        train=TrainOptions(),
+        models={},
+        initial=torch.zeros(1),
+        build=lambda name, number: pytest.fail("no model is asked for"),
+        device=torch.device("cpu"),
+        round=round_number,
+        rounds=2,
+        seed=0,
+        random=lambda purpose: 1,
+    )
 
 
 def server_step(server: Tree, proto: Tensor, counts: Tensor, **options: Any) -> tuple[Tree, dict[str, float]]:

@@ -34,7 +34,7 @@ def test_local_is_a_long_run_of_every_client(
 ) -> None:
     server = run({**KEYS, "algorithm.name": "local"}, rounds=4)
     for i, view in enumerate(views(server)):
-        w = server.state.clients[i]["w"]
+        w = server.state.clients[i]["model.w"]
         if len(view.train):
             expected = trained(module_of(server, server._initial), view, 4 * 2)
             torch.testing.assert_close(w, expected, rtol=1e-4, atol=1e-5)
@@ -68,7 +68,7 @@ def test_global_trains_on_all_training_rows_and_all_edges(
     assert set(whole.node[whole.train.numpy()]) == set(nodes)
     assert whole.entries > sum(parts.shard(i).entries for i in range(parts.clients))
     expected = trained(module_of(server, server._initial), whole, 3 * 2)
-    torch.testing.assert_close(server.state.clients[0]["w"], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(server.state.clients[0]["model.w"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_own_models_start_apart_and_shared_ones_equal(start: Run) -> None:
@@ -76,7 +76,7 @@ def test_own_models_start_apart_and_shared_ones_equal(start: Run) -> None:
     for init in ("shared", "own"):
         server = start({"algorithm.name": "local", "model.init": init, "train.optimizer": "sgd", "train.lr": 1e-20})
         server.round()
-        first[init] = [server.state.clients[i]["w"] for i in range(6)]
+        first[init] = [server.state.clients[i]["model.w"] for i in range(6)]
     distances = {init: torch.pdist(torch.stack(models)) for init, models in first.items()}
     assert distances["shared"].max() < 1e-15
     assert distances["own"].min() > 1

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones import Output, build
-from algorithms.backbones.neighbourhood import whole
+from algorithms.backbones.neighbourhood import all_nodes
+from algorithms.base import Algorithm
 from algorithms.client import Client
-from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.protocol import MODEL, Tree
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import LocalTrainer
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 from storage.view import View
@@ -47,18 +49,20 @@ def view(make_view: Callable[..., View]) -> View:
 def test_equals_a_plain_loop(name: str, batch_size: int | None, view: View, make_client: MakeClient) -> None:
     client = make_client(view, module(name))
     twin = copy.deepcopy(client.model.module)
-    Trainer(client.model, TrainOptions(3, "adam", 0.02, 0.01, batch_size=batch_size), cross_entropy).fit(client, {})
+    LocalTrainer(
+        {MODEL: client.model.flat}, TrainOptions(3, "adam", 0.02, 0.01, batch_size=batch_size), Algorithm()
+    ).fit(client, {})
     optimizer = torch.optim.Adam(twin.parameters(), lr=0.02, weight_decay=0.01)
     torch.manual_seed(key(0, 1, 0, "train"))
     for _ in range(3):
         order = torch.randperm(10) if batch_size else torch.arange(10)
         for rows in view.train[order].split(batch_size or 10):
             optimizer.zero_grad()
-            out = twin(whole(view, twin.operator, 2)._replace(rows=rows))
+            out = twin(all_nodes(view, twin.operator, 2)._replace(rows=rows))
             F.cross_entropy(out.logits_NC, view.label[rows]).backward()
             optimizer.step()
     expected = nn.utils.parameters_to_vector(twin.parameters())
-    torch.testing.assert_close(client.w, expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(client.model.w, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 @every_backbone
@@ -70,8 +74,8 @@ def test_drawing_all_neighbours_trains_like_the_whole_graph(
     for fanouts in (None, [-1, 50]):
         client = make_client(view, module(name, dropout=0.0, fanouts=fanouts))
         options = TrainOptions(3, "sgd", 0.05, batch_size=batch_size)
-        loss = Trainer(client.model, options, cross_entropy).fit(client, {})
-        trained.append((client.w.clone(), torch.tensor(loss)))
+        loss = LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {})
+        trained.append((client.model.w.clone(), torch.tensor(loss)))
     for a, b in zip(*trained):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -83,8 +87,8 @@ def test_the_same_seed_gives_the_same_bits(
 ) -> None:
     def bits(round_number: int) -> Tensor:
         client = make_client(view, module(name, dropout=0.0, fanouts=fanouts), round_number)
-        Trainer(client.model, TrainOptions(4), cross_entropy).fit(client, {})
-        return torch.cat([client.w, client.logits().flatten()])
+        LocalTrainer({MODEL: client.model.flat}, TrainOptions(4), Algorithm()).fit(client, {})
+        return torch.cat([client.model.w, client.model.logits().flatten()])
 
     assert torch.equal(bits(1), bits(1))
     # Another round draws other neighbours; nothing else is random here.
@@ -95,14 +99,14 @@ def test_the_same_seed_gives_the_same_bits(
 def test_parts_are_rows_of_the_whole_graph(name: str, view: View, make_client: MakeClient) -> None:
     client = make_client(view, module(name, fanouts=[1, 1]))
     client.model.module.train()
-    alone = client.logits_of("test")
-    everything = client.model.module.eval()(whole(view, client.model.module.operator, 2))
-    assert torch.equal(client.logits(), everything.logits_NC)
+    alone = client.model.logits_of("test")
+    everything = client.model.module.eval()(all_nodes(view, client.model.module.operator, 2))
+    assert torch.equal(client.model.logits(), everything.logits_NC)
     assert torch.equal(alone, everything.logits_NC[view.test])
-    embedding = client.output(client.gathered("train")).embedding_NH
+    embedding = client.model.output(client.model.gathered("train")).embedding_NH
     assert torch.equal(embedding, everything.embedding_NH[view.train])
-    client.load(client.w * 0)
-    assert torch.equal(client.logits_of("test"), torch.zeros_like(alone))
+    client.model.load(client.model.w * 0)
+    assert torch.equal(client.model.logits_of("test"), torch.zeros_like(alone))
 
 
 @every_backbone

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones import Output, build
+from algorithms.base import Algorithm
 from algorithms.client import Client
-from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.client_model import ClientModel
+from algorithms.protocol import MODEL, Tree
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import LocalTrainer
 from engine.wire.randomness import key
 from storage.view import View
 
@@ -41,6 +45,12 @@ def view(make_view: Callable[..., View]) -> View:
 def module() -> nn.Module:
     torch.manual_seed(1)
     return build("mlp", 4, 3, 0, 0.5, {"hidden": 16, "layers": 3})
+
+
+def visited(client: Client, state: Tree, random: Callable[[str], int]) -> Client:
+    """Another visit to the same host."""
+    model = ClientModel(client.model.flat, client.data, random)
+    return Client(client.info, client.data, {MODEL: model}, state, {}, random)
 
 
 def options(name: str, **more: Any) -> TrainOptions:
@@ -76,10 +86,12 @@ def test_equals_a_plain_loop(
 ) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
-    client.logits()
-    loss = Trainer(client.model, options(name, epochs=5, batch_size=batch_size), cross_entropy).fit(client, {})
+    client.model.logits()
+    loss = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=5, batch_size=batch_size), Algorithm()).fit(
+        client, {}
+    )
     losses = plain_epochs(twin, OPTIMIZERS[name][1](twin.parameters()), view, 5, 1, batch_size or 10)
-    torch.testing.assert_close(client.w, flat(twin), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
     sizes = [len(part) for part in torch.arange(10).split(batch_size or 10)]
     assert loss == pytest.approx(np.average(losses[-len(sizes) :], weights=sizes), rel=1e-5)
 
@@ -92,22 +104,21 @@ def test_kept_moments_make_three_visits_one_long_run(
     optimizer = OPTIMIZERS[name][1](twin.parameters())
     state: Tree = {}
     client = make_client(view, module)
-    trainer = Trainer(client.model, options(name, epochs=2), cross_entropy)
-    other = make_client(view, copy.deepcopy(module))
+    trainer = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=2), Algorithm())
     for number in (1, 2, 3):
-        visit = Client(client.info, view, client.model, state, {}, lambda p, n=number: key(0, n, 0, p))
+        visit = visited(client, state, partial(key, 0, number, 0))
         trainer.fit(visit, {})
         state = {entry: t.clone() for entry, t in visit.state.items()}
-        w = visit.w.clone()
+        w = visit.model.w.clone()
         # Another client trains on the same host in between.
-        guest = Client(other.info, view, client.model, {}, {}, lambda p: key(1, p))
-        guest.load(torch.zeros_like(w))
+        guest = visited(client, {}, partial(key, 1))
+        guest.model.load(torch.zeros_like(w))
         trainer.fit(guest, {})
-        visit.load(w)
+        visit.model.load(w)
         plain_epochs(twin, optimizer, view, 2, number)
-    torch.testing.assert_close(client.w, flat(twin), rtol=1e-5, atol=1e-6)
-    names = {"adam": {"opt.step", "opt.exp_avg", "opt.exp_avg_sq"}, "sgd": set(), "momentum": {"opt.momentum_buffer"}}
-    assert set(state) == names[name]
+    torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
+    names = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": set(), "momentum": {"momentum_buffer"}}
+    assert set(state) == {f"model.opt.{moment}" for moment in names[name]}
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum"])
@@ -116,13 +127,13 @@ def test_reset_moments_start_a_fresh_optimizer_every_visit(
 ) -> None:
     twin = copy.deepcopy(module)
     client = make_client(view, module)
-    trainer = Trainer(client.model, options(name, epochs=2, opt_state="reset"), cross_entropy)
+    trainer = LocalTrainer({MODEL: client.model.flat}, options(name, epochs=2, opt_state="reset"), Algorithm())
     for number in (1, 2, 3):
-        client.random = lambda p, n=number: key(0, n, 0, p)
+        client = visited(client, client.state, partial(key, 0, number, 0))
         trainer.fit(client, {})
         plain_epochs(twin, OPTIMIZERS[name][1](twin.parameters()), view, 2, number)
     assert client.state == {}
-    torch.testing.assert_close(client.w, flat(twin), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(client.model.w, flat(twin), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
@@ -143,7 +154,7 @@ def test_every_epoch_sees_every_training_row_once(
             return self.inner(hops)
 
     client = make_client(view, Recorder())
-    Trainer(client.model, TrainOptions(epochs=4, batch_size=batch_size), cross_entropy).fit(client, {})
+    LocalTrainer({MODEL: client.model.flat}, TrainOptions(epochs=4, batch_size=batch_size), Algorithm()).fit(client, {})
     rows = torch.cat(seen).view(4, 10, 4)
     expected = sorted(view.x[view.train].tolist())
     assert all(sorted(epoch.tolist()) == expected for epoch in rows)
@@ -153,24 +164,24 @@ def test_every_epoch_sees_every_training_row_once(
 def test_the_loss_may_read_parameters_and_download(view: View, module: nn.Module, make_client: MakeClient) -> None:
     # A proximal term alone, with SGD: w moves by lr * mu * (anchor - w).
     client = make_client(view, module)
-    start, anchor = client.w.clone(), torch.randn(len(client.w))
+    start, anchor = client.model.w.clone(), torch.randn(len(client.model.w))
 
     def proximal(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
         return 0.5 * 3.0 * (w - down["anchor"]).square().sum() + 0.0 * out.logits_NC.sum()
 
-    trainer = Trainer(client.model, TrainOptions(1, "sgd", 0.1, 0.0), proximal)
-    trainer.fit(client, {"anchor": anchor})
-    torch.testing.assert_close(client.w, start + 0.1 * 3.0 * (anchor - start))
+    trainer = LocalTrainer({MODEL: client.model.flat}, TrainOptions(1, "sgd", 0.1, 0.0), Algorithm())
+    trainer.fit(client, {"anchor": anchor}, loss=proximal)
+    torch.testing.assert_close(client.model.w, start + 0.1 * 3.0 * (anchor - start))
 
 
 def test_a_client_without_training_rows_stays_as_it_is(
     make_view: Callable[..., View], module: nn.Module, make_client: MakeClient
 ) -> None:
     client = make_client(make_view(3, [], [0, 1, 2], [], 3, np.ones((3, 4), dtype=np.float32)), module)
-    before = client.w.clone()
-    loss = Trainer(client.model, TrainOptions(), cross_entropy).fit(client, {})
+    before = client.model.w.clone()
+    loss = LocalTrainer({MODEL: client.model.flat}, TrainOptions(), Algorithm()).fit(client, {})
     assert np.isnan(loss)
-    assert torch.equal(client.w, before)
+    assert torch.equal(client.model.w, before)
     assert client.state == {}
 
 
@@ -179,24 +190,26 @@ def test_a_regularizer_is_made_once_a_visit_and_added_in_every_step(
 ) -> None:
     made: list[Client] = []
 
-    def pull(client: Client, down: Tree) -> Callable[[], Tensor]:
-        made.append(client)
-        return lambda: down["strength"] * client.model.w.square().sum()
+    class Pulled(Algorithm):
+        def regularizer(self, client: Client, given: Tree) -> Callable[[], Tensor]:
+            made.append(client)
+            return lambda: given["strength"] * client.model.flat.w.square().sum()
+
+    def pulled(out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+        return cross_entropy(out, y, w, given) + 0.3 * w.square().sum()
 
     down = {"strength": torch.tensor(0.3)}
     left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
     settings = options("sgd", epochs=2, batch_size=3)
-    Trainer(left.model, settings, cross_entropy, pull).fit(left, down)
-    inside = Trainer(
-        right.model, settings, lambda out, y, w, down: cross_entropy(out, y, w, down) + 0.3 * w.square().sum()
-    )
-    inside.fit(right, {})
-    torch.testing.assert_close(left.w, right.w)
+    LocalTrainer({MODEL: left.model.flat}, settings, Pulled()).fit(left, down)
+    inside = LocalTrainer({MODEL: right.model.flat}, settings, Algorithm())
+    inside.fit(right, {}, loss=pulled)
+    torch.testing.assert_close(left.model.w, right.model.w)
     assert made == [left]
 
 
 def test_no_term_changes_no_bit(make_client: MakeClient, view: View, module: nn.Module) -> None:
     left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
-    Trainer(left.model, options("adam"), cross_entropy, lambda client, down: None).fit(left, {})
-    Trainer(right.model, options("adam"), cross_entropy).fit(right, {})
-    assert torch.equal(left.w, right.w)
+    LocalTrainer({MODEL: left.model.flat}, options("adam"), Algorithm()).fit(left, {}, loss=cross_entropy)
+    LocalTrainer({MODEL: right.model.flat}, options("adam"), Algorithm()).fit(right, {})
+    assert torch.equal(left.model.w, right.model.w)

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from algorithms.backbones import build
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.output import Output
+from algorithms.base import Algorithm
 from algorithms.client import Client
+from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.protocol import MODEL, Tree
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import LocalTrainer
 from algorithms.training.stacked_training import StackedTrainer
 from engine.rounds.server import Server
-from engine.wire.randomness import key
 from storage.errors import ShoalError
 from storage.view import View
 
@@ -70,17 +72,15 @@ def test_equals_the_loop_over_two_visits(
     alone = [make_client(view, copy.deepcopy(made)) for view in views]
     model = FlatModel(copy.deepcopy(made))
     stacked = [
-        Client(client.info, view, model, {}, {}, lambda p, b=b: key(b, 0, p))
-        for b, (client, view) in enumerate(zip(alone, views))
+        Client(client.info, view, {MODEL: ClientModel(model, view, client.random)}, {}, {}, client.random)
+        for client, view in zip(alone, views)
     ]
-    for b, client in enumerate(alone):
-        client.random = lambda p, b=b: key(b, 0, p)
-    w_BP = torch.stack([client.w.clone() for client in alone])
+    w_BP = torch.stack([client.model.w.clone() for client in alone])
     for _ in range(2):
-        losses = [Trainer(client.model, options, cross_entropy).fit(client, {}) for client in alone]
+        losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
         assert StackedTrainer(model, options).fit(stacked, w_BP) == pytest.approx(losses, rel=1e-4)
         for client, twin, w in zip(alone, stacked, w_BP):
-            torch.testing.assert_close(w, client.w, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
             assert client.state.keys() == twin.state.keys()
             for entry, tensor in client.state.items():
                 torch.testing.assert_close(twin.state[entry], tensor, rtol=1e-4, atol=1e-5)
@@ -100,14 +100,14 @@ def test_whole_runs(run: Callable[..., Server], method: str) -> None:
 
 
 def test_a_client_that_fails_is_named(start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Client.load
+    begin = ClientModel.load
 
-    def load(client: Client, w: Tensor) -> None:
-        if client.info.client == 2:
+    def load(model: ClientModel, w: Tensor) -> None:
+        if model.data.client == 2:
             raise RuntimeError("no luck")
-        begin(client, w)
+        begin(model, w)
 
-    monkeypatch.setattr(Client, "load", load)
+    monkeypatch.setattr(ClientModel, "load", load)
     with pytest.raises(ShoalError, match="round 1, client 2: RuntimeError: no luck"):
         start({"engine.path": "stacked"}).round()
     line = start({"engine.path": "stacked", "engine.on_client_error": "skip"}).round()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.protocol import How, Replies, Tree, Upload
-from engine.rounds.reduction import Sums, combine, reduce_cell, require_sound, tree_bytes, upload_bytes
+from engine.rounds.reduction import Sums, combine, reduce_cell, tree_bytes, upload_bytes
+from engine.rounds.soundness import require_sound
 from engine.wire.cell import Outcome
 from storage.errors import ShoalError
 
@@ -94,6 +95,13 @@ def test_kept_and_mixed_tensors_lie_in_the_order_of_clients() -> None:
     assert replies["a"].dtype == torch.int64
 
 
+def test_lists_are_of_any_size_and_in_the_order_of_clients() -> None:
+    uploads = {i: Upload({"z": torch.full((i + 1, 2), float(i))}) for i in range(5)}
+    replies, held = reduce([[1, 4], [0, 2], [3]], uploads, {"z": How.LIST})
+    assert [part.tolist() for part in replies.lists["z"]] == [[[float(i)] * 2] * (i + 1) for i in range(5)]
+    assert (replies.entries, held) == ({}, {})
+
+
 def test_bytes_are_those_of_the_tensors_and_four_a_weight() -> None:
     entries = {"w": torch.zeros(10), "y": torch.zeros(3, dtype=torch.int64), "s": torch.zeros((), dtype=torch.float16)}
     assert tree_bytes(entries) == 40 + 24 + 2
@@ -116,7 +124,7 @@ def test_what_would_poison_an_aggregate_is_refused() -> None:
             require_sound(Upload({"w": rows}, {"w": weight}), {"w": how})
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", [How.SUM, How.KEEP, How.MIX])
 @pytest.mark.parametrize("cells", [[[0, 1]], [[0], [1]]])
 def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> None:
     uploads = {0: Upload({"z": torch.ones(2, 3)}), 1: Upload({"z": torch.ones(1, 3)})}

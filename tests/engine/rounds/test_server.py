@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Client, Context, Mix, Steps, Tree, Upload
+from algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
 from algorithms.protocol import Ask, How
-from engine.rounds.evaluation import summarize
-from engine.rounds.server import Pool, Server
-from engine.wire.cell import Outcome, Work
+from engine.rounds.pool import Pool
+from engine.rounds.scoring import summarize
+from engine.rounds.server import Server
+from engine.wire.cell import Cell, Outcome
 from storage.errors import ShoalError
 from storage.view import View
 
@@ -34,8 +35,8 @@ class Watched(FedAvg):
         server["w"] = got["w"]
         server["models"][got.ids] = got["models"]
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
-        return Upload({"w": client.w, "models": client.w}, super().upload(client, down, phase).weight)
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w, "models": client.model.w}, super().upload(client, given, phase).weight)
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class Fails(FedAvg):
         if ctx.round == 2 and self.where == "mix":
             yield Mix("w", torch.ones(6))
 
-    def upload(self, client: Client, down: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
         if self.where == "upload" and client.info.client == 3 and client.state.get("visits", torch.zeros(())) > 0:
             raise RuntimeError("out of\n ideas")
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        return super().upload(client, down, phase)
+        return super().upload(client, given, phase)
 
 
 class Shuffled:
@@ -75,10 +76,10 @@ class Shuffled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.pool, name)
 
-    def run(self, works: Sequence[Work], shared: Tree) -> Iterator[tuple[int, Outcome]]:
-        order = np.random.default_rng(len(works)).permutation(len(works)).tolist()
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        order = np.random.default_rng(len(cells)).permutation(len(cells)).tolist()
         for position in order:
-            for _, outcome in self.pool.run([works[position]], shared):
+            for _, outcome in self.pool.run_cells([cells[position]], shared):
                 yield position, outcome
 
 
@@ -201,6 +202,6 @@ def test_a_failing_client_is_named_and_the_state_stays(start: Start) -> None:
 def test_mixing_what_nobody_uploaded_for_it_is_refused(start: Start) -> None:
     server = start({"algorithm.name": f"{__file__}:Fails", "algorithm.where": "mix"})
     server.round()
-    with pytest.raises(ShoalError, match=r"^round\(\): Mix\('w'\) before any Ask uploaded it as How\.MIX"):
+    with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as How\.MIX"):
         server.round()
     assert server.state.round == 1

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.client import ClientInfo
-from engine.wire.cell import evaluation, form_cells
+from engine.wire.cell import evaluation_cell, form_cells
 
 
 def infos(models: list[int]) -> list[ClientInfo]:
@@ -42,9 +42,13 @@ def test_no_clients_no_cells() -> None:
 
 def test_moments_stay_behind_at_an_evaluation() -> None:
     w = torch.ones(2)
-    states = {1: {"w": w, "opt.step": torch.zeros(1), "c": w}, 2: {"opt.step": w}, 7: {"w": w}}
-    work = evaluation(3, [1, 2, 4], states, {2: {"w": w}, 9: {"w": w}}, 1.0)
-    assert {i: set(tree) for i, tree in work.states.items()} == {1: {"w", "c"}, 2: set()}
-    assert set(work.inboxes) == {2}
-    assert work.score == {1, 2, 4}
-    assert (work.phase, work.fit) == ("", False)
+    states = {
+        1: {"model.w": w, "model.opt.step": torch.zeros(1), "c": w},
+        2: {"copilot.opt.step": w},
+        7: {"model.w": w},
+    }
+    cell = evaluation_cell(3, [1, 2, 4], states, {2: {"w": w}, 9: {"w": w}}, 1.0)
+    assert {i: set(tree) for i, tree in cell.states.items()} == {1: {"model.w", "c"}, 2: set()}
+    assert set(cell.inboxes) == {2}
+    assert cell.score == {1, 2, 4}
+    assert (cell.phase, cell.train) == ("", False)

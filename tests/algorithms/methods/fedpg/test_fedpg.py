@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from algorithms.backbones import build
 from algorithms.base import Client, Tree
 from algorithms.losses.prototypes import unit
+from algorithms.methods.fedpg.alignment_term import Targets
 from algorithms.methods.fedpg.annotation import annotate
 from algorithms.methods.fedpg.fedpg import FedPG
 from engine.commands.run import run as run_config
@@ -45,7 +46,7 @@ def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
     local = run({**keys, "algorithm.name": "local"})
     assert_same_clients(local, run({**keys, **PG, "algorithm.mu": 0}))
     aligned = run({**keys, **PG})
-    assert not torch.equal(aligned.state.clients[0]["w"], local.state.clients[0]["w"])
+    assert not torch.equal(aligned.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
 
 
 @pytest.mark.parametrize("alignment", ["node", "prototype"])
@@ -93,7 +94,7 @@ def test_uploads_equal_loops(run: Run, views: Views, module_of: Callable[..., nn
     server = run({**PG, **MLP}, rounds=2)
     held = server.state.server
     for i, view in enumerate(views(server)):
-        z, annotation = seen(module_of(server, server.state.clients[i]["w"]).eval(), view)
+        z, annotation = seen(module_of(server, server.state.clients[i]["model.w"]).eval(), view)
         means, proto = loop_prototypes(z, view, annotation, view.train.tolist(), 4)
         assert held["present"][i].nonzero().tolist() == sorted(list(key) for key in proto)
         for (hop, c), expected in proto.items():
@@ -116,7 +117,7 @@ def test_a_second_round_is_plain_descent_towards_the_targets(
     server.round()
     anchors, known = before.server["anchor"], before.server["known"]
     for i, view in enumerate(views(server)[:5]):
-        module = module_of(server, before.clients[i]["w"])
+        module = module_of(server, before.clients[i]["model.w"])
         _, annotation = seen(module, view)
         for _ in range(2):
             module.zero_grad()
@@ -137,7 +138,7 @@ def test_a_second_round_is_plain_descent_towards_the_targets(
             for p in module.parameters():
                 p.data -= 0.1 * p.grad
         w = nn.utils.parameters_to_vector(module.parameters()).detach()
-        torch.testing.assert_close(server.state.clients[i]["w"], w, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(server.state.clients[i]["model.w"], w, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("server_loss", ["margin", "contrast"])
@@ -263,7 +264,7 @@ def test_the_term_of_clients_that_lack_something(
     client = make_client(view, build("mlp", view.features, 3, 0, 0.0, {"hidden": 6}))
     target = unit(torch.randn(hops + 1, 3, 6, generator=torch.Generator().manual_seed(1)))
     algorithm = FedPG(alignment=alignment, hops=hops)
-    term = algorithm.regularizer(client, {"target": target, "known": torch.ones(hops + 1, 3, dtype=torch.bool)})
+    term = algorithm.regularizer(client, Targets(target, torch.ones(hops + 1, 3, dtype=torch.bool)))
     assert term is not None
     # Annotation by the model as it is; hop 1 and 2 as loops see them.
     z, annotation = seen(client.model.module, view)
@@ -277,9 +278,9 @@ def test_the_term_of_clients_that_lack_something(
         expected = sum(distances) / len(usable)
     torch.testing.assert_close(term(), 0.5 * expected, rtol=1e-4, atol=1e-6)
     term().backward()
-    assert torch.isfinite(client.model.w.grad).all()
+    assert torch.isfinite(client.model.flat.w.grad).all()
     nothing = torch.zeros(hops + 1, 3, dtype=torch.bool)
-    assert algorithm.regularizer(client, {"target": target, "known": nothing}) is None
+    assert algorithm.regularizer(client, Targets(target, nothing)) is None
 
 
 def test_the_order_of_nodes_changes_nothing(make_view: MakeView, make_client: MakeClient) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Client
-from engine.rounds.evaluation import CORRECT, PREDICTED, SUPPORT, macro_f1, score, summarize
+from algorithms.base import Algorithm, Client, Given
+from engine.rounds.scoring import CORRECT, PREDICTED, SUPPORT, macro_f1, score, summarize
 from storage.view import View
 
 CLASSES = 4
@@ -88,7 +88,7 @@ class Oracle(Algorithm):
 
     shift: int = 0
 
-    def predict(self, client: Client, part: str) -> Tensor:
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
         rows: Tensor = getattr(client.data, part)
         return torch.eye(CLASSES)[(client.data.label[rows] + self.shift) % CLASSES]
 
@@ -99,6 +99,6 @@ def test_counts_are_of_what_the_method_predicts(
 ) -> None:
     labels = [0, 1, 2, 3, 3, 1, 1, 0]
     client = make_client(make_view(8, [], labels, [0, 1], CLASSES), nn.Linear(8, CLASSES))
-    val, test = score(Oracle(shift), client)
+    val, test = score(Oracle(shift), client, {})
     assert not val.any()
     np.testing.assert_array_equal(test, table([(y, (y + shift) % CLASSES) for y in labels[2:]]))

@@ -1,0 +1,122 @@
+"""One model of a client: its parameters, on its data."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.neighbourhood import Inputs, alike, all_nodes, sampled
+from algorithms.backbones.output import Output
+from algorithms.flat_model import FlatModel
+from storage.view import View
+
+ROWS_AT_A_TIME = 65_536
+
+
+class ClientModel:
+    """The host's model of one kind, holding this client's parameters.
+
+    Attributes:
+        flat: The host's model; the next client of a cell trains in the same memory.
+        data: View of the client's shard.
+        random: Seed of a purpose, from (run seed, round, client, model, purpose).
+        received: The method replaced the parameters since the client was visited.
+    """
+
+    def __init__(self, flat: FlatModel, data: View, random: Callable[[str], int]) -> None:
+        """Takes the parameters that the host's model has now."""
+        self.flat, self.data, self.random = flat, data, random
+        self.received = False
+        self._logits: Tensor | None = None
+
+    @property
+    def w(self) -> Tensor:
+        """The current parameters, `[P]`; shares memory with the host's model."""
+        return self.flat.w.detach()
+
+    @property
+    def module(self) -> nn.Module:
+        """The backbone, its parameters being views of `w`."""
+        return self.flat.module
+
+    @property
+    def coupled(self) -> Coupled | None:
+        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
+        return self.flat.coupled
+
+    def __call__(self, inputs: Inputs) -> Output:
+        """Output in the present mode, with gradients."""
+        return self.flat(inputs)
+
+    def load(self, w: Tensor) -> None:
+        """Replaces the parameters, `[P]`."""
+        self.flat.load(w)
+        self.received = True
+        self._logits = None
+
+    def changed(self) -> None:
+        """Says that the parameters changed in place."""
+        self._logits = None
+
+    def gathered(self, part: str) -> Inputs:
+        """What the model reads to answer for the rows of `train`, `val` or `test`.
+
+        For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
+        whole graph.
+        """
+        rows: Tensor = getattr(self.data, part)
+        if (coupled := self.coupled) is not None:
+            return all_nodes(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
+        mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
+        if mapped and len(rows) == self.data.nodes:
+            # All rows, in their order: they lie in the map already.
+            return [self.data.hop(k) for k in self.flat.inputs]
+        return [self.data.memo((part, k), partial(self.data.rows, k, rows)) for k in self.flat.inputs]
+
+    def logits(self) -> Tensor:
+        """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
+        if self._logits is None:
+            self._logits = torch.cat([out.logits_NC for out in self.outputs()])
+        return self._logits
+
+    def logits_of(self, part: str) -> Tensor:
+        """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""
+        rows: Tensor = getattr(self.data, part)
+        if self._logits is not None or self.coupled is not None:
+            return self.logits()[rows]
+        return self.output(self.gathered(part)).logits_NC
+
+    def outputs(self) -> Iterator[Output]:
+        """Output for all rows in evaluation mode, without gradients; rows of hops a block at a time."""
+        if (coupled := self.coupled) is not None:
+            yield self.output(all_nodes(self.data, coupled.operator, len(coupled.convs)))
+            return
+        for start in range(0, self.data.nodes, ROWS_AT_A_TIME):
+            yield self.output([self.data.block(k, start, start + ROWS_AT_A_TIME) for k in self.flat.inputs])
+
+    def output(self, inputs: Inputs) -> Output:
+        """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
+        self.module.eval()
+        with torch.no_grad():
+            return self.flat(inputs)
+
+    def forward(self, rows: Tensor) -> Callable[[], Output]:
+        """The model on some rows, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        if (coupled := self.coupled) is not None:
+            if coupled.fanouts:
+                rng = np.random.default_rng(self.random("neighbours of some rows"))
+                around = sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
+            else:
+                around = all_nodes(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
+            return lambda: self.flat(around)
+        hops = [self.data.rows(k, rows) for k in self.flat.inputs]
+        return lambda: self.flat(hops)
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        if (coupled := self.coupled) is not None:
+            return alike(x_NF, coupled.operator, len(coupled.convs))
+        return [x_NF] * len(self.flat.inputs)

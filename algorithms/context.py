@@ -1,0 +1,79 @@
+"""What the server's part of a method is given."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from algorithms.client import ClientInfo
+from algorithms.draws import generator_on
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import MODEL
+from algorithms.train_options import TrainOptions
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model that clients train.
+
+    Attributes:
+        name: Name of the backbone.
+        shapes: Shape of every parameter by its name, in the order in which they lie in `w`.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters P."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the server knows of the run.
+
+    Attributes:
+        clients: Sizes of every client, by number.
+        classes: Number of classes C.
+        features: Width F of the features and of every hop.
+        hops: Hops K beyond the features.
+        train: Options of local training.
+        models: The kinds of every named model: several of the one that the config's `model` lists, of which client i
+            has number `clients[i].model`, and one of any other.
+        initial: The common initial parameters, float32 `[P]` (of client 0's model, where clients train several).
+        build: Makes a model on the server from a name in `models` and the number of its kind, holding the parameters
+            that clients of this kind start from.
+        device: Where the server computes.
+        round: Number of the round, from 1; 0 in `setup`.
+        rounds: Rounds of the run.
+        seed: Seed of the run.
+        random: Seed of a purpose of the server in this round.
+        notes: Numbers that a method wants to see beside the round's metrics, by name.
+    """
+
+    clients: Sequence[ClientInfo]
+    classes: int
+    features: int
+    hops: int
+    train: TrainOptions
+    models: Mapping[str, Sequence[ModelInfo]]
+    initial: Tensor
+    build: Callable[[str, int], FlatModel]
+    device: torch.device
+    round: int
+    rounds: int
+    seed: int
+    random: Callable[[str], int]
+    notes: dict[str, float] = field(default_factory=dict)
+
+    def model_of(self, client: int, name: str = MODEL) -> ModelInfo:
+        """The kind of one of a client's models."""
+        kinds = self.models[name]
+        return kinds[self.clients[client].model if name == MODEL else 0]
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A random stream of its own for every purpose of a round."""
+        return generator_on(self.device).manual_seed(self.random(purpose))

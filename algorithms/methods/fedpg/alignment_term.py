@@ -1,0 +1,126 @@
+"""The term of a client's loss that draws its prototypes towards their targets (FedPG, eq. 6).
+
+Axes: N nodes, R of them in reach of a prototype, L levels, C classes, H width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Term
+from algorithms.client import Client
+from algorithms.losses.alignment import node_alignment, prototype_alignment
+from algorithms.losses.prototypes import unit
+from algorithms.methods.fedpg.annotation import Annotated
+from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
+from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, start_scorer, train_scorer
+
+
+class Targets(NamedTuple):
+    """What a client is sent.
+
+    Attributes:
+        proto_LCH: Target prototypes.
+        known_LC: Which of them mean something.
+    """
+
+    proto_LCH: Tensor
+    known_LC: Tensor
+
+
+class Reach(NamedTuple):
+    """The nodes that the prototypes of a client rest on, as its model of the visit's start annotates them.
+
+    Attributes:
+        nodes: The annotation of all nodes.
+        rows: Nodes with weight in any prototype, ascending, int64 `[R]`.
+        weight_LR: Their weights.
+        target_LCH: Targets.
+        present_LC: Prototypes that the client has and that have a target.
+    """
+
+    nodes: Annotated
+    rows: Tensor
+    weight_LR: Tensor
+    target_LCH: Tensor
+    present_LC: Tensor
+
+
+def reach_of(client: Client, nodes: Annotated, targets: Targets) -> Reach | None:
+    """What the alignment of a visit looks at; None if no prototype of the client has a target."""
+    hops = len(targets.known_LC) - 1
+    weight_LN, counts_LC = hop_weights(client.data, nodes.class_N, nodes.centre_N, hops)
+    present_LC = (counts_LC > 0) & targets.known_LC
+    if not bool(present_LC.any()):
+        return None
+    rows = (weight_LN > 0).any(0).nonzero()[:, 0]
+    return Reach(nodes, rows, weight_LN[:, rows], targets.proto_LCH, present_LC)
+
+
+def by_node(client: Client, reach: Reach) -> Term:
+    """Mean over the present prototypes of the mean squared distance of their nodes from the target.
+
+    Hop 1 measures the means of neighbours, hop 2 the prototype.
+    """
+    (class_N, centre_N, _), rows = reach.nodes, reach.rows
+    class_R, centre_R = class_N[rows], centre_N[rows]
+    target_LCH, present_LC = reach.target_LCH, reach.present_LC
+    hops = len(target_LCH) - 1
+    forward = client.model.forward(rows)
+    if hops >= 1:
+        means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
+
+    def term() -> Tensor:
+        z_RH = unit(forward().embedding_NH)
+        total = node_alignment(z_RH[centre_R], class_R[centre_R], target_LCH[0], present_LC[0])
+        if hops >= 1:
+            near = torch.sparse.mm(means, z_RH)
+            total = total + node_alignment(near, mean_class, target_LCH[1], present_LC[1])
+        if hops >= 2:
+            far_LCH = hop_prototypes(z_RH, class_R, reach.weight_LR[2:], client.info.classes)
+            total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
+        return total / present_LC.sum()
+
+    return term
+
+
+def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) -> Term:
+    """Sum over the present prototypes of the distance from their targets, not squared (eq. 6).
+
+    Args:
+        client: The client.
+        reach: Its nodes.
+        weights: Gives the weights `[L, R]` in every step.
+    """
+    class_R = reach.nodes.class_N[reach.rows]
+    forward = client.model.forward(reach.rows)
+
+    def term() -> Tensor:
+        proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, weights(), client.info.classes)
+        return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
+
+    return term
+
+
+def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Tensor]:
+    """Weights `[L, R]` by the client's scorer, which learns from the loss of the step before.
+
+    Args:
+        client: The client; its state holds the scorer, which is started here if there is none.
+        reach: Its nodes.
+        lr: Learning rate of the scorer.
+    """
+    (class_N, centre_N, z_NH), hops = reach.nodes, len(reach.target_LCH) - 1
+    scorer = client.state.get(SCORER)
+    if scorer is None:
+        scorer = start_scorer(hops, z_NH.shape[1], client.rng("attention"))
+    client.state[SCORER] = scorer.requires_grad_()
+
+    def weights() -> Tensor:
+        train_scorer(client.state, lr)
+        g_HN = attention_weights(client.state[SCORER], z_NH)
+        return hop_weights(client.data, class_N, centre_N, hops, g_HN)[0][:, reach.rows]
+
+    return weights

@@ -1,0 +1,90 @@
+"""What a host keeps of one job: all of it can be made again."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from algorithms.client import ClientInfo
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import MODEL
+from algorithms.training.local_training import LocalTrainer
+from algorithms.training.stacked_training import StackedTrainer
+from engine.hosts.device import placed
+from engine.hosts.open_views import OpenViews
+from engine.hosts.stacking import stacked_models
+from engine.wire.job import Job
+from engine.wire.models import kind_of
+from storage.store import Store
+from storage.view import Memo, View
+
+
+class OpenedJob:
+    """Method, models, trainers and data views of a job on a host.
+
+    Attributes:
+        job: The job.
+        device: Where the host computes.
+        algorithm: The method.
+        infos: Sizes of all clients.
+        views: Data of the clients.
+    """
+
+    def __init__(self, job: Job, device: torch.device, memo: Memo) -> None:
+        """Builds what training needs.
+
+        Args:
+            job: The job.
+            device: Where the host computes.
+            memo: The host's cache.
+
+        Raises:
+            ShoalError: The store or the method does not fit the job.
+        """
+        store = Store(job.store_path)
+        self.job, self.device = job, device
+        self.algorithm = job.algorithm()
+        self.infos = job.infos(store)
+        self.views = OpenViews(partial(job.view, store, memo=memo, device=device))
+        # Those on the processor draw initial parameters, which so are the same on any device.
+        self._kinds = job.build_models(store, self.algorithm)
+        self._flats = {name: placed([kind.flat for kind in kinds], device) for name, kinds in self._kinds.items()}
+        own = self._flats[MODEL]
+        numbers = range(len(own))
+        self._trainers = [LocalTrainer(self._of_number(number), job.train, self.algorithm) for number in numbers]
+        stacked = stacked_models(job.path, device.type, self.algorithm, own, job.train)
+        self._stacked = [StackedTrainer(own[number], job.train) if stacked[number] else None for number in numbers]
+        self._initials: dict[tuple[str, int], torch.Tensor] = {}
+
+    def _of_number(self, number: int) -> dict[str, FlatModel]:
+        return {name: flats[number if len(flats) > 1 else 0] for name, flats in self._flats.items()}
+
+    def models(self, info: ClientInfo) -> Mapping[str, FlatModel]:
+        """The host's models that a client trains, by name."""
+        return self._of_number(info.model)
+
+    def trainer(self, info: ClientInfo) -> LocalTrainer:
+        """The trainer of a client's models."""
+        return self._trainers[info.model]
+
+    def stacked_trainer(self, ids: Sequence[int]) -> StackedTrainer | None:
+        """What trains the clients of a cell in one batch; None: they are trained one by one."""
+        return self._stacked[self.infos[ids[0]].model]
+
+    def initial(self, info: ClientInfo, name: str) -> torch.Tensor:
+        """Initial parameters of one of a client's models; those that all clients of its kind share are drawn once."""
+        kind = kind_of(self._kinds, info, name)
+        if kind.spec.init == "own":
+            return self.job.initial(kind, name, info.client)
+        place = name, info.model
+        if place not in self._initials:
+            self._initials[place] = self.job.initial(kind, name, info.client)
+        return self._initials[place]
+
+    def touch(self, view: View) -> None:
+        """Brings into memory what training reads of a client's files."""
+        for model in self.models(self.infos[view.client]).values():
+            if model.coupled is None:
+                view.touch(model.inputs, training=True)
+            elif not model.coupled.fanouts:
+                view.touch([0], training=False, edges=True)

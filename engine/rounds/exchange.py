@@ -1,0 +1,129 @@
+"""Cells out to the hosts and outcomes back into the draft of the state: one phase of a method, or an evaluation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from algorithms.client import ClientInfo
+from algorithms.protocol import Ask, Replies, Tree
+from engine.rounds.metering import Meter
+from engine.rounds.pool import Pool
+from engine.rounds.reduction import Sums, combine
+from engine.rounds.state import FederationState
+from engine.wire.cell import Cell, Outcome, evaluation_cell, form_cells
+from storage.errors import ShoalError
+
+
+class Exchange:
+    """What one round has to do with clients.
+
+    Attributes:
+        cohort: Clients of the round, ascending; those that fail are taken out.
+        draft: The state that the round works on.
+    """
+
+    def __init__(
+        self,
+        infos: Sequence[ClientInfo],
+        cell_size: int | str,
+        pool: Pool,
+        before: FederationState,
+        draft: FederationState,
+        cohort: Sequence[int],
+        meter: Meter,
+    ) -> None:
+        """Of one round.
+
+        Args:
+            infos: Sizes of all clients.
+            cell_size: Clients of a cell, or `auto`.
+            pool: Where cells run.
+            before: The state that the round started from.
+            draft: A copy that the round changes.
+            cohort: Clients of the round.
+            meter: Counts.
+        """
+        self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
+        self.draft, self.cohort, self._meter = draft, list(cohort), meter
+
+    def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> tuple[Replies, Tree]:
+        """Runs one phase; gives what the server sees, and what the engine holds for mixing.
+
+        Args:
+            ask: What the method asks for.
+            is_last_visit: Whether a client does not train again before the next evaluation, so that it is evaluated
+                now, as it is after its last local step.
+
+        Raises:
+            ShoalError: No client answered.
+        """
+        draft = self.draft
+        ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
+        score = frozenset(i for i in ids if ask.train and is_last_visit(i))
+        cells = [
+            Cell(
+                draft.round,
+                cell,
+                ask.phase,
+                ask.up,
+                ask.train,
+                private=_pick(ask.private, cell),
+                states=_pick(draft.clients, cell),
+                inboxes=_pick(draft.inboxes, cell),
+                score=score & frozenset(cell),
+                cost=self._cost(cell),
+            )
+            for cell in form_cells(ids, self._infos, self._cell_size)
+        ]
+        self._meter.sent(ask, ids)
+        outcomes, sums = self._run(cells, ask.shared)
+        for outcome in outcomes:
+            draft.clients.update(outcome.states)
+            draft.touched.update({i: i in outcome.scores for i in outcome.ids})
+            draft.scores.setdefault("trained", {}).update(outcome.scores)
+            if ask.train:
+                self._meter.trained(outcome)
+        answered = [outcome for outcome in outcomes if outcome.ids]
+        if ids and not answered:
+            line, detail = next(iter(outcomes[0].failures.values()))
+            raise ShoalError(f"no client of the cohort answered; the first: {line}", detail)
+        return combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
+
+    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
+        """Counts of some clients after a download; `fresh` ones bring nothing of their own."""
+        states = {} if fresh else self.draft.clients
+        inboxes = {} if fresh else self.draft.inboxes
+        cells = [
+            evaluation_cell(self.draft.round, cell, states, inboxes, self._cost(cell))
+            for cell in form_cells(ids, self._infos, self._cell_size)
+        ]
+        outcomes, _ = self._run(cells, download)
+        return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
+
+    def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums]:
+        outcomes: dict[int, Outcome] = {}
+        sums = Sums()
+        self._meter.expect(sum(len(cell.ids) for cell in cells))
+        with self._meter.waiting() as pause:
+            for position, outcome in self._pool.run_cells(cells, shared):
+                outcomes[position] = outcome
+                with pause.working():
+                    sums.take(position, outcome)
+                self._meter.ran(len(cells[position].ids), outcome)
+        for outcome in outcomes.values():
+            for client, failure in outcome.failures.items():
+                self._leave_out(client, failure)
+        return [outcomes[position] for position in range(len(cells))], sums
+
+    def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
+        """A client that fails takes no further part in the round and is as it was before it."""
+        self._meter.failures[client] = failure
+        if client in self.cohort:
+            self.cohort.remove(client)
+        self.draft.restore(client, self._before)
+
+    def _cost(self, ids: Sequence[int]) -> float:
+        return float(sum(self._infos[i].nodes + 10 * self._infos[i].train for i in ids))
+
+
+def _pick(trees: Mapping[int, Tree], ids: Sequence[int]) -> dict[int, Tree]:
+    return {i: trees[i] for i in ids if i in trees}

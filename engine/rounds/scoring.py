@@ -1,0 +1,71 @@
+"""From predictions to the numbers of a table: counts per client and class, summed up in several weightings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from algorithms.base import Algorithm, Given
+from algorithms.client import Client
+
+PARTS = ("val", "test")
+SUPPORT, PREDICTED, CORRECT = range(3)
+
+
+def score(algorithm: Algorithm, client: Client, given: Given) -> np.ndarray:
+    """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so."""
+    counts = np.zeros((2, 3, client.info.classes), dtype=np.int64)
+    for part, name in enumerate(PARTS):
+        rows = getattr(client.data, name)
+        if not len(rows):
+            continue
+        predicted = algorithm.predict(client, given, name).argmax(1)
+        label = client.data.label[rows]
+        right = label[predicted == label]
+        for kind, classes in ((SUPPORT, label), (PREDICTED, predicted), (CORRECT, right)):
+            counts[part, kind] = torch.bincount(classes, minlength=client.info.classes).cpu().numpy()
+    return counts
+
+
+def macro_f1(counts: np.ndarray) -> float:
+    """Macro-F1 over the classes that occur or are predicted; counts `[3, C]`. NaN without rows."""
+    support, predicted, correct = counts
+    seen = (support + predicted) > 0
+    return float(np.mean(2 * correct[seen] / (support + predicted)[seen])) if seen.any() else float("nan")
+
+
+def summarize(scores: Mapping[int, np.ndarray], nodes: Mapping[int, int]) -> dict[str, Any]:
+    """All weightings of one scope.
+
+    Accuracy of a client without rows of a part is undefined; such a client has no weight there.
+
+    Args:
+        scores: Counts by client, `[2, 3, C]`.
+        nodes: All rows of every client's shard.
+
+    Returns:
+        For `val` and `test`: accuracy weighted by all nodes (`nodes`, as OpenFGL and FedGTA's code), by evaluated rows
+        (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
+        clients (`f1_clients`); minimum, median, maximum over clients.
+    """
+    result: dict[str, Any] = {}
+    for part, name in enumerate(PARTS):
+        clients = [i for i in sorted(scores) if scores[i][part, SUPPORT].sum() > 0]
+        if not clients:
+            continue
+        counts = np.stack([scores[i][part] for i in clients])
+        rows, right = counts[:, SUPPORT].sum(1), counts[:, CORRECT].sum(1)
+        accuracy = right / rows
+        size = np.array([nodes[i] for i in clients])
+        result[name] = {
+            "nodes": float((size * accuracy).sum() / size.sum()),
+            "rows": float(right.sum() / rows.sum()),
+            "clients": float(accuracy.mean()),
+            "f1": macro_f1(counts.sum(0)),
+            "f1_clients": float(np.mean([macro_f1(c) for c in counts])),
+            "min": float(accuracy.min()),
+            "median": float(np.median(accuracy)),
+            "max": float(accuracy.max()),
+        }
+    return result
