@@ -1,15 +1,12 @@
 """A whole graph in memory, before any client exists, in the one form every later step relies on."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from storage.errors import ShoalError
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
 
@@ -65,12 +62,6 @@ class Graph:
     @property
     def features(self) -> int:
         return int(self.x.shape[1])
-
-    def to_pyg(self) -> "Data":
-        """A PyTorch Geometric `Data`; see `storage.adapters.pyg.to_pyg`."""
-        from storage.adapters.pyg import to_pyg
-
-        return to_pyg(self)
 
 
 def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +11,6 @@ from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile
 from storage.errors import ShoalError
 from storage.induced import Induced
-from storage.split import Split
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 MAX_ENTRIES = 2**31
 
@@ -47,12 +42,6 @@ class Shard:
     @property
     def entries(self) -> int:
         return len(self.indices)
-
-    def to_pyg(self, split: Split | None = None) -> "Data":
-        """A PyTorch Geometric `Data`, with masks if a split is given; see `storage.adapters.pyg.to_pyg`."""
-        from storage.adapters.pyg import to_pyg
-
-        return to_pyg(self, split)
 
 
 def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np.ndarray) -> FileRecord:
