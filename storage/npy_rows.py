@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from storage.atomic import cannot_write
 from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.journal import Journal
+from storage.resumable_file import to_disk
 from storage.watch import step
 
 HEADER_BYTES = 128
@@ -79,9 +79,3 @@ def write_rows(
         log.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def to_disk(file: BinaryIO) -> None:
-    """Waits until what was written cannot be lost with the machine's power."""
-    file.flush()
-    os.fsync(file.fileno())
