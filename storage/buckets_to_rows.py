@@ -43,7 +43,7 @@ def buckets_to_rows(
         work: Folder of the CSR in the making.
         capacity: Keys that memory holds at once.
         journal: Says that all keys are in buckets, and which of these are done.
-        where: File or dataset, for whoever watches.
+        where: File or dataset, for the report of progress.
 
     Raises:
         ShoalError: The disk is too small.

@@ -33,7 +33,7 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
     """Writes both keys of every edge that is no loop, and notes in the journal that it is done, and the loops.
 
     Args:
-        edges: What is read, from where the journal says.
+        edges: The edges; those that the journal has are not read again.
         buckets: For all keys of the graph.
         work: Folder of the CSR in the making.
         memory_limit: Bytes of memory to use; about as many bytes of scratch are written between two journal entries.

@@ -40,8 +40,8 @@ def external_csr(
             same order every time; asked for a `first` other than 0 only after a kill, and then at the end of a block.
         nodes: Number of nodes N, at most 2^31 - 1.
         edges: Number of edges that the blocks hold, before cleaning.
-        folder: Gets the result; beside it lies scratch of 16 bytes an edge while this runs.
-        memory_limit: Bytes of memory to use beside the given blocks and the interpreter; what is mapped can be evicted.
+        folder: Gets the result; scratch of 16 bytes an edge is next to it while this runs.
+        memory_limit: Bytes of memory to use, without the given blocks, the interpreter, and memory maps.
         where: File or dataset that an error names.
 
     Returns:

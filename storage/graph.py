@@ -36,7 +36,7 @@ class Graph:
         split: The dataset's own split, int8 `[N]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
         assignment: The dataset's own client of every node, int32 `[N]`; None if it has none.
         cleaning: What was done to the edges as published.
-        synthetic: True if nobody published this graph; said wherever its numbers appear.
+        synthetic: True if the graph was generated and not published; reported with every result on it.
     """
 
     name: str
@@ -82,8 +82,8 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     if edge_index.size:
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= nodes:
-            stranger = low if low < 0 else high
-            raise ShoalError(f"{where}: edge_index names node {stranger}, but the {nodes} nodes count from 0")
+            outside = low if low < 0 else high
+            raise ShoalError(f"{where}: edge_index names node {outside}, but the {nodes} nodes count from 0")
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]
