@@ -1,4 +1,4 @@
-"""Graph to client of every node, one file a method, and the quality of the result."""
+"""The client of every node: one file for each method, and the quality of the result."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ def partition(
         options: Method, number of clients and what the method needs.
         labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
             training nodes, where every client must get one. Default: every node with a label.
-        workspace: Where temporary files of 'kaminpar' and 'semi-external' go, and who is told of progress.
+        workspace: Folder for temporary files of 'kaminpar' and 'semi-external', and where progress is reported.
 
     Raises:
         ShoalError: The method is unknown, clients are fewer than one or more than nodes, or what a file holds

@@ -1,4 +1,4 @@
-"""Bounds on the size of parts, kept to the node."""
+"""Exact bounds on the size of parts: too large parts give nodes away, nodes without a part get one."""
 
 import heapq
 
@@ -7,11 +7,12 @@ import numpy as np
 
 from partition.blocks import Level, blocks
 
+# Losses below EXACT are counted one by one, larger ones by powers of two.
 EXACT = 32
 LOSSES = EXACT + 32
 
 
-def largest(nodes: int, clients: int, imbalance: float) -> int:
+def size_bound(nodes: int, clients: int, imbalance: float) -> int:
     """Most nodes that a client may have: `imbalance` times the mean, rounded down, or the mean, rounded up."""
     # A mean of 1000 and an imbalance of 1.03 are 1030, which the product of floats just misses.
     return max(-(-nodes // clients), int(imbalance * nodes / clients + 1e-6))
@@ -27,7 +28,7 @@ def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, e
         level: The finest graph: nodes weigh one.
         part_N: Part of every node, int32 `[N]`, -1 for nodes that have none.
         weight_P: Nodes of every part, int64; kept up to date.
-        high: Bound; there is room for all nodes.
+        high: Bound; all parts together have room for all nodes.
         entries: Entries read at a time; changes no number.
     """
     assert level.node_weights is None
@@ -41,11 +42,11 @@ def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, e
     for b in blocks(level, entries):
         _losses(b.first, b.indptr, b.indices, part_N, weight_P, connection_P, high, loss_N, to_N, count_PL)
     last_P = (np.cumsum(count_PL, axis=1) < (weight_P - high)[:, None]).sum(axis=1)
-    _leave(part_N, weight_P, high, loss_N, to_N, last_P)
+    _move_out(part_N, weight_P, high, loss_N, to_N, last_P)
 
 
-def deal(part_N: np.ndarray, weight_P: np.ndarray, node_weights: np.ndarray | None) -> None:
-    """Gives every node of part -1, the heaviest first, to what is then the lightest part, in place."""
+def fill_lightest(part_N: np.ndarray, weight_P: np.ndarray, node_weights: np.ndarray | None) -> None:
+    """Gives each node of part -1, the heaviest first, to the part that is the lightest at that moment, in place."""
     left = np.flatnonzero(part_N < 0).astype(np.int32)
     if len(left) == 0:
         return
@@ -53,11 +54,11 @@ def deal(part_N: np.ndarray, weight_P: np.ndarray, node_weights: np.ndarray | No
     if node_weights is not None:
         left = left[np.argsort(-node_weights[left], kind="stable")]
         weights = node_weights[left]
-    _deal(left, weights, part_N, weight_P)
+    _fill_lightest(left, weights, part_N, weight_P)
 
 
 @numba.njit(cache=True)
-def _deal(left: np.ndarray, weights: np.ndarray | None, part_N: np.ndarray, weight_P: np.ndarray) -> None:
+def _fill_lightest(left: np.ndarray, weights: np.ndarray | None, part_N: np.ndarray, weight_P: np.ndarray) -> None:
     heap = [(weight_P[part], part) for part in range(len(weight_P))]
     heapq.heapify(heap)
     for i in range(len(left)):
@@ -113,11 +114,11 @@ def _losses(
 
 
 @numba.njit(cache=True)
-def _leave(
+def _move_out(
     part_N: np.ndarray, weight_P: np.ndarray, high: int, loss_N: np.ndarray, to_N: np.ndarray, last_P: np.ndarray
 ) -> None:
     """First all nodes that lose less than the last loss needed, then as many of those as are needed."""
-    room = 0
+    open_part = 0
     for last in range(2):
         for node in range(len(part_N)):
             own = part_N[node]
@@ -125,9 +126,9 @@ def _leave(
                 continue
             to = to_N[node]
             if to < 0 or weight_P[to] >= high:
-                while weight_P[room] >= high:
-                    room += 1
-                to = room
+                while weight_P[open_part] >= high:
+                    open_part += 1
+                to = open_part
             part_N[node] = to
             weight_P[own] -= 1
             weight_P[to] += 1

@@ -1,4 +1,4 @@
-"""Reading a graph that lies on disk: whole rows, block by block, in order."""
+"""Reading a graph on disk: whole rows, block by block, in order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ import numpy as np
 from storage.mapped import read, row_blocks
 from storage.watch import step
 
-LONG = 1 << 27
+# A pass over at least so many entries is shown as a step.
+LONG_PASS = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ class Block:
 def blocks(level: Level, entries: int) -> Iterator[Block]:
     """All rows in ascending order, in blocks of at most `entries` entries, or of one row where that has more.
 
-    A pass over so many entries that it takes a while is shown as a step.
+    A long pass is shown as a step.
     """
-    if level.entries < LONG:
+    if level.entries < LONG_PASS:
         yield from _blocks(level, entries)
         return
     with step("pass over the edges", level.entries, "entries") as advance:

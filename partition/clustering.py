@@ -9,14 +9,14 @@ from partition.blocks import Level, blocks
 from partition.tally import mix, slots_for, tally, widest_row
 
 PASSES = 8
-# A pass that moves no more than this share of the nodes is the last.
+# The last pass is the first that moves at most this share of the nodes.
 SETTLED = 0.01
 
 
 def cluster(
     level: Level, limit: int, enough: int, seed: int, entries: int, report: Callable[[str], None]
 ) -> np.ndarray:
-    """Cluster of every node, int32 `[N]`, named after some node; -1 for a node without edges.
+    """Cluster of every node, int32 `[N]`, with the number of some node; -1 for a node without edges.
 
     In every pass each node, in order, moves to the cluster that it has most edge weight to, of those that it keeps
     within `limit`; a hash of seed and cluster decides between equals (Meyerhenke, Sanders and Schulz, "Partitioning
@@ -29,10 +29,10 @@ def cluster(
     Args:
         level: The graph; its entries are read once a pass.
         limit: Largest weight of a cluster; a heavier node is a cluster of its own.
-        enough: Nodes that stay alone are joined if there are more clusters than this.
+        enough: Number of clusters that is small enough; nodes that stay alone are joined only if there are more.
         seed: Of the hash.
         entries: Entries read at a time; changes no number.
-        report: Told what every pass moved.
+        report: Called with one line a pass: how many nodes moved.
     """
     label_N = np.arange(level.nodes, dtype=np.int32)
     weight_N = np.ones(level.nodes, dtype=np.int32)

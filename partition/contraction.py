@@ -25,7 +25,7 @@ def number_clusters(label_N: np.ndarray) -> int:
 
 
 def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entries: int, bucket: int) -> Level:
-    """The graph of clusters; edges inside a cluster vanish, the weights of the others add up.
+    """The graph of clusters; edges inside a cluster are dropped, the weights of the others are added.
 
     Entries between clusters go to files by range of coarse node, and every file is merged in memory. So the work
     needs as much disk as there are such entries, 8 bytes each (12 if the level has weights), and as much again at

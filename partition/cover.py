@@ -13,10 +13,10 @@ def assert_cover(assignment: np.ndarray, nodes: int, clients: int) -> None:
 
 
 def fill_empty(assignment: np.ndarray, clients: int) -> np.ndarray:
-    """Gives every empty client one node: the highest node id of what is then the largest client, int32 `[N]`.
+    """Gives every empty client one node: the one of highest id in the client that is the largest at that moment.
 
-    Empty clients are filled in ascending order and the lowest of equally large clients gives, so the input
-    alone determines the result. There must be at least as many nodes as clients.
+    Empty clients are filled in ascending order, and of equally large clients the first gives a node, so the input
+    alone determines the result, int32 `[N]`. There must be at least as many nodes as clients.
     """
     sizes = np.bincount(assignment, minlength=clients)
     if sizes.min() > 0:

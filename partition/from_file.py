@@ -1,4 +1,4 @@
-"""An assignment that somebody else made: an `.npy` file, or the dataset's own."""
+"""A given assignment: from an `.npy` file, or the dataset's own."""
 
 import numpy as np
 

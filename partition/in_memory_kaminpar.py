@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partition.balance import balance, largest
+from partition.balance import balance, size_bound
 from partition.blocks import Level
 from partition.cover import fill_empty
 from partition.memory import BLOCK, BUCKET
@@ -27,8 +27,8 @@ def by_kaminpar(
     Partitioning", ESA 2021).
 
     One thread, since several give another result every time. The largest part has at most max(floor(imbalance N /
-    clients), ceil(N / clients)) nodes; nothing bounds the smallest, which on some graphs has a few nodes, or the one
-    that `fill_empty` gives it. KaMinPar's generator is global, so its seed is changed for whoever uses it next. A
+    clients), ceil(N / clients)) nodes; the smallest has no bound: on some graphs it has a few nodes, or the one
+    that `fill_empty` gives it. KaMinPar's generator is global: later calls in this process get its changed seed. A
     graph without edges is cut into blocks of consecutive nodes.
 
     Raises:
@@ -41,7 +41,7 @@ def by_kaminpar(
     if clients == 1 or graph.entries == 0:
         return (np.arange(graph.nodes) * clients // graph.nodes).astype(np.int32)
     level = Level(graph.indptr, graph.indices)
-    high = largest(graph.nodes, clients, options.imbalance)
+    high = size_bound(graph.nodes, clients, options.imbalance)
     with workspace.scratch() as folder:
         workspace.report(f"writing {graph.entries // 2} edges for KaMinPar")
         write_parhip(level, folder / "graph.parhip")

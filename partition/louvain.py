@@ -28,9 +28,9 @@ def communities(graph: Graph, resolution: float, seed: int) -> np.ndarray:
     """Louvain community of every node, int64 `[N]`, numbered from 0 without gaps (Blondel et al., 2008).
 
     One thread, in an order drawn from the seed: the same seed gives the same communities. NetworKit's
-    generator is global, so its seed is changed for whoever uses it next.
+    generator is global: later calls in this process get its changed seed.
     """
-    # Takes a second, which no other method should have to wait for.
+    # Importing it takes a second, which other methods need not wait for.
     import networkit
 
     rows = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))

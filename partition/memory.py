@@ -1,4 +1,4 @@
-"""What semi-external partitioning needs in memory, and what it makes of a limit."""
+"""The memory that semi-external partitioning needs, and its buffers under a limit."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ OF_METIS_ENTRY = 110
 OF_BLOCK_ENTRY = 24
 OF_BUCKET_ENTRY = 24
 BUFFERS = 16 << 20
-# What compiling the loops, or loading them from the cache, adds to the process.
+# Memory that the process needs to compile the loops, or to load them from the cache.
 CODE = 112 << 20
 
 BLOCK = 1 << 22
@@ -22,7 +22,7 @@ BUCKET = 1 << 23
 
 @dataclass(frozen=True)
 class Memory:
-    """A limit, and how large the buffers under it are.
+    """A limit, and the sizes of the buffers under it.
 
     Attributes:
         limit: Bytes that partitioning may use beyond the process as it was; None: what METIS needs is not limited.
@@ -36,7 +36,7 @@ class Memory:
 
     @classmethod
     def of(cls, limit: int | None, nodes: int) -> "Memory":
-        """Buffers for a graph of so many nodes: half of what its nodes leave over, as far as that is of use.
+        """Buffers for a graph of so many nodes: up to half of the memory that the arrays of its nodes leave free.
 
         Raises:
             ShoalError: The limit does not hold the arrays of the nodes.

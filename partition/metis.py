@@ -18,7 +18,7 @@ def by_metis(
     """Multilevel k-way partition of small edge cut, int32 `[N]` (Karypis and Kumar, JPDC 48(1), 1998).
 
     On tiny graphs METIS may leave a part empty; it then gets one node of the largest part, as `fill_empty`
-    says. A graph without edges is cut into blocks of consecutive nodes, since every partition cuts nothing.
+    says. A graph without edges is cut into blocks of consecutive nodes, since no partition cuts an edge.
     """
     if options.clients == 1:
         return np.zeros(graph.nodes, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""What a user may ask of a partitioner: the keys under `partition` in a config."""
+"""The options of a partitioner: the keys under `partition` in a config."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class PartitionOptions:
         clients: Number of clients.
         seed: Seed of the method, 0 to 2^31 - 1; the same seed gives the same assignment.
         resolution: Louvain's gamma; larger gives more and smaller communities.
-        imbalance: METIS, KaMinPar, semi-external: largest part over the mean part, at least 1.001; a goal that METIS
-            may just miss, and a bound to the others.
+        imbalance: METIS, KaMinPar, semi-external: largest part over the mean part, at least 1.001; METIS may
+            exceed it slightly, the others keep it as `size_bound` says.
         balance: Louvain: what is balanced between clients, 'nodes' or 'labelled' nodes.
         memory_limit: Semi-external: bytes it may use beyond the process as it was; None: not limited.
         file: File: an `.npy` of the client of every node, integers `[N]`; None: the dataset's own assignment.

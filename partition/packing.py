@@ -34,7 +34,7 @@ class Capacity:
 
 
 def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = None) -> np.ndarray:
-    """Client of every node, int32 `[N]`: communities are cut to size and dealt out, largest first.
+    """Client of every node, int32 `[N]`: communities are cut to size and given to clients, largest first.
 
     1. A community larger than a chunk is cut into consecutive chunks of ascending node id; the remainder is a
        group of its own.
@@ -62,7 +62,7 @@ def pack(communities: np.ndarray, clients: int, labelled: np.ndarray | None = No
     nodes_G = np.bincount(group_N)
     load_G = np.zeros(len(nodes_G), dtype=np.int64)
     np.add.at(load_G, group_N, load_N)
-    client_G = deal(load_G, nodes_G, clients, capacity)
+    client_G = assign(load_G, nodes_G, clients, capacity)
     return fill_empty(client_G[group_N], clients)
 
 
@@ -95,7 +95,7 @@ def cut(communities: np.ndarray, load_N: np.ndarray, chunk: int, chunk_nodes: in
     return group_N
 
 
-def deal(load_G: np.ndarray, nodes_G: np.ndarray, clients: int, capacity: Capacity) -> np.ndarray:
+def assign(load_G: np.ndarray, nodes_G: np.ndarray, clients: int, capacity: Capacity) -> np.ndarray:
     """Client of every group, int32 `[G]`, by steps 2 and 3 of `pack`."""
     client_G = np.empty(len(load_G), dtype=np.int32)
     load = np.zeros(clients, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a partition costs the clients: edges cut, sizes, and how far their labels differ."""
+"""Quality of a partition: the edges it cuts, the sizes of clients, and how much their labels differ."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +14,7 @@ class Quality:
     """Figures of one partition; tuples have one entry a client.
 
     Attributes:
-        cut_fraction: Share of directed entries whose ends lie in different clients; 0 if there are none.
+        cut_fraction: Share of directed entries whose ends are in different clients; 0 if there are none.
         balance: Nodes of the largest client over the mean.
         nodes_min: Nodes of the smallest client.
         nodes_median: Median over clients.

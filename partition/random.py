@@ -1,4 +1,4 @@
-"""Nodes dealt out at random: the partition that keeps no structure."""
+"""A random client for every node: the partition that keeps no structure."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def by_random(
     labelled_mask: np.ndarray | None = None,
     workspace: Workspace | None = None,
 ) -> np.ndarray:
-    """A seeded permutation of the nodes dealt out in turn, int32 `[N]`: sizes differ by at most one."""
+    """Client of every node, int32 `[N]`: clients take turns along a seeded permutation; sizes differ by at most one."""
     assignment = np.empty(graph.nodes, dtype=np.int32)
     order = np.random.default_rng(options.seed).permutation(graph.nodes)
     assignment[order] = np.arange(graph.nodes) % options.clients

@@ -9,7 +9,7 @@ from partition.blocks import Level, blocks
 from storage.prefetch import fetch_ahead
 
 PASSES = 6
-# A pass that moves no more than this share of the nodes is the last.
+# The last pass is the first that moves at most this share of the nodes.
 SETTLED = 0.001
 
 
@@ -33,7 +33,7 @@ def refine(
         low: No move brings a part below this weight.
         high: No move brings a part above this weight.
         entries: Entries read at a time; changes no number.
-        report: Told what every pass moved.
+        report: Called with one line a pass: how many nodes moved.
     """
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
     for number in range(PASSES):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pymetis
 
-from partition.balance import balance, deal, largest
+from partition.balance import balance, fill_lightest, size_bound
 from partition.blocks import Level
 from partition.clustering import cluster
 from partition.contraction import contract, mapped, number_clusters
@@ -17,15 +17,15 @@ from partition.workspace import Workspace
 from storage.graph import Graph
 from storage.mapped import ROWS, read
 
-# A part holds at least so many clusters; each further level of contraction halves the number.
+# A part consists of at least so many clusters; each further level of contraction halves the number.
 CLUSTERS = 20
 LEAST_CLUSTERS = 3
-# A graph is small enough for METIS with so many nodes, or so many a part.
+# METIS gets a graph once it has at most so many nodes, or at most so many for each part.
 SMALL = 200_000
 SMALL_PART = 30
-# Contraction that keeps more than this share of the nodes has come to its end.
+# Contraction ends when it would keep more than this share of the nodes.
 STALLED = 0.95
-# METIS is run this often on the coarsest graph, as long as all runs together read so many entries.
+# Number of runs of METIS on the coarsest graph; fewer if they would read more than so many entries together.
 CUTS = 16
 CUTS_ENTRIES = 1 << 24
 
@@ -72,7 +72,7 @@ class _Hierarchy:
         self.folder = folder
         self.levels = [finest]
         self.small = max(SMALL, SMALL_PART * options.clients)
-        self.high = largest(finest.nodes, options.clients, options.imbalance)
+        self.high = size_bound(finest.nodes, options.clients, options.imbalance)
 
     def partition(self) -> np.ndarray:
         while self.levels[-1].entries and not self._is_small() and self._coarsen():
@@ -90,7 +90,7 @@ class _Hierarchy:
         return len(self.levels) > 1 and last.nodes <= self.small and self.memory.holds_metis(last.nodes, last.entries)
 
     def _coarsen(self) -> bool:
-        """Adds a level, unless it would hardly be smaller than the last."""
+        """Adds a level, unless it would be almost as large as the last."""
         depth = len(self.levels) - 1
         last, memory = self.levels[-1], self.memory
         limit = max(1, self.high // max(CLUSTERS >> depth, LEAST_CLUSTERS))
@@ -117,9 +117,9 @@ class _Hierarchy:
         self.report(f"METIS: {last.nodes} nodes, {last.entries // 2} edges, {clients} parts")
         result = pymetis.part_graph(
             clients,
-            pymetis.CSRAdjacency(read(last.indptr, 0, last.nodes + 1), _wide(last.indices)),
-            vweights=_wide(last.node_weights),
-            eweights=_wide(last.weights),
+            pymetis.CSRAdjacency(read(last.indptr, 0, last.nodes + 1), _int64(last.indices)),
+            vweights=_int64(last.node_weights),
+            eweights=_int64(last.weights),
             recursive=False,
             options=pymetis.Options(
                 # METIS seeds the C library's rand(), to which 0 and 1 are the same seed.
@@ -145,18 +145,18 @@ class _Hierarchy:
         options, block = self.options, self.memory.block
         weight_P = _weights(part_N, level.node_weights, options.clients)
         placed = int(weight_P.sum())
-        # Nodes that are dealt out later must not make room for connected nodes now: clients would differ in edges.
-        high = largest(placed, options.clients, options.imbalance)
+        # The bounds count only nodes with edges: if room for the others were used now, clients would differ in edges.
+        high = size_bound(placed, options.clients, options.imbalance)
         low = int((2 - options.imbalance) * placed / options.clients)
         if level.entries:
             refine(level, part_N, weight_P, low, high, block, self.report)
         if level.node_weights is None:
             balance(level, part_N, weight_P, high, block)
-        deal(part_N, weight_P, level.node_weights)
+        fill_lightest(part_N, weight_P, level.node_weights)
 
 
-def _wide(array: np.ndarray | None) -> np.ndarray | None:
-    """An array as METIS takes it, int64; a memory map's pages are read past the map."""
+def _int64(array: np.ndarray | None) -> np.ndarray | None:
+    """An array as int64, which METIS takes; a memory map is read without keeping its pages."""
     return None if array is None else read(array, 0, len(array)).astype(np.int64)
 
 

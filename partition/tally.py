@@ -67,7 +67,7 @@ def tally(
     """Sums the weights of entries `start` to `stop` by the label of their neighbour.
 
     The number of labels is returned, and the slot of each in `touched`, in the order of their first entry; `key`
-    must be all -1, and the caller makes it so again.
+    must be all -1, and the caller resets it.
     """
     shift = shift_for(stop - start)
     mask = slots_for(stop - start) - 1

@@ -1,4 +1,4 @@
-"""What a partitioner may use and tell while it works; none of it changes the result."""
+"""A partitioner's temporary folder and its reports of progress; neither changes the result."""
 
 import shutil
 import tempfile
@@ -13,28 +13,28 @@ PREFIX = "shoal-partition-"
 
 
 def silent(line: str) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 @dataclass(frozen=True)
 class Workspace:
     """Attributes:
-    folder: Where temporary files go; None: the system's folder for them. One that lies in memory makes
+    folder: Where temporary files go; None: the system's folder for them. One in memory makes
         `semi-external` pointless.
-    report: Called with one line a step, for a user who waits.
+    report: Called with one line for each step.
     """
 
     folder: Path | None = None
     report: Callable[[str], None] = silent
 
     def clear(self) -> None:
-        """Removes what killed processes left in `folder`, which must be in no other partitioner's use."""
+        """Removes what killed processes left in `folder`, which no other partitioner may be using."""
         for left in self.folder.glob(PREFIX + "*") if self.folder else ():
             shutil.rmtree(left, ignore_errors=True)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder of its own, removed with what lies in it when the block ends.
+        """A folder of its own, removed with its content when the block ends.
 
         Raises:
             ShoalError: It cannot be made or written, because the disk is full for instance.

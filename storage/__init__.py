@@ -1,1 +1,1 @@
-"""What lies on disk: datasets in, one Arrow file a client, splits, hop features, the manifest."""
+"""Graphs and how they are stored: datasets in, the shard, split and hops of every client out, and the manifest."""

@@ -1,4 +1,4 @@
-"""What stays in memory, made apart from what comes and goes, and what is wanted soon, made meanwhile."""
+"""Making things in a thread of their own: those that stay in memory, and those that are needed soon."""
 
 import threading
 from collections.abc import Callable
@@ -11,11 +11,11 @@ NAME = "keeper"
 
 
 def apart(make: Callable[[], T]) -> T:
-    """Makes something in the process's keeper thread, whose memory glibc takes from elsewhere, and waits for it.
+    """Makes something that stays in memory, in the process's keeper thread, and waits for it.
 
-    A step of training allocates and frees blocks of megabytes. A small block that stays, placed between them, splits
-    the hole they leave, and the next step takes new memory: without this, a client's first visit costs some such blocks
-    for ever, and their page faults.
+    A step of training allocates and frees blocks of megabytes. If a small block that stays is placed between them, the
+    free space that they leave is split, and the next step needs new memory. A thread of its own has a heap of its own
+    in glibc. Without this, a client's first visit makes the process some such blocks larger, with their page faults.
     """
     if threading.current_thread().name.startswith(NAME):
         return make()
@@ -23,7 +23,7 @@ def apart(make: Callable[[], T]) -> T:
 
 
 def ahead(make: Callable[[], T]) -> "Future[T]":
-    """Begins to make something apart, in a thread that nobody waits for before its result is asked."""
+    """Begins to make something in a second such thread; only the result's `result()` waits for it."""
     return _keeper(f"{NAME}-ahead").submit(make)
 
 

@@ -124,7 +124,7 @@ class MappedFile:
     def _view(self, buffer: pa.Buffer | None, dtype: np.dtype) -> np.ndarray:
         """The part of the map that an Arrow buffer points to, as an array that may be written to privately."""
         if buffer is None or not buffer.size:
-            return np.empty(0, dtype)  # Arrow points outside the map for nothing
+            return np.empty(0, dtype)  # an empty buffer has an address outside the map
         start = buffer.address - self._bytes.ctypes.data
         if start < 0 or start + buffer.size > len(self._bytes):
             raise ShoalError(f"{self.path}: compressed; Shoal maps files without a copy, write it uncompressed")

@@ -29,5 +29,5 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def cannot_write(path: Path, error: OSError) -> ShoalError:
-    """The one line for a file that the disk did not take."""
+    """The error for a file that could not be written."""
     return ShoalError(f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder")

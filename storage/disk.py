@@ -1,4 +1,4 @@
-"""A folder to write in: its lock, and the room on its disk."""
+"""A folder to write in: its lock, and the free space on its disk."""
 
 import fcntl
 import shutil

@@ -1,4 +1,4 @@
-"""A graph from a user's own arrays, each checked, and named by what the user calls it."""
+"""A graph from a user's own arrays; each is checked, and errors use the user's name for it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,20 +22,20 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
             `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
             train, 2 val, 3 test) and `assignment [N]` (client of every node). Features other than float16 and float32
             become float32; whether they are finite is not checked.
-        where: What an error calls each array.
-        synthetic: Whether nobody published the graph.
+        where: Name of each array in error messages.
+        synthetic: Whether the graph was generated and not published.
 
     Raises:
-        ShoalError: An array has a wrong shape, type or value; names the array and the first row at fault.
+        ShoalError: An array has a wrong shape, type or value; names the array and the first wrong row.
     """
     x = _features(arrays["x"], where["x"])
     nodes = x.shape[0]
     y = _labels(arrays["y"], nodes, where["y"])
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
-        split = _whole(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
+        split = _integers(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
     if assignment is not None:
-        assignment = _whole(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
+        assignment = _integers(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
     return Graph(name, indptr, indices, x, y, int(y.max()) + 1, split, assignment, cleaning, synthetic)
 
@@ -45,7 +45,7 @@ def _features(x: Any, where: str) -> Any:
         raise ShoalError(f"{where}: features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
     if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
         return x
-    # what is too large for float32 becomes infinity, and is refused as such
+    # a value too large for float32 becomes infinity, which is refused later
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
 
@@ -57,14 +57,14 @@ def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:
         raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
-    labels = _whole(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
+    labels = _integers(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
     if not (labels >= 0).any():
         raise ShoalError(f"{where}: no node has a label; there is nothing to learn")
     return labels
 
 
-def _whole(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) -> np.ndarray:
-    """`values` if they are whole numbers within `bounds`, one a node."""
+def _integers(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) -> np.ndarray:
+    """`values` if they are integers within `bounds`, one for each node."""
     low, high = bounds
     if values.shape != (nodes,):
         raise ShoalError(f"{where}: shape {list(values.shape)}, but x has {nodes} rows; one value a node")

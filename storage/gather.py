@@ -14,7 +14,7 @@ from storage.mapped import read
 from storage.watch import step
 
 ROWS_A_BLOCK = 65_536
-# row_of, kept and the assignment; the last two are given, but they are there.
+# row_of, kept and the assignment; the last two are arguments, but they take memory, too.
 OF_NODE = 12
 # Ids in three orders, and row pointers.
 OF_ROW = 56
@@ -44,7 +44,7 @@ def gathered(
         parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
         x = _features(graph.x, np.concatenate([part.node for part in parts]), len(group), dtype)
         ends = np.cumsum([len(part.node) for part in parts])
-        # Nothing that is handed out keeps the arrays of the group alive while the next one is gathered.
+        # Copies, since views would keep the arrays of the group in memory while the next group is gathered.
         for client, end in zip(group, ends):
             part = parts.pop(0)
             yield client, part, x[end - len(part.node) : end].copy()

@@ -1,15 +1,12 @@
 """A whole graph in memory, before any client exists, in the one form every later step relies on."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from storage.errors import ShoalError
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
 
@@ -39,7 +36,7 @@ class Graph:
         split: The dataset's own split, int8 `[N]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
         assignment: The dataset's own client of every node, int32 `[N]`; None if it has none.
         cleaning: What was done to the edges as published.
-        synthetic: True if nobody published this graph; said wherever its numbers appear.
+        synthetic: True if the graph was generated and not published; reported with every result on it.
     """
 
     name: str
@@ -66,12 +63,6 @@ class Graph:
     def features(self) -> int:
         return int(self.x.shape[1])
 
-    def to_pyg(self) -> "Data":
-        """A PyTorch Geometric `Data`; see `storage.adapters.pyg.to_pyg`."""
-        from storage.adapters.pyg import to_pyg
-
-        return to_pyg(self)
-
 
 def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
     """Makes edges undirected and simple: `(indptr int64 [N + 1], indices int32 [E], counts)`.
@@ -91,8 +82,8 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     if edge_index.size:
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= nodes:
-            stranger = low if low < 0 else high
-            raise ShoalError(f"{where}: edge_index names node {stranger}, but the {nodes} nodes count from 0")
+            outside = low if low < 0 else high
+            raise ShoalError(f"{where}: edge_index names node {outside}, but the {nodes} nodes count from 0")
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]

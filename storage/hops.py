@@ -58,14 +58,14 @@ def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, 
     row = file.primitive("row")
     indptr, indices = file.lists("neighbors")
     x, *further = (file.matrix(name) for name in file.names if name.startswith("hop"))
-    now = np.full(shard.nodes, -1, dtype=np.int32)
-    now[row] = np.arange(len(row), dtype=np.int32)
-    parts = (np.sort(now[rows]) for rows in (split.train, split.val, split.test))
+    new_row = np.full(shard.nodes, -1, dtype=np.int32)
+    new_row[row] = np.arange(len(row), dtype=np.int32)
+    parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
     return Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x), Split(*parts), further
 
 
 def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
-    """Bytes that the hops of `rows` kept rows take on disk."""
+    """Bytes on disk of the hops of `rows` rows that are kept."""
     kept = kernel.hops + (kernel.rows != "all")
     return rows * features * kept * np.dtype(kernel.dtype).itemsize
 

@@ -1,4 +1,4 @@
-"""The graphs of clients inside the whole graph: their nodes, neighbours close together, and the edges among them."""
+"""The graph of each client: its nodes, ordered so that neighbours are close, and the edges among them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,8 @@ def induced(
     """Induces the subgraphs of some clients in one pass over the edges; edges between clients are dropped.
 
     Rows of a client are in breadth-first order from its smallest node, ties by global id, component after component.
-    All clients asked for are in memory at once: 4 bytes a kept entry, 8 a node; and 12 for every node of the graph.
+    All clients asked for are in memory at once: 4 bytes for each of their entries, 8 for each of their nodes, and 12
+    for each node of the whole graph.
 
     Args:
         indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.

@@ -35,10 +35,10 @@ class Journal:
             ) from error
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Adds a line; what it speaks of must be on disk before.
+        """Adds a line; the work that it records must already be on disk.
 
         Raises:
-            ShoalError: The disk does not take it.
+            ShoalError: The line cannot be written.
         """
         try:
             with self._path.open("a") as file:

@@ -36,7 +36,7 @@ class ClientRecord:
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Training, validation and test rows of every client, and what the split leaves out of reach.
+    """Training, validation and test rows of every client, and what no client can learn from it.
 
     Attributes:
         counts: `[clients][3]` rows that train, validate, test.
@@ -58,7 +58,7 @@ class Manifest:
     Attributes:
         identity: What this store was made from (dataset and partition), compared with a config.
         name: Name of the dataset.
-        synthetic: True if nobody published the graph.
+        synthetic: True if the graph was generated and not published.
         nodes: Nodes of all clients.
         features: Width F of the features.
         classes: Number of classes C.

@@ -1,4 +1,4 @@
-"""Reading arrays that lie on disk front to back, without keeping what was read."""
+"""Reading arrays on disk from front to back, without keeping in memory what was read."""
 
 from collections.abc import Iterator
 

@@ -10,7 +10,8 @@ class Drawn(NamedTuple):
     """The neighbours drawn for some rows, renumbered: column j is row `nodes[j]` of the shard.
 
     Attributes:
-        nodes: Rows of the shard that occur, int64 `[m]`: first those drawn for, then new ones as they were met.
+        nodes: Rows of the shard that occur, int64 `[m]`: first those drawn for, then the others in the order in
+            which they were first drawn.
         indptr: Row pointer, int32 `[n + 1]`.
         indices: Columns, int32, `[drawn]`.
     """
@@ -30,7 +31,7 @@ def draw_neighbours(
         indices: Its columns, int32 `[E]`.
         rows: Rows to draw for, int64 `[n]`, each once.
         fanout: Neighbours of a row; -1 takes all.
-        rng: Where randomness comes from; a row of no more neighbours than `fanout` has the same ones in any stream.
+        rng: Random generator; a row with at most `fanout` neighbours gets the same ones from any generator.
     """
     degree = indptr[rows + 1] - indptr[rows]
     counts = degree if fanout < 0 else np.minimum(degree, fanout)
@@ -41,8 +42,8 @@ def draw_neighbours(
     nodes[: len(rows)] = rows
     column_of = np.full(len(indptr) - 1, -1, dtype=np.int32)
     column_of[rows] = np.arange(len(rows), dtype=np.int32)
-    met = _draw(indptr, indices, rows, pointer, rng.random(len(columns)), column_of, columns, nodes)
-    return Drawn(nodes[:met].copy(), pointer, columns)
+    count = _draw(indptr, indices, rows, pointer, rng.random(len(columns)), column_of, columns, nodes)
+    return Drawn(nodes[:count].copy(), pointer, columns)
 
 
 @numba.njit(cache=True)
@@ -57,7 +58,7 @@ def _draw(
     nodes: np.ndarray,
 ) -> int:
     """Fills `columns` and the rest of `nodes`; returns how many nodes occur."""
-    met = len(rows)
+    count = len(rows)
     for i in range(len(rows)):
         start, first, end = indptr[rows[i]], pointer[i], pointer[i + 1]
         degree = indptr[rows[i] + 1] - start
@@ -75,8 +76,8 @@ def _draw(
         for place in range(first, end):
             node = indices[start + columns[place]]
             if column_of[node] < 0:
-                column_of[node] = met
-                nodes[met] = node
-                met += 1
+                column_of[node] = count
+                nodes[count] = node
+                count += 1
             columns[place] = column_of[node]
-    return met
+    return count

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -13,18 +12,19 @@ from storage.atomic import cannot_write
 from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.journal import Journal
+from storage.resumable_file import to_disk
 from storage.watch import step
 
 HEADER_BYTES = 128
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """The head of a C-ordered .npy file of up to two axes: always 128 bytes, so it can be written last."""
-    head = io.BytesIO()
+    """The header of a C-ordered .npy file of up to two axes: always 128 bytes, so it can be written last."""
+    header = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(head, description)
-    assert len(head.getvalue()) == HEADER_BYTES
-    return head.getvalue()
+    np.lib.format.write_array_header_1_0(header, description)
+    assert len(header.getvalue()) == HEADER_BYTES
+    return header.getvalue()
 
 
 def write_rows(
@@ -35,7 +35,7 @@ def write_rows(
     commit_bytes: int,
     where: str,
 ) -> None:
-    """Writes an array block by block unless it is there.
+    """Writes an array block by block, unless the file exists.
 
     Args:
         path: The .npy file.
@@ -51,8 +51,8 @@ def write_rows(
     if path.exists():
         return
     row_bytes = dtype.itemsize * int(np.prod(shape[1:]))
-    unfinished, log = path.with_name(path.name + ".unfinished"), path.with_name(path.name + ".rows")
-    journal = Journal(log)
+    unfinished, journal_path = path.with_name(path.name + ".unfinished"), path.with_name(path.name + ".rows")
+    journal = Journal(journal_path)
     done = journal.entries[-1]["rows"] if journal.entries and unfinished.exists() else 0
     require_disk(path.parent, (shape[0] - done) * row_bytes, path.name)
     try:
@@ -76,12 +76,6 @@ def write_rows(
                 raise ShoalError(f"{where}: {done} rows, but {shape[0]} are announced; get the file again")
             to_disk(file)
         os.replace(unfinished, path)
-        log.unlink(missing_ok=True)
+        journal_path.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
-
-
-def to_disk(file: BinaryIO) -> None:
-    """Waits until what was written cannot be lost with the machine's power."""
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""A fetch ahead of a read at random, for numba's loops; numba itself has none on a CPU."""
+"""Prefetching for numba's loops that read at random places; numba offers none on a CPU."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-# Entries between a fetch and its use: enough to hide a read from memory, few enough to stay in the cache.
+# Entries between a prefetch and its use: enough to hide the latency of memory, few enough to stay in the cache.
 AHEAD = 24
 
 
@@ -32,6 +32,6 @@ def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 
 @numba.njit(cache=True, inline="always")
 def fetch_ahead(array: np.ndarray, indices: np.ndarray, entry: int) -> None:
-    """Starts to load what the loop over `array[indices[entry]]` reads `AHEAD` entries later."""
+    """Starts to load the value that a loop over `array[indices[entry]]` reads `AHEAD` entries later."""
     if entry + AHEAD < len(indices):
         prefetch(array, indices[entry + AHEAD])

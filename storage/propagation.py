@@ -66,11 +66,11 @@ def propagate(
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
         indices: Neighbours, int32 `[E]`; A is symmetric, has no self loops, and its entries are ones.
-        x: Features, float32 or float16 `[N, F]`, C-contiguous; a read-only memory map will do.
+        x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
         r: Exponent of the normalisation, in [0, 1].
         out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
         path: `numba`, Shoal's kernel on one core (`storage/spmm.py`), or `torch`, its reference, on torch's threads;
-            also taken for float16 on a processor that does not know it.
+            also used for float16 on a processor that cannot convert it.
         column_block: Columns of x that torch works on at a time.
 
     Raises:
@@ -121,10 +121,10 @@ def _by_numba(
     peak = spmm(
         _read_only(indptr),
         _read_only(indices.astype(np.int32, copy=False)),
-        _read_only(_words(x)),
+        _read_only(_numba_view(x)),
         _read_only(sent),
         _read_only(received),
-        _words(out),
+        _numba_view(out),
     )
     return float(np.int32(peak).view(np.float32))
 
@@ -156,13 +156,13 @@ def _by_torch(
     return peak
 
 
-def _words(array: np.ndarray) -> np.ndarray:
-    """float16 as the uint16 that numba can hold."""
+def _numba_view(array: np.ndarray) -> np.ndarray:
+    """float16 seen as uint16, as numba has no float16; float32 as it is."""
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """A view nobody writes to, so that maps and arrays in memory share one compiled kernel."""
+    """A read-only view, so that memory maps and arrays in memory share one compiled kernel."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -181,7 +181,7 @@ def _adjacency(indptr: np.ndarray, indices: np.ndarray) -> Tensor:
 
 
 def _shared(array: np.ndarray) -> Tensor:
-    """A tensor on the memory of an array that is only read, which torch would warn about."""
+    """A tensor over the memory of an array, without torch's warning that the array may be read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +11,6 @@ from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile
 from storage.errors import ShoalError
 from storage.induced import Induced
-from storage.split import Split
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 MAX_ENTRIES = 2**31
 
@@ -48,12 +43,6 @@ class Shard:
     def entries(self) -> int:
         return len(self.indices)
 
-    def to_pyg(self, split: Split | None = None) -> "Data":
-        """A PyTorch Geometric `Data`, with masks if a split is given; see `storage.adapters.pyg.to_pyg`."""
-        from storage.adapters.pyg import to_pyg
-
-        return to_pyg(self, split)
-
 
 def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np.ndarray) -> FileRecord:
     """Writes one client's shard.
@@ -63,7 +52,7 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np
         client: Number of the client, for errors.
         part: The client's rows and induced edges.
         label: Label of every node of the whole graph, `[nodes]`.
-        x: Features of the client's rows, float32 or float16 `[N, F]`; one that did not fit float16 is infinite.
+        x: Features of the client's rows, float32 or float16 `[N, F]`; infinity stands for one too large for float16.
 
     Raises:
         ShoalError: 2^31 entries or more, a feature that did not fit float16, or the disk is full.
@@ -103,11 +92,11 @@ def open_shard(path: Path, client: int, record: FileRecord | None = None) -> Sha
     return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.matrix("x"))
 
 
-def check_bounds(shard: Shard, classes: int, complain: Callable[[str], None]) -> None:
-    """Reads the whole adjacency and all labels, and complains of what lies outside the shard."""
+def check_bounds(shard: Shard, classes: int, report: Callable[[str], None]) -> None:
+    """Reads the whole adjacency and all labels, and reports each kind of value that is out of bounds."""
     if np.any(np.diff(shard.indptr) < 0):
-        complain("the row pointer decreases")
+        report("the row pointer decreases")
     if shard.entries and (shard.indices.min() < 0 or shard.indices.max() >= shard.nodes):
-        complain(f"a neighbour lies outside rows 0 to {shard.nodes - 1}")
+        report(f"a neighbour lies outside rows 0 to {shard.nodes - 1}")
     if shard.nodes and (shard.label.min() < -1 or shard.label.max() >= classes):
-        complain(f"a label lies outside -1 to {classes - 1}")
+        report(f"a label lies outside -1 to {classes - 1}")

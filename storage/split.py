@@ -22,7 +22,7 @@ class SplitOptions:
     """How nodes are divided (`data.split*` in a config).
 
     Attributes:
-        protocol: `stratified` (per client and class), `per_client` (per client, whatever the class), `public` (the
+        protocol: `stratified` (per client and class), `per_client` (per client, ignoring classes), `public` (the
             dataset's own), `file` (from an array of the user's).
         seed: Seed of the two random protocols.
         fractions: Shares of training, validation and test nodes of the two random protocols.
@@ -74,17 +74,18 @@ def read_split_file(file: str | None) -> np.ndarray:
     rule = f"{file}: data.split_file must be integers 0 to 3, one a node; found"
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ShoalError(f"{rule} {array.dtype} {list(array.shape)}")
-    strange = np.flatnonzero((array < UNASSIGNED) | (array > TEST))
-    if len(strange):
-        raise ShoalError(f"{rule} {array[strange[0]]} at node {strange[0]}")
+    invalid = np.flatnonzero((array < UNASSIGNED) | (array > TEST))
+    if len(invalid):
+        raise ShoalError(f"{rule} {array[invalid[0]]} at node {invalid[0]}")
     return array.astype(np.int8)
 
 
 def random_split(label: np.ndarray, node: np.ndarray, client: int, options: SplitOptions) -> Split:
     """Draws the split of one client; the result does not depend on the order of its rows.
 
-    Shares are rounded down and the rest is tested, as in the papers' code (FedPG, FedGTA): a class with few nodes may
-    have no training node, and what follows from it is counted in the manifest. Unlabelled nodes belong to no part.
+    Shares are rounded down and the rest becomes test nodes, as in the papers' code (FedPG, FedGTA): a class with few
+    nodes may have no training node; the manifest counts the clients and test nodes that this concerns. Unlabelled
+    nodes belong to no part.
 
     Args:
         label: Label of every row, `[N]`; -1 is unlabelled.

@@ -1,8 +1,8 @@
 """One hop of propagation as a single pass over the entries of a CSR matrix: the inner loop, on one core.
 
-The pass waits for memory and for little else, so the features of neighbours to come are fetched ahead of their turn.
-A row is summed in registers, 32 columns at a time: short bursts of fetches, many entries ahead, are answered sooner
-than whole rows of 128 columns, a few entries ahead (`benchmarks/propagation.py`).
+The pass spends its time waiting for memory, so the features of later neighbours are prefetched. A row is summed in
+registers, 32 columns at a time: prefetching 32 columns many entries ahead is faster than prefetching rows of 128
+columns a few entries ahead (`benchmarks/propagation.py`).
 """
 
 import functools
@@ -26,7 +26,7 @@ INFINITY = 0x7F800000
 
 @functools.cache
 def converts_halves() -> bool:
-    """Whether this processor converts float16 itself, as all have since 2013; else LLVM calls what numba lacks."""
+    """Whether this processor converts float16 itself, as all do since 2013; else LLVM calls what numba lacks."""
     return platform.machine() not in ("x86_64", "AMD64") or binding.get_host_cpu_features().get("f16c", False)
 
 

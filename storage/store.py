@@ -16,17 +16,17 @@ WHOLE = "whole"
 
 
 def shard_path(client: int) -> Path:
-    """Where a client's shard lies inside a store."""
+    """Path of a client's shard inside a store."""
     return Path("clients") / f"{client:05d}.arrow"
 
 
 def split_path(split: str, client: int) -> Path:
-    """Where a client's split lies inside a store."""
+    """Path of a client's split inside a store."""
     return Path("splits") / split / f"{client:05d}.arrow"
 
 
 def hops_path(kernel: str, client: int) -> Path:
-    """Where a client's hops lie inside a store."""
+    """Path of a client's hops inside a store."""
     return Path("hops") / kernel / f"{client:05d}.arrow"
 
 
@@ -131,7 +131,7 @@ def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
         step: Called once a file, for a progress bar.
 
     Returns:
-        One line a fault; empty if the store is sound.
+        One line for each fault; empty if there is none.
     """
     faults: list[str] = []
     for path, record in store.files():

@@ -1,4 +1,4 @@
-"""One client's data as a federated method sees it: tensors over the memory map or on a GPU, and a bounded cache."""
+"""One client's data for a federated method: tensors over the memory map or on a GPU, and a bounded cache."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -18,7 +18,7 @@ PAGE = 4096
 
 
 class Memo:
-    """What a host built from shards and may build again: least recently used first out, under a byte limit."""
+    """A host's cache of tensors that it can build again from shards; drops the least recently used beyond a limit."""
 
     def __init__(self, limit: int) -> None:
         """Starts empty.
@@ -52,7 +52,7 @@ class Memo:
         return value
 
     def keep(self, key: Hashable, size: int, build: Callable[[], Any]) -> Any:
-        """Returns the entry, building it if it fits beside what is there; else None, and nothing is let go for it."""
+        """Returns the entry, building it if that needs no other entry to be dropped; else None."""
         fits = key in self._entries or self.bytes + size <= self.limit
         return self.get(key, build) if fits else None
 
@@ -74,7 +74,7 @@ class View:
         client: Number of the client.
         classes: Number of classes C of the whole federation.
         nodes: Rows N of the shard.
-        device: Where its tensors lie, those apart that say otherwise.
+        device: Where its tensors are, except those that are said to be in the map.
         train, val, test: Row numbers, int64.
     """
 
@@ -91,13 +91,13 @@ class View:
         """Wraps what the store mapped.
 
         Args:
-            key: What tells this view from all others that share the memo.
+            key: Different for every view that shares the memo.
             shard: The client's graph.
             split: Its rows.
             hops: Hop 1, 2, … of its features, each `[N, F]`.
             classes: Number of classes C.
             memo: The host's cache, in the memory of the device.
-            device: The processor, where tensors are those of the map, or a GPU.
+            device: The processor, where tensors use the memory of the map, or a GPU.
         """
         self.client = shard.client
         self.classes = classes
@@ -128,39 +128,39 @@ class View:
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
-        return self._nearest(k)[start:stop].to(self.device)
+        return self._on_device_if_it_fits(k)[start:stop].to(self.device)
 
     def rows(self, k: int, rows: Tensor) -> Tensor:
         """Some rows of hop k on the device, float32 `[n, F]`."""
-        hop = self._nearest(k)
+        hop = self._on_device_if_it_fits(k)
         return hop.index_select(0, rows.to(hop.device)).to(self.device).float()
 
-    def _nearest(self, k: int) -> Tensor:
+    def _on_device_if_it_fits(self, k: int) -> Tensor:
         """Hop k on the device if it is there or fits, else in the map."""
         hop = self._hops[k]
         if self.device.type == "cpu":
             return hop
-        near = self._memo.keep((self._key, "hop", k), hop.nbytes, lambda: hop.to(self.device))
-        return hop if near is None else near
+        copy = self._memo.keep((self._key, "hop", k), hop.nbytes, lambda: hop.to(self.device))
+        return hop if copy is None else copy
 
     @cached_property
     def label(self) -> Tensor:
         """Label of every row, int64 `[N]`; -1 is unlabelled. A method may read it at training rows only."""
-        return self._made(lambda: torch.from_numpy(self._shard.label).long().to(self.device))
+        return self._build(lambda: torch.from_numpy(self._shard.label).long().to(self.device))
 
     @cached_property
     def train_label(self) -> Tensor:
         """Label of every training row, int64."""
         rows = self.train.cpu()
-        return self._made(lambda: torch.from_numpy(self._shard.label).index_select(0, rows).long().to(self.device))
+        return self._build(lambda: torch.from_numpy(self._shard.label).index_select(0, rows).long().to(self.device))
 
     def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
-        """Reads something of every page of the map that is wanted soon, so that it is in memory then, and the labels.
+        """Brings pages of the map into memory before they are needed, by reading a value of each; makes `train_label`.
 
         Args:
             hops: Numbers of hops.
             training: Their training rows only.
-            edges: The adjacency, too.
+            edges: Also the adjacency.
         """
         _ = self.train_label
         for k in hops:
@@ -182,7 +182,7 @@ class View:
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
-        """The same as tensors."""
+        """The arrays of `csr` as tensors on the device."""
         starts, columns = map(torch.from_numpy, self.csr)
         if self.device.type == "cpu":
             return starts, columns
@@ -206,7 +206,7 @@ class View:
         """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
         if self.device.type != "cpu":
             return smoothed(self.adjacency, self.degree, y_NC)
-        # Loading the kernel takes a host a third of a second and 140 MB: only who needs it pays.
+        # Loading the kernel takes a third of a second and 140 MB: only a host that needs it loads it.
         from storage.propagation import propagate
 
         out = torch.empty_like(y_NC, memory_format=torch.contiguous_format)
@@ -220,9 +220,9 @@ class View:
             key: Name of the entry for this client.
             build: Makes it: a tensor or a tuple of tensors.
         """
-        return self._memo.get((self._key, key), lambda: self._made(build))
+        return self._memo.get((self._key, key), lambda: self._build(build))
 
-    def _made(self, build: Callable[[], Any]) -> Any:
+    def _build(self, build: Callable[[], Any]) -> Any:
         return apart(build) if self.device.type == "cpu" else build()
 
 

@@ -1,4 +1,4 @@
-"""How far the long steps of reading and partitioning are, told to whoever watches."""
+"""Progress of long steps, such as reading and partitioning, reported to a watcher if there is one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,16 +8,16 @@ Advance = Callable[[int], None]
 Watcher = Callable[[str, int, str, int], AbstractContextManager[Advance]]
 
 
-def _nobody(what: str, total: int, unit: str, done: int) -> AbstractContextManager[Advance]:
+def _no_watcher(what: str, total: int, unit: str, done: int) -> AbstractContextManager[Advance]:
     return nullcontext(lambda count: None)
 
 
-_watcher: ContextVar[Watcher] = ContextVar("watcher", default=_nobody)
+_watcher: ContextVar[Watcher] = ContextVar("watcher", default=_no_watcher)
 
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Tells `watcher` of all steps inside the block."""
+    """Reports all steps inside the block to `watcher`."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -26,5 +26,5 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 
 def step(what: str, total: int, unit: str, done: int = 0) -> AbstractContextManager[Advance]:
-    """A step of `total` units of which `done` are done; gives a function to call with each further number done."""
+    """Begins a step of `total` units, `done` of them already done; gives a function that adds to the units done."""
     return _watcher.get()(what, total, unit, done)

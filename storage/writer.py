@@ -1,4 +1,4 @@
-"""Writing a store so that it can be interrupted anywhere: a log of finished files, the manifest last."""
+"""Writing a store so that it can be interrupted at any time: a log of finished files, and the manifest last."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class StoreWriter:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        """Reads what an interrupted prepare left.
+        """Reads the log of an interrupted prepare, if there is one.
 
         Raises:
             ShoalError: The folder holds an unfinished store of another identity.
@@ -64,7 +64,7 @@ class StoreWriter:
         """Writes a file unless an earlier prepare finished it.
 
         Args:
-            relative: Where in the store.
+            relative: Path inside the store.
             write: Writes the file at the full path and returns its record.
         """
         record = self.finished(relative)

@@ -1,4 +1,4 @@
-"""DGL's `DGLGraph`, in and out, by what it offers; DGL itself is imported only to make one."""
+"""DGL's `DGLGraph`, in and out; DGL itself is imported only to make one."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
     Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`.
 
     Args:
-        graph: What goes out.
+        graph: The graph to convert, whole or of one client.
         split: Rows of a shard.
         module: The library; None imports `dgl`.
 

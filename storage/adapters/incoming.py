@@ -1,4 +1,4 @@
-"""What comes in: tensors as arrays, adjacencies as edges, masks as one split, together a clean graph."""
+"""A clean graph from the data of other libraries: tensors, sparse adjacencies, and masks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,9 +21,9 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> 
 
     Args:
         name: Of the graph.
-        values: `edge_index`, `x`, `y`, and, if there are, `train_mask`, `val_mask`, `test_mask` and `assignment`;
-            None is absent.
-        where: What an error calls each of them.
+        values: `edge_index`, `x`, `y`, and optionally `train_mask`, `val_mask`, `test_mask` and `assignment`; a value
+            of None is as if the key were missing.
+        where: Name of each of them in error messages.
 
     Raises:
         ShoalError: A value is missing, of another form than `graph_from_arrays` takes, or not finite.

@@ -1,4 +1,4 @@
-"""What goes out: a graph or a shard as named tensors."""
+"""A graph or a shard as named tensors, for other libraries."""
 
 import importlib
 from typing import Any
@@ -19,14 +19,14 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None) -> dict[str, Te
     """A whole graph or a client's, as tensors by PyG's names.
 
     Args:
-        graph: What goes out.
+        graph: The graph to convert, whole or of one client.
         split: Rows of a shard; a graph has its own.
 
     Returns:
         `edge_index` int64 `[2, E]`, both directions; `x` as stored, dense `[N, F]`; `y` int64 `[N]`, -1 is unlabelled;
         with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the numbers of
         its nodes in the whole graph; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share
-        memory with the graph; what is written there never reaches a file.
+        memory with the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     y = graph.label if isinstance(graph, Shard) else graph.y

@@ -1,4 +1,4 @@
-"""torch_sparse's `SparseTensor`, in and out, by what it offers; torch_sparse is imported only to make one."""
+"""torch_sparse's `SparseTensor`, in and out; torch_sparse itself is imported only to make one."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def from_sparse_tensor(
         adjacency: `SparseTensor` `[N, N]`; its transpose gives the same graph.
         x: Features `[N, F]`.
         y: One class a node `[N]`; -1 or NaN where there is none.
-        masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`, as far as there are.
+        masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`; each is optional.
         name: What the graph is called.
 
     Raises:
@@ -36,7 +36,7 @@ def to_sparse_tensor(graph: Graph | Shard, module: Any = None) -> Any:
     """The adjacency as a `SparseTensor` `[N, N]` without values: row pointer and columns int64.
 
     Args:
-        graph: What goes out.
+        graph: The graph to convert, whole or of one client.
         module: The library; None imports `torch_sparse`.
 
     Raises:

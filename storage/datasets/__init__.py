@@ -9,7 +9,7 @@ from storage.datasets.digits import load_digits
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
-from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, stand_in
+from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, twin_in_place
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.source import DataSource, data_root
@@ -37,7 +37,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
 
 
 def load(options: DataSource) -> Graph:
-    """The graph that a config asks for, with finite features, and normalised ones if it says so.
+    """The graph that a config asks for; features are finite, and normalised if `row_normalize` is set.
 
     Raises:
         ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged; its one
@@ -49,7 +49,7 @@ def load(options: DataSource) -> Graph:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
     graph = LOADERS[name](name, options)
     where = str(files.parts(files.location(options))["x"]) if name == "files" else f"dataset '{name}'"
-    # The features of these are checked as they are written, or finite as drawn.
+    # OGB features are checked as they are written, and features of twins are drawn finite.
     if not in_blocks:
         check_finite(graph.x, where)
     return replace(graph, x=row_normalized(graph.x, where)) if options.row_normalize else graph
@@ -71,9 +71,9 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content["homophily"], content["signal"] = sbm.strengths(options)
     if name in PUBLISHED:
         content["feature_dtype"] = feature_dtype(name, options)
-        made = stand_in(name, options)
-        if made is not None:
-            content["synthetic"] = made
+        twin_identity = twin_in_place(name, options)
+        if twin_identity is not None:
+            content["synthetic"] = twin_identity
     if name in twin.ORIGINALS:
         content |= twin.Twin.of(name, options).identity
     if name == "files":

@@ -1,4 +1,4 @@
-"""A folder of arrays made from something else, used again for as long as that stays the same."""
+"""A folder of arrays that are derived from a source, and used again until the source changes."""
 
 import hashlib
 import json
@@ -17,14 +17,14 @@ SOURCE = "source.json"
 
 @contextmanager
 def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
-    """Gives the folder, locked, with what an earlier call made from the same source, or empty.
+    """Gives the folder, locked; it holds what an earlier call made from the same source, or nothing.
 
     Args:
         folder: Made if it is not there.
         identity: What defines the arrays, in types JSON has; kept in `source.json`.
 
     Raises:
-        ShoalError: Another process is at work in the folder, it cannot be made, or it holds files not made here.
+        ShoalError: Another process uses the folder, it cannot be made, or it holds files not made here.
     """
     with writing(folder):
         note = folder / SOURCE

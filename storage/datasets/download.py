@@ -1,4 +1,4 @@
-"""Published files: taken from the data root, else downloaded into it, whole or not at all."""
+"""Published files: read from the data root, and first downloaded into it if missing; never half a file."""
 
 import os
 import queue
@@ -22,14 +22,14 @@ def published(
     """Paths of a dataset's files, each downloaded first if it is not there.
 
     Args:
-        dataset: What an error calls it.
-        folder: Where the files lie; the layout is PyG's, `<data root>/<family>/<name>/raw`.
+        dataset: Its name in error messages.
+        folder: Where the files are; the layout is PyG's, `<data root>/<family>/<name>/raw`.
         names: Of the files.
         url: Address of a file by name; that of a .zip is unpacked, all its files into the folder of the file.
         nested: The .zip holds one folder, whose tree goes into `folder`; names are paths in it.
 
     Raises:
-        ShoalError: A file is not there, and its download failed or was silent for `PATIENCE_SECONDS`.
+        ShoalError: A file is not there, and its download failed or sent nothing for `PATIENCE_SECONDS`.
     """
     for name in names:
         path = folder / name
@@ -53,7 +53,7 @@ def _download(url: str, path: Path, tree: Path | None) -> None:
         try:
             with part.open("wb") as file:
                 shutil.copyfileobj(answer, file, 1 << 20)
-            # http.client ends a body that was cut off without a word
+            # http.client raises nothing where a body is cut off
             announced = answer.headers.get("Content-Length")
             if announced is not None and part.stat().st_size != int(announced):
                 raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
@@ -68,7 +68,7 @@ def _download(url: str, path: Path, tree: Path | None) -> None:
 
 
 def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
-    """Puts all files into `folder`, or, where a folder for the tree is given, each where it belongs in that."""
+    """Puts all files into `folder`, or, where a folder for the tree is given, each at its path in that."""
     with zipfile.ZipFile(archive) as files:
         for member in files.infolist():
             inner = Path(member.filename)

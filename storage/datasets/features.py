@@ -40,7 +40,7 @@ def row_normalized(x: Any, where: str) -> Any:
     """Features `[N, F]` with rows that sum to 1, of the same kind and type; a row of zeros stays so.
 
     Args:
-        x: Dense or SciPy CSR; not changed. The result of a memory map lies in memory.
+        x: Dense or SciPy CSR; not changed. The result is in memory, even if x is a memory map.
         where: File or dataset that an error names.
 
     Raises:

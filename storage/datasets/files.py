@@ -20,10 +20,10 @@ def load_files(name: str, options: DataSource) -> Graph:
     """The graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
-    and, if there are, `split [N]` (0 none, 1 train, 2 val, 3 test) and `assignment [N]` (client of every
+    and optionally `split [N]` (0 none, 1 train, 2 val, 3 test) and `assignment [N]` (client of every
     node). A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is
     memory-mapped. Features other than float16 and float32 become float32. A node without a label has y -1,
-    or NaN where y is of a float type. What `save_graph` wrote of a synthetic graph is called synthetic.
+    or NaN where y is of a float type. A synthetic graph that `save_graph` wrote stays synthetic.
 
     Raises:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
@@ -34,12 +34,12 @@ def load_files(name: str, options: DataSource) -> Graph:
 
 
 def save_graph(graph: Graph, folder: str | Path) -> Path:
-    """Writes a graph as the folder that `data.path` takes, in the place of any graph that is there, and gives its path.
+    """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
 
     Every edge is written once; classes above the highest label that occurs are not kept.
 
     Raises:
-        ShoalError: It cannot be written. What is written so far is not taken for a graph, as y.npy comes last.
+        ShoalError: It cannot be written. A half-written folder cannot be loaded, because y.npy is written last.
     """
     path = Path(folder).expanduser().resolve()
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
@@ -79,7 +79,7 @@ def location(options: DataSource) -> Path:
 
 
 def parts(path: Path) -> dict[str, Path]:
-    """File of every array, by the array's name; those of an .npz file all lie in the file itself.
+    """File of every array, by the array's name; those of an .npz file are all in the file itself.
 
     Raises:
         ShoalError: A file is missing, or features are there twice.
@@ -113,7 +113,7 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arrays by name, and what an error calls them."""
+    """Arrays by name, and the name of each in error messages."""
     files = parts(path)
     arrays: dict[str, Any] = {}
     if path.is_dir():

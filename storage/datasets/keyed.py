@@ -1,4 +1,4 @@
-"""Random numbers by key and position instead of by order: any part of a synthetic graph is drawn by itself.
+"""Random numbers from a key and a position (a counter-based generator): any part of a graph can be drawn alone.
 
 Bits are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014),
 read at a position. Only integer arithmetic and exact roundings are used, so numbers are the same on every machine.
@@ -17,7 +17,7 @@ SUM_MEAN, SUM_DEVIATION = 131070, (4 * (2**32 - 1) / 12) ** 0.5
 def key_of(seed: int, purpose: str) -> np.uint64:
     """The key of one stream of a seed."""
     text = np.frombuffer(purpose.encode().ljust(8, b"\0")[:8], dtype="<u8")[0]
-    # A number that leaves compiled code is a plain int, which comes back as signed if it is small.
+    # Compiled code returns a plain int; given to compiled code again, a small one would be taken as signed.
     first = np.uint64(bits_at(np.uint64(seed), np.uint64(0)))
     return np.uint64(bits_at(first, text))
 

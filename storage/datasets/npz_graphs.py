@@ -28,7 +28,7 @@ def load_npz_graph(name: str, options: DataSource) -> Graph:
     """
     path = data_root(options.root) / FILES[name]
     published(name, path.parent, [path.name], lambda file: f"{URL}/{file}")
-    # Physics also holds a pickled array of class names; it is never opened
+    # Physics also holds a pickled array of class names, which is not read
     with reading(path, "delete it, and it is downloaded again"), np.load(path, allow_pickle=False) as file:
         pieces = file["attr_data"], file["attr_indices"], file["attr_indptr"]
         x = sp.csr_array(pieces, shape=tuple(file["attr_shape"]))

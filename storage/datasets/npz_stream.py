@@ -18,7 +18,7 @@ class NpzMember:
         shape: Of the array.
         dtype: Of the array.
         columns_first: True if it is stored column by column (Fortran order).
-        where: What an error calls it.
+        where: Its name in error messages.
     """
 
     def __init__(self, path: Path, name: str, advice: str) -> None:
@@ -46,9 +46,9 @@ class NpzMember:
             yield block.reshape(-1, width)
 
     def columns(self, first: int, count: int) -> Iterator[np.ndarray]:
-        """Columns from number `first` on of an array `[2, E]`, in blocks of `count`; two streams read in step.
+        """Columns from number `first` on of an array `[2, E]`, in blocks of `count`.
 
-        Of a deflated array both streams inflate what comes before.
+        Stored row by row, the two rows are two streams; of a deflated array each inflates all that comes before it.
         """
         columns = self.shape[1]
         if self.columns_first:

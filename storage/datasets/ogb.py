@@ -1,7 +1,7 @@
 """Node-labelled graphs of the Open Graph Benchmark, read in blocks from the files as published.
 
-Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020. What is read is kept beside
-the files as arrays that can be mapped, and used again until a file changes.
+Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020. The arrays are
+kept next to the files, to be mapped and used again until a file changes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ class Published:
         split: Folder of its official split.
         classes: Number of classes.
         binary: True if the graph is in .npz files, else in .csv.gz files.
-        feature_dtype: How features are kept unless the user says otherwise.
+        feature_dtype: How features are kept by default.
     """
 
     folder: str
@@ -63,7 +63,7 @@ Rows = Callable[[int], Iterable[np.ndarray]]
 
 @dataclass(frozen=True)
 class Raw:
-    """The published files of one graph, opened; a function of it gives rows from a number on, in blocks.
+    """The published files of one graph, opened; each function gives rows in blocks, from a given row number on.
 
     Attributes:
         nodes: Number of nodes N, as the files announce it.
@@ -72,7 +72,7 @@ class Raw:
         edge_columns: Edges, int64 `[2, e]`.
         feature_rows: Features, float32 `[n, F]`.
         label_rows: Labels, of any number type, `[n]`; NaN where there is none.
-        where: What an error calls edges, features and labels.
+        where: Names of edges, features and labels in error messages.
     """
 
     nodes: int
@@ -87,39 +87,40 @@ class Raw:
 def load_ogb(name: str, options: DataSource) -> Graph:
     """`ogbn-arxiv`, `ogbn-products` or `ogbn-papers100m`, from OGB's own layout below the data root.
 
-    Memory stays below `options.memory_limit` beside the interpreter; the first call writes the clean adjacency,
+    Memory stays below `options.memory_limit`, the interpreter not counted; the first call writes the clean adjacency,
     features, labels and split to `ogb-derived/<name>`, and goes on there if it was killed. x is float32 or float16
-    `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. What
-    `write_ogb_layout` wrote is called synthetic, and by its twin's name.
+    `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. Files
+    that `write_ogb_layout` wrote give a synthetic graph with the name of the twin.
 
     Raises:
         ShoalError: A file is missing, damaged or another graph's, or the disk is too small.
     """
     known = PUBLISHED[name]
-    identity = stand_in(name, options)
+    identity = twin_in_place(name, options)
     files = _files(name, known, data_root(options.root), identity)
     dtype = np.dtype(feature_dtype(name, options))
     limit = options.memory_limit
-    with derived(derived_root(options) / "ogb-derived" / name, _stamps(files)) as folder:
+    with derived(derived_root(options) / "ogb-derived" / name, _sizes_and_times(files)) as folder:
         csr, x, y, split = (folder / part for part in ("csr", f"x-{dtype.name}.npy", "y.npy", "split.npy"))
         if not all(path.exists() for path in (csr, x, y, split)):
             block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
             raw = (_open_npz if known.binary else _open_csv)(files, block_bytes)
             external_csr(raw.edge_columns, raw.nodes, raw.edges, csr, limit, raw.where[0])
-            features = partial(_finite, raw, dtype)
+            features = partial(_checked_features, raw, dtype)
             write_rows(x, (raw.nodes, raw.features), dtype, features, limit, raw.where[1])
-            labels = partial(_labels, raw, known.classes)
+            labels = partial(_checked_labels, raw, known.classes)
             write_rows(y, (raw.nodes,), np.dtype(np.int64), labels, limit, raw.where[2])
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
         indptr, indices, cleaning = open_csr(csr)
         mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split)]
-    made, x, y, split = identity is not None, *mapped
+    x, y, split = mapped
+    synthetic = identity is not None
     name = identity["dataset"] if identity else name
-    return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=made)
+    return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=synthetic)
 
 
-def stand_in(name: str, options: DataSource) -> dict[str, Any] | None:
-    """What defines the twin whose files lie in the place of the original's; None if there is none."""
+def twin_in_place(name: str, options: DataSource) -> dict[str, Any] | None:
+    """Identity of the twin whose files are in the folder of the original; None if they are the original's."""
     return synthetic_identity(data_root(options.root) / PUBLISHED[name].folder)
 
 
@@ -163,7 +164,7 @@ def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | N
     return {part: folder / file for part, file in inside.items()}
 
 
-def _stamps(files: dict[str, Path]) -> dict[str, Any]:
+def _sizes_and_times(files: dict[str, Path]) -> dict[str, Any]:
     stats = {part: path.stat() for part, path in files.items()}
     return {part: {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns} for part, stat in stats.items()}
 
@@ -222,28 +223,28 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
     )
 
 
-def _finite(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndarray]:
+def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndarray]:
     """Features as they are kept."""
     for block in raw.feature_rows(first):
-        # what is too large for float16 becomes infinity, and is refused as such
+        # a value too large for float16 becomes infinity, and is refused below
         with np.errstate(over="ignore"):
             kept = block.astype(dtype)
-        fine = np.isfinite(kept).all(axis=1)
-        if not fine.all():
-            row = first + int(fine.argmin())
+        finite = np.isfinite(kept).all(axis=1)
+        if not finite.all():
+            row = first + int(finite.argmin())
             raise ShoalError(f"{raw.where[1]}: row {row} has NaN, infinity, or more than {dtype} holds; {ADVICE}")
         yield kept
         first += len(block)
 
 
-def _labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
+def _checked_labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
     """Labels as they are kept: -1 where there is none."""
     for block in raw.label_rows(first):
         known = ~np.isnan(block)
         label = np.where(known, block, -1).astype(np.int64)
-        strange = known & ((label != block) | (label < 0) | (label >= classes))
-        if strange.any():
-            at = int(strange.argmax())
+        invalid = known & ((label != block) | (label < 0) | (label >= classes))
+        if invalid.any():
+            at = int(invalid.argmax())
             raise ShoalError(
                 f"{raw.where[2]}: node {first + at} has label {block[at]:g}, the dataset has classes 0 to {classes - 1}"
             )

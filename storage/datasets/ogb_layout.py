@@ -1,4 +1,4 @@
-"""A twin in the very files that OGB publishes its original in, for whoever reads those."""
+"""A twin written in the files and formats in which OGB publishes the original."""
 
 import gzip
 import zipfile
@@ -24,7 +24,7 @@ YEAR = 2015
 def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     """Writes the raw files of the twin's original, block by block, and gives their folder.
 
-    A twin that lies there is replaced. Before anything else a note is left that the files are synthetic; `load_ogb`
+    A twin that is there is replaced. Before any other file a note is written that the files are synthetic; `load_ogb`
     reads it.
 
     Args:
@@ -38,9 +38,9 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     known = PUBLISHED[f"ogbn-{twin.name.removesuffix('-like')}"]
     folder = root / known.folder
     paths = [folder / file for file in raw_files(known).values()]
-    there = [path for path in paths if path.exists()]
-    if there and synthetic_identity(folder) is None:
-        raise ShoalError(f"{there[0]}: is there, and not synthetic; choose another root than {root}")
+    existing = [path for path in paths if path.exists()]
+    if existing and synthetic_identity(folder) is None:
+        raise ShoalError(f"{existing[0]}: is there, and not synthetic; choose another root than {root}")
     try:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,27 +56,29 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
 
 
 def _write_csv(raw: Path, twin: Twin, compress: bool) -> None:
-    _csv(raw / "edge.csv.gz", _watched("edges", twin.edges, (block.T for block in twin.edge_blocks())))
-    _csv(raw / "node-feat.csv.gz", _watched("features", twin.nodes, twin.feature_rows()))
-    _csv(raw / "node-label.csv.gz", _watched("labels", twin.nodes, (block[:, None] for block in twin.labels())))
-    _csv(raw / "num-node-list.csv.gz", [np.array([[twin.nodes]])])
-    _csv(raw / "num-edge-list.csv.gz", [np.array([[twin.edges]])])
+    edges = (block.T for block in twin.edge_blocks())
+    labels = (block[:, None] for block in twin.labels())
+    _write_gz_csv(raw / "edge.csv.gz", _with_progress("edges", twin.edges, edges))
+    _write_gz_csv(raw / "node-feat.csv.gz", _with_progress("features", twin.nodes, twin.feature_rows()))
+    _write_gz_csv(raw / "node-label.csv.gz", _with_progress("labels", twin.nodes, labels))
+    _write_gz_csv(raw / "num-node-list.csv.gz", [np.array([[twin.nodes]])])
+    _write_gz_csv(raw / "num-edge-list.csv.gz", [np.array([[twin.edges]])])
 
 
 def _write_npz(raw: Path, twin: Twin, compress: bool) -> None:
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-    ends = _watched("ends of edges", 2 * twin.edges, _sources_then_targets(twin))
+    ends = _with_progress("ends of edges", 2 * twin.edges, _sources_then_targets(twin))
     years = (np.full((len(block), 1), YEAR) for block in twin.split_codes())
     with zipfile.ZipFile(raw / "data.npz", "w", method) as archive:
-        _member(archive, "edge_index", (2, twin.edges), np.int64, ends)
-        features = _watched("features", twin.nodes, twin.feature_rows())
-        _member(archive, "node_feat", (twin.nodes, twin.features), np.float32, features)
-        _member(archive, "node_year", (twin.nodes, 1), np.int64, _watched("years", twin.nodes, years))
-        _member(archive, "num_nodes_list", (1,), np.int64, [np.array([twin.nodes])])
-        _member(archive, "num_edges_list", (1,), np.int64, [np.array([twin.edges])])
+        _write_member(archive, "edge_index", (2, twin.edges), np.int64, ends)
+        features = _with_progress("features", twin.nodes, twin.feature_rows())
+        _write_member(archive, "node_feat", (twin.nodes, twin.features), np.float32, features)
+        _write_member(archive, "node_year", (twin.nodes, 1), np.int64, _with_progress("years", twin.nodes, years))
+        _write_member(archive, "num_nodes_list", (1,), np.int64, [np.array([twin.nodes])])
+        _write_member(archive, "num_edges_list", (1,), np.int64, [np.array([twin.edges])])
     with zipfile.ZipFile(raw / "node-label.npz", "w", method) as archive:
         labels = (np.where(block < 0, np.nan, block) for block in twin.labels())
-        _member(archive, "node_label", (twin.nodes, 1), np.float32, _watched("labels", twin.nodes, labels))
+        _write_member(archive, "node_label", (twin.nodes, 1), np.float32, _with_progress("labels", twin.nodes, labels))
 
 
 def _sources_then_targets(twin: Twin) -> Iterator[np.ndarray]:
@@ -88,13 +90,13 @@ def _sources_then_targets(twin: Twin) -> Iterator[np.ndarray]:
 def _write_split(folder: Path, twin: Twin) -> None:
     for part, name in PARTS.items():
         ids, first = [], 0
-        for block in _watched(f"{name} nodes", twin.nodes, twin.split_codes()):
+        for block in _with_progress(f"{name} nodes", twin.nodes, twin.split_codes()):
             ids.append(first + np.flatnonzero(block == part))
             first += len(block)
-        _csv(folder / f"{name}.csv.gz", [np.concatenate(ids)[:, None]])
+        _write_gz_csv(folder / f"{name}.csv.gz", [np.concatenate(ids)[:, None]])
 
 
-def _csv(path: Path, blocks: Iterable[np.ndarray]) -> None:
+def _write_gz_csv(path: Path, blocks: Iterable[np.ndarray]) -> None:
     options = csv.WriteOptions(include_header=False)
     with gzip.open(path, "wb", compresslevel=1) as file:
         for block in blocks:
@@ -102,7 +104,7 @@ def _csv(path: Path, blocks: Iterable[np.ndarray]) -> None:
             csv.write_csv(pa.table(columns, [str(number) for number in range(len(columns))]), file, options)
 
 
-def _member(
+def _write_member(
     archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: type, blocks: Iterable[np.ndarray]
 ) -> None:
     with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -111,7 +113,7 @@ def _member(
             file.write(np.ascontiguousarray(block, dtype=dtype).data.cast("B"))
 
 
-def _watched(what: str, rows: int, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+def _with_progress(what: str, rows: int, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     with step(what, rows, "rows") as advance:
         for block in blocks:
             yield block

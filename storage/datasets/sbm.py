@@ -1,4 +1,4 @@
-"""A synthetic graph of communities whose features say little alone and much once averaged over neighbours."""
+"""A synthetic graph of communities; a node's features show its class weakly, their mean over neighbours strongly."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from storage.graph import Graph, clean_edges
 
 FIELDS = ("nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed")
 HOMOPHILY, SIGNAL = 0.8, 1.0
-TOP_UPS = 20
+MAX_DRAWS = 20
 
 
 def load_sbm(name: str, options: DataSource) -> Graph:
@@ -18,7 +18,7 @@ def load_sbm(name: str, options: DataSource) -> Graph:
 
     Communities (`blocks`) have sizes around `rank ** -0.5` and the class `rank % classes`. Of
     `nodes * degree / 2` distinct edges a share of `homophily` joins two nodes of one community, the rest
-    nodes of different classes; communities too small to hold their edges leave some out.
+    nodes of different classes; communities too small for their edges have fewer.
     `x = signal * centre[y] + N(0, 1)`, float32 `[N, F]`, with class centres of norm 1. Model: Holland, Laskey
     and Leinhardt, "Stochastic blockmodels: first steps", Social Networks 1983.
 
@@ -71,7 +71,7 @@ def strengths(options: DataSource) -> tuple[float, float]:
 def _distinct(draw: Callable[[int], tuple[np.ndarray, np.ndarray]], wanted: int, nodes: int) -> np.ndarray:
     """Up to `wanted` undirected edges without loops, int64 keys `smaller * nodes + larger`, ascending."""
     keys = np.empty(0, dtype=np.int64)
-    for _ in range(TOP_UPS):
+    for _ in range(MAX_DRAWS):
         if len(keys) == wanted:
             break
         source, target = draw(wanted - len(keys))

@@ -1,4 +1,4 @@
-"""What a config says about its dataset, and where published files lie."""
+"""The options of a dataset in a config, and the folders of published and derived files."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from storage.errors import ShoalError
 
 @dataclass(frozen=True)
 class DataSource:
-    """The keys of a config's `data` section that say what graph to load.
+    """The keys of a config's `data` section that choose the graph.
 
     Attributes:
         dataset: Name of the dataset, upper or lower case.
         root: Folder of published files; None means the variable SHOAL_DATA, else `~/.cache/shoal`.
         path: The user's own graph, an .npz file or a folder; dataset `files` only.
         row_normalize: Scale every row of the features to sum 1.
-        scratch: Folder for what OGB graphs and twins derive on disk; None means the folder of published files.
+        scratch: Folder for arrays derived from OGB graphs and twins; None means the folder of published files.
         memory_limit: Bytes of memory to read OGB graphs and draw twins in; does not change the graph.
         feature_dtype: How features of an OGB graph are kept on disk, `float32` or `float16`; None means float16
             for ogbn-papers100m, else float32.

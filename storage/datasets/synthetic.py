@@ -1,4 +1,4 @@
-"""A note beside files that nobody published, so that whoever reads them calls their graph synthetic."""
+"""A note next to generated files, by which a graph that is read from them is known to be synthetic."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ NOTE = "SYNTHETIC.json"
 
 
 def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Leaves the note: what the graph was made from, in types JSON has, at least its name under `dataset`.
+    """Writes the note: what the graph was made from, in types JSON has, at least its name under `dataset`.
 
     Raises:
         ShoalError: It cannot be written.
@@ -22,7 +22,7 @@ def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def synthetic_identity(folder: Path) -> dict[str, Any] | None:
-    """What the note says, or None where there is none.
+    """Content of the note, or None if there is none.
 
     Raises:
         ShoalError: It cannot be read.

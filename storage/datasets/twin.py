@@ -2,8 +2,8 @@
 
 Only counts are taken from the original. Everything else is our assumption: communities whose sizes follow a power
 law, each mostly of one class; edges inside a community or between classes, as homophily says; degrees with a heavy
-tail; features that say little about a node's class alone, and more when averaged over neighbours. Nodes that have
-another class than their community, and pairs of classes that no linear model tells apart, leave room above that.
+tail; features that show a node's class weakly, and more strongly when averaged over neighbours. Nodes that have
+another class than their community, and pairs of classes that no linear model can separate, keep accuracy below 1.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from storage.npy_rows import write_rows
 NODES_A_BLOCK = 1 << 16
 SMALLEST_COMMUNITY = 4
 CLASS_SKEW = 0.7
-MOST_STRAYS, STRAYS = 0.2, 0.75
+MAX_LABEL_NOISE, LABEL_NOISE = 0.2, 0.75
 COMMON = 0.6
 FEATURE_BLOCK_BYTES = 1 << 24
 
@@ -65,8 +65,8 @@ ORIGINALS = {
 def load_twin(name: str, options: DataSource) -> Graph:
     """The twin of a published graph; edges and labels are drawn once and kept on disk, features when they are read.
 
-    Memory stays below `options.memory_limit` beside the interpreter. Edges are made symmetric as those of the original
-    would be. No two edges of a twin join the same nodes.
+    Memory stays below `options.memory_limit`, the interpreter not counted. Edges are made symmetric as those of the
+    original would be. No two edges of a twin join the same nodes.
 
     Raises:
         ShoalError: An option is out of range, or the disk is too small.
@@ -84,7 +84,7 @@ def load_twin(name: str, options: DataSource) -> Graph:
 
 
 class TwinFeatures:
-    """Features `[N, F]`, float32, that are drawn whenever rows are asked for."""
+    """Features `[N, F]`, float32, of which rows are drawn whenever they are indexed."""
 
     ndim, dtype = 2, np.dtype(np.float32)
 
@@ -111,7 +111,7 @@ class TwinFeatures:
 
 @dataclass(frozen=True)
 class Twin:
-    """A synthetic graph whose every part is drawn by itself.
+    """A synthetic graph of which every part can be drawn alone.
 
     A node has a place, and its id is a random permutation of places; communities are runs of places. Within a
     community a node points at earlier places, low ones most often; across classes it points at nodes of lower age, a
@@ -123,7 +123,7 @@ class Twin:
         scale: Counts of the twin over those of the original.
         homophily: Share of edges that join nodes of one class.
         signal: See `Original`.
-        seed: Of everything.
+        seed: Of everything random.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Twin:
         twin = cls(name, original, options.scale, homophily, signal, options.seed)
         for key, holds, rule in (
             ("scale", options.scale > 0 and twin.nodes < 2**31, "more than 0 and of fewer than 2^31 nodes"),
-            ("scale", twin.nodes >= twin.least_nodes, f"at least {twin.least_nodes / original.nodes:.2g}"),
+            ("scale", twin.nodes >= twin.min_nodes, f"at least {twin.min_nodes / original.nodes:.2g}"),
             ("homophily", 0 <= homophily <= 1, "in 0..1"),
             ("signal", signal >= 0, "at least 0"),
             ("seed", options.seed >= 0, "at least 0"),
@@ -178,21 +178,21 @@ class Twin:
         return self.original.classes
 
     @property
-    def stray(self) -> float:
-        """Share of nodes of another class than their community, so few that homophily can be had."""
-        return min(MOST_STRAYS, STRAYS * (1 - self.homophily**0.5))
+    def label_noise(self) -> float:
+        """Share of nodes of another class than their community, small enough for the homophily to be reached."""
+        return min(MAX_LABEL_NOISE, LABEL_NOISE * (1 - self.homophily**0.5))
 
     @property
     def within(self) -> float:
         """Share of edges inside communities, which gives the homophily."""
-        other = self.stray / (self.classes - 1)
-        alike = (1 - self.stray) ** 2 + self.stray * other
-        across = 2 * (1 - self.stray) * other + (self.classes - 2) * other**2
+        other = self.label_noise / (self.classes - 1)
+        alike = (1 - self.label_noise) ** 2 + self.label_noise * other
+        across = 2 * (1 - self.label_noise) * other + (self.classes - 2) * other**2
         return min(1.0, max(0.0, (self.homophily - across) / (alike - across)))
 
     @property
-    def least_nodes(self) -> int:
-        """Nodes that give every class a community and every node room for its edges."""
+    def min_nodes(self) -> int:
+        """Fewest nodes with which every class has a community and every node enough others for its edges."""
         return max(8 * self.classes, 16 * self.original.edges // self.original.nodes)
 
     @property
@@ -268,9 +268,9 @@ class Twin:
         draw = np.random.default_rng([self.seed, 1])
         centre, axis = draw.standard_normal((2, self.classes, self.features)) * self.signal / self.features**0.5
         pair = np.arange(self.classes) // 2
-        twins = (pair % 2 == 1)[:, None]
-        centre = np.where(twins, COMMON * centre[2 * pair], centre)
-        axis = np.where(twins, (1 - COMMON**2) ** 0.5 * axis, 0)
+        shared = (pair % 2 == 1)[:, None]
+        centre = np.where(shared, COMMON * centre[2 * pair], centre)
+        axis = np.where(shared, (1 - COMMON**2) ** 0.5 * axis, 0)
         return centre.astype(np.float32), axis.astype(np.float32)
 
     @cached_property
@@ -293,6 +293,7 @@ class Twin:
         label[: self.classes] = np.arange(min(self.classes, communities))
         guide_shift = max(0, (self.nodes >> 20).bit_length())
         guide = np.searchsorted(places, np.arange(0, self.nodes, 1 << guide_shift), side="right") - 1
+        # A purpose chooses the random stream: another word would give another graph.
         keys = (key_of(self.seed, purpose) for purpose in ("id", "age", "stray", "degree", "edge", "way", "noise"))
         return Table(
             self.nodes,
@@ -300,7 +301,7 @@ class Twin:
             places,
             label.astype(np.int32),
             self.classes,
-            self.stray,
+            self.label_noise,
             guide.astype(np.int32),
             guide_shift,
             *keys,

@@ -7,13 +7,13 @@ import numpy as np
 
 from storage.datasets.keyed import bits_at, noise_at, permuted, uniform_at, unpermuted
 
-OWED_INSIDE = 1024
-LEAST_WEIGHT = 0.1
-MEAN_WEIGHT = 3 + LEAST_WEIGHT
+MAX_LEFT_INSIDE = 1024
+MIN_WEIGHT = 0.1
+MEAN_WEIGHT = 3 + MIN_WEIGHT
 
 
 class Table(NamedTuple):
-    """What all loops share.
+    """The constants of all loops.
 
     Attributes:
         nodes: Number of nodes N.
@@ -21,15 +21,15 @@ class Table(NamedTuple):
         starts: First place of every community and N, int64 `[M + 1]`.
         label: Class of every community, int32 `[M]`.
         classes: Number of classes.
-        stray: Share of nodes that have another class than their community.
+        label_noise: Share of nodes that have another class than their community.
         guide: The community of every 2^`guide_shift`-th place, int32.
         guide_shift: See `guide`.
         id_key: Of the permutation from places to ids.
         age_key: Of the permutation from places to ages.
-        stray_key: Of the nodes that stray, and their classes.
+        label_noise_key: Of the nodes that have another class, and of that class.
         degree_key: Of the number of edges a node points with.
         edge_key: Of where they point.
-        way_key: Of the ways that communities take along the axes of their classes.
+        sign_key: Of the sign of every community on the axis of its class.
         noise_key: Of the noise of features.
     """
 
@@ -38,15 +38,15 @@ class Table(NamedTuple):
     starts: np.ndarray
     label: np.ndarray
     classes: int
-    stray: float
+    label_noise: float
     guide: np.ndarray
     guide_shift: int
     id_key: np.uint64
     age_key: np.uint64
-    stray_key: np.uint64
+    label_noise_key: np.uint64
     degree_key: np.uint64
     edge_key: np.uint64
-    way_key: np.uint64
+    sign_key: np.uint64
     noise_key: np.uint64
 
 
@@ -61,9 +61,9 @@ def _community(table: Table, place: int) -> int:
 @numba.njit(cache=True, inline="always")
 def _label(table: Table, place: int, community: int) -> int:
     label = table.label[community]
-    u = uniform_at(table.stray_key, np.uint64(place))
-    if u < table.stray:
-        return (label + 1 + int(u / table.stray * (table.classes - 1))) % table.classes
+    u = uniform_at(table.label_noise_key, np.uint64(place))
+    if u < table.label_noise:
+        return (label + 1 + int(u / table.label_noise * (table.classes - 1))) % table.classes
     return label
 
 
@@ -92,7 +92,7 @@ def degrees_of(table: Table, first: int, edges: int, least: float, degree: np.nd
     share = np.empty(len(degree))
     for i in range(len(degree)):
         u = uniform_at(table.degree_key, np.uint64(first + i)) + least
-        total += 1 / (np.sqrt(u) * np.sqrt(np.sqrt(u))) - (1 - LEAST_WEIGHT)
+        total += 1 / (np.sqrt(u) * np.sqrt(np.sqrt(u))) - (1 - MIN_WEIGHT)
         share[i] = total
     before = 0
     for i in range(len(degree)):
@@ -107,8 +107,8 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
 
     A share `within` goes to the own community, the rest to communities of other classes. Targets of a node are drawn
     from as many equal shares of the unit interval, and raised to the power 5/2 to prefer low numbers: in ascending
-    order, so that they are distinct without a search. What finds no target passes to the next node; the node of the
-    highest age comes last.
+    order, so that they are distinct without a search. Edges without a target are left to the next node; the node of
+    the highest age comes last.
     """
     nodes = table.nodes
     rows = len(degree)
@@ -117,7 +117,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
         age = permuted(first + i, nodes, table.bits, table.age_key)
         if age > high:
             oldest, high = i, age
-    at = owed_inside = owed_across = 0
+    at = left_inside = left_across = 0
     for step in range(rows):
         i = step if step < oldest else (step + 1 if step < rows - 1 else oldest)
         place = first + i
@@ -128,14 +128,14 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
         source = permuted(place, nodes, table.bits, table.id_key)
 
         inside = int(within * degree[i] + uniform_at(key, np.uint64(0)))
-        across = degree[i] - inside + owed_across
-        inside += owed_inside
+        across = degree[i] - inside + left_across
+        inside += left_inside
         taken = min(inside, rank)
-        owed_inside = inside - taken
-        allowed = OWED_INSIDE if step < rows - 1 and within > 0 else 0
-        if owed_inside > allowed:
-            across += owed_inside - allowed
-            owed_inside = allowed
+        left_inside = inside - taken
+        allowed = MAX_LEFT_INSIDE if step < rows - 1 and within > 0 else 0
+        if left_inside > allowed:
+            across += left_inside - allowed
+            left_inside = allowed
 
         low = -1
         for k in range(taken):
@@ -145,7 +145,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
             at += 1
 
         wanted = min(across, age // 2)
-        owed_across = across - wanted
+        left_across = across - wanted
         low = -1
         for k in range(wanted):
             u = (k + uniform_at(key, np.uint64(1 + taken + k))) / wanted
@@ -157,7 +157,7 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
                     break
                 low += 1
             if low >= age:
-                owed_across += wanted - k
+                left_across += wanted - k
                 break
             edges[0, at], edges[1, at] = source, permuted(other, nodes, table.bits, table.id_key)
             at += 1
@@ -166,17 +166,17 @@ def edges_of(table: Table, first: int, degree: np.ndarray, within: float, edges:
 
 @numba.njit(cache=True)
 def features_of(table: Table, ids: np.ndarray, centre: np.ndarray, axis: np.ndarray, x: np.ndarray) -> None:
-    """Fills the features of nodes: the centre of their class, its axis one way or the other, and noise.
+    """Fills the features of nodes: the centre of their class, plus or minus its axis, and noise.
 
-    Communities, not nodes, choose the way, so that it survives an average over neighbours.
+    The sign is that of the community, not of the node, so that it remains in an average over neighbours.
     """
     features = x.shape[1]
     for i in range(len(ids)):
         place = unpermuted(ids[i], table.nodes, table.bits, table.id_key)
         community = _community(table, place)
         label = _label(table, place, community)
-        way = np.float32(1.0) if bits_at(table.way_key, np.uint64(community)) & np.uint64(1) else np.float32(-1.0)
+        sign = np.float32(1.0) if bits_at(table.sign_key, np.uint64(community)) & np.uint64(1) else np.float32(-1.0)
         first = np.uint64(place * features)
         for j in range(features):
             noise = noise_at(table.noise_key, first + np.uint64(j))
-            x[i, j] = centre[label, j] + way * axis[label, j] + noise
+            x[i, j] = centre[label, j] + sign * axis[label, j] + noise

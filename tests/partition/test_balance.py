@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partition.balance import balance, deal, largest
+from partition.balance import balance, fill_lightest, size_bound
 from partition.blocks import Level
 
 
@@ -11,8 +11,8 @@ from partition.blocks import Level
     ("nodes", "clients", "imbalance", "bound"),
     [(10_000, 10, 1.03, 1030), (1000, 1000, 1.03, 1), (7, 3, 1.03, 3), (100, 7, 1.5, 21), (5, 10, 1.03, 1)],
 )
-def test_largest(nodes, clients, imbalance, bound):
-    assert largest(nodes, clients, imbalance) == bound
+def test_size_bound(nodes, clients, imbalance, bound):
+    assert size_bound(nodes, clients, imbalance) == bound
 
 
 def balanced(graph, part, clients, high):
@@ -59,15 +59,15 @@ def test_the_bound_is_kept_to_the_node(make_graph, data):
 def test_unplaced_nodes_fill_the_lightest_parts():
     part = np.array([0, 0, 0, 1, -1, -1, -1, -1], dtype=np.int32)
     weight_P = np.array([3, 1, 0])
-    deal(part, weight_P, None)
+    fill_lightest(part, weight_P, None)
     assert part[:4].tolist() == [0, 0, 0, 1]
     assert weight_P.tolist() == [3, 3, 2]
     assert np.bincount(part).tolist() == [3, 3, 2]
 
 
-def test_heavy_nodes_are_dealt_first():
+def test_heavy_nodes_come_first():
     part = np.full(4, -1, dtype=np.int32)
     weight_P = np.zeros(2, dtype=np.int64)
-    deal(part, weight_P, np.array([1, 1, 5, 3], dtype=np.int32))
+    fill_lightest(part, weight_P, np.array([1, 1, 5, 3], dtype=np.int32))
     assert weight_P.tolist() == [5, 5]
     assert part.tolist() == [1, 1, 0, 1]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partition.balance import largest
+from partition.balance import size_bound
 from partition.blocks import Level
 from partition.in_memory_kaminpar import by_kaminpar, write_parhip
 from partition.metis import by_metis
@@ -50,4 +50,4 @@ def test_the_bound_holds_and_no_client_is_empty(make_graph, data):
     sizes = np.bincount(by_kaminpar(graph, PartitionOptions("kaminpar", clients, imbalance=imbalance)))
     assert len(sizes) == clients
     assert sizes.min() > 0
-    assert sizes.max() <= largest(nodes, clients, imbalance)
+    assert sizes.max() <= size_bound(nodes, clients, imbalance)

@@ -75,7 +75,7 @@ def test_single_nodes():
     assert sizes_of(pack(np.zeros(7, dtype=np.int64), 4), 4) == [2, 2, 2, 1]
 
 
-def test_labelled_nodes_are_dealt_out_and_the_rest_evens_out_nodes():
+def test_labelled_nodes_are_spread_and_the_rest_evens_out_nodes():
     # Nodes 0-5 hold three labels: three groups of two nodes. The others have none: cut by nodes into threes.
     communities = blocks(6, 3, 3)
     labelled = np.isin(np.arange(12), [0, 2, 4])

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partition import memory, semi_external
-from partition.balance import largest
+from partition.balance import size_bound
 from partition.cover import assert_cover
 from partition.metis import by_metis
 from partition.options import PartitionOptions
@@ -38,7 +38,7 @@ def test_several_levels_find_what_one_finds(planted, monkeypatch):
     assert sum(line.startswith("level") for line in told) >= 2
     metis = quality(planted, by_metis(planted, PartitionOptions("metis", 12)), 12)
     assert got.cut_fraction <= 1.2 * metis.cut_fraction
-    assert got.nodes_max <= largest(planted.nodes, 12, 1.03)
+    assert got.nodes_max <= size_bound(planted.nodes, 12, 1.03)
 
 
 def test_maps_give_what_arrays_give_and_nothing_stays_behind(planted, tmp_path, mapped_graph):
@@ -107,4 +107,4 @@ def test_the_bound_holds_and_no_client_is_empty(make_graph, data):
     imbalance = data.draw(st.sampled_from([1.001, 1.03, 1.5, 3.0]))
     assignment = parts(graph, clients, imbalance=imbalance, seed=data.draw(st.integers(0, 3)))
     assert_cover(assignment, nodes, clients)
-    assert np.bincount(assignment).max() <= largest(nodes, clients, imbalance)
+    assert np.bincount(assignment).max() <= size_bound(nodes, clients, imbalance)

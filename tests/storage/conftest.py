@@ -1,4 +1,6 @@
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,27 @@ from storage.split import SplitOptions, random_split, write_split
 from storage.store import Store, hops_path, shard_path, split_path
 
 OPTIONS = SplitOptions("stratified", 0, (0.5, 0.2, 0.3))
+# A tiny limit of memory means thousands of syncs, which a disk would take minutes for.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
+
+
+@pytest.fixture(scope="session")
+def memory_folder() -> str | None:
+    """Where folders that are made with `tempfile` lie in memory; None if there is no such place."""
+    return IN_MEMORY
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def blocks_of() -> BlocksOf:
+    """Edges `[2, E]` in blocks of a size, from any number on."""
+    return lambda edges, size: lambda first: (edges[:, at : at + size] for at in range(first, edges.shape[1], size))
 
 
 def build_graph(seed: int, nodes: int, density: float, features: int = 3, classes: int = 2) -> Graph:

@@ -82,7 +82,7 @@ def test_no_edges(nodes: int) -> None:
     data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=torch.ones(nodes, 2), y=torch.zeros(nodes))
     graph = from_pyg(data)
     assert (graph.nodes, graph.entries, graph.classes) == (nodes, 0, 1)
-    assert graph.to_pyg().edge_index.shape == (2, 0)
+    assert to_pyg(graph).edge_index.shape == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_refuses_what_is_no_data(data: Any) -> None:
 
 def test_graph_in_and_out_is_what_it_was(square: Square) -> None:
     karate = KarateClub()[0]
-    out = from_pyg(karate).to_pyg()
+    out = to_pyg(from_pyg(karate))
     assert out.validate()
     assert torch.equal(out.edge_index, karate.coalesce().edge_index)
     assert torch.equal(out.x, karate.x)
@@ -137,7 +137,7 @@ def test_graph_in_and_out_is_what_it_was(square: Square) -> None:
     assert torch.equal(out.train_mask, karate.train_mask)
     assert not out.val_mask.any()
     clients = torch.tensor([1, 0, 0, 1], dtype=torch.int32)
-    assert torch.equal(from_pyg(Data(**square(assignment=clients))).to_pyg().assignment, clients)
+    assert torch.equal(to_pyg(from_pyg(Data(**square(assignment=clients)))).assignment, clients)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -146,7 +146,7 @@ def test_shard_out(dtype: str, make_store: Callable[..., Store], make_graph: Cal
     store, graph = make_store(dtype), make_graph(0, 30, 0.2)
     for client in range(store.clients):
         shard, split = store.shard(client), store.split(next(iter(store.manifest.splits)), client)
-        data = shard.to_pyg(split)
+        data = to_pyg(shard, split)
         assert data.validate()
         assert data.num_nodes == shard.nodes
         node = data.n_id.numpy()
@@ -160,13 +160,13 @@ def test_shard_out(dtype: str, make_store: Callable[..., Store], make_graph: Cal
         assert np.array_equal(data.y, graph.y[node])
         for mask, rows in zip((data.train_mask, data.val_mask, data.test_mask), (split.train, split.val, split.test)):
             assert torch.equal(mask.nonzero().flatten(), torch.from_numpy(rows).long())
-    assert "train_mask" not in store.shard(0).to_pyg()
+    assert "train_mask" not in to_pyg(store.shard(0))
 
 
 def test_writing_into_what_went_out_leaves_the_file(make_store: Callable[..., Store]) -> None:
     store = make_store()
     before = store.shard(0).x.copy()
-    store.shard(0).to_pyg().x.zero_()
+    to_pyg(store.shard(0)).x.zero_()
     assert np.array_equal(store.shard(0).x, before)
 
 
@@ -186,6 +186,6 @@ def test_saved_graph_is_loaded_equal(sparse: bool, square: Square, assert_square
     graph = from_pyg(Data(**square(x=x.to_sparse_csr() if sparse else x, assignment=torch.tensor([1, 0, 0, 1]))))
     read = load(DataSource("files", path=str(save_graph(graph, tmp_path / "mine"))))
     assert sp.issparse(read.x) == sparse
-    assert_square(from_pyg(read.to_pyg()))
+    assert_square(from_pyg(to_pyg(read)))
     assert read.assignment is not None
     assert read.assignment.tolist() == [1, 0, 0, 1]

@@ -221,7 +221,7 @@ def test_refuses_options_out_of_range(name: str, key: str, value: float) -> None
 @pytest.mark.parametrize("nodes", [1, 40, 200])
 def test_a_very_small_twin_has_all_its_edges_or_is_refused(name: str, nodes: int) -> None:
     """From the fewest nodes that options may ask for."""
-    fewest = small(name).least_nodes
+    fewest = small(name).min_nodes
     twin = small(name, scale=(fewest + nodes) / PUBLISHED[name][0])
     try:
         edges = edges_of(twin)

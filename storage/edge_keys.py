@@ -1,0 +1,166 @@
+"""Edges as 64-bit keys that, once sorted, are the rows of a CSR; the loops over such keys, on one core.
+
+An edge has two keys, one a direction. From its highest bit down a key holds the source, the target, and a last bit
+that is 0 for the direction that was given and 1 for the other. A key without its last bit is a pair.
+"""
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+KEY_BYTES = 8
+DIGIT_BITS = 10
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """Where the parts of a key are, for a graph of `nodes` nodes, at most 2^31 - 1."""
+
+    nodes: int
+
+    @property
+    def target_bits(self) -> int:
+        return max(1, (self.nodes - 1).bit_length())
+
+    @property
+    def row_bits(self) -> int:
+        """Bits below the source: those of the target, and the last one."""
+        return self.target_bits + 1
+
+    @property
+    def bits(self) -> int:
+        """Bits of a whole key."""
+        return self.target_bits + self.row_bits
+
+    @property
+    def end(self) -> int:
+        """All keys are smaller."""
+        return self.nodes << self.row_bits
+
+
+def as_signed(ends: np.ndarray) -> np.ndarray:
+    """Node numbers as int32 or int64, the types that the loops are compiled for; one beyond int64 becomes -1."""
+    if ends.dtype in (np.int32, np.int64):
+        return ends
+    wide = ends.astype(np.int64)
+    return np.where(wide == ends, wide, -1) if ends.dtype == np.uint64 else wide
+
+
+@numba.njit(cache=True)
+def keys_of(source: np.ndarray, target: np.ndarray, nodes: int, row_bits: int, keys: np.ndarray) -> tuple[int, int]:
+    """Fills `keys` with both keys of every edge that is no loop.
+
+    Args:
+        source: Of every edge, int32 or int64 `[e]`.
+        target: Of every edge, as `source`.
+        nodes: Number of nodes.
+        row_bits: See `KeyLayout`.
+        keys: Written, uint64, at least `[2 e]`.
+
+    Returns:
+        How many keys there are, and the number of the first edge with an end that is no node, or -1.
+    """
+    count = 0
+    for edge in range(len(source)):
+        a, b = np.int64(source[edge]), np.int64(target[edge])
+        if a < 0 or a >= nodes or b < 0 or b >= nodes:
+            return count, edge
+        if a != b:
+            keys[count] = (a << row_bits) | (b << 1)
+            keys[count + 1] = (b << row_bits) | (a << 1) | 1
+            count += 2
+    return count, -1
+
+
+@numba.njit(cache=True)
+def group_by_bucket(keys: np.ndarray, low: np.uint64, shift: np.uint64, buckets: int, out: np.ndarray) -> np.ndarray:
+    """Writes keys to `out` in the order of their bucket, `(key - low) >> shift`, and else in the order they had.
+
+    Returns:
+        Where each bucket begins in `out`, and where the last one ends, int64 `[buckets + 1]`.
+    """
+    starts = np.zeros(buckets + 1, dtype=np.int64)
+    for key in keys:
+        starts[((key - low) >> shift) + np.uint64(1)] += 1
+    for bucket in range(buckets):
+        starts[bucket + 1] += starts[bucket]
+    heads = starts[:-1].copy()
+    for key in keys:
+        bucket = (key - low) >> shift
+        out[heads[bucket]] = key
+        heads[bucket] += 1
+    return starts
+
+
+def sorted_keys(keys: np.ndarray, bits: int) -> np.ndarray:
+    """Keys in ascending order, uint64, compared by their last `bits` bits only; `keys` itself is overwritten."""
+    passes = -(-bits // DIGIT_BITS)
+    return _radix_sorted(keys, np.empty_like(keys), passes, -(-bits // passes))
+
+
+@numba.njit(cache=True)
+def _radix_sorted(keys: np.ndarray, spare: np.ndarray, passes: int, digit_bits: int) -> np.ndarray:
+    mask = np.uint64((1 << digit_bits) - 1)
+    heads = np.empty(1 << digit_bits, dtype=np.int64)
+    for number in range(passes):
+        shift = np.uint64(number * digit_bits)
+        heads[:] = 0
+        for key in keys:
+            heads[(key >> shift) & mask] += 1
+        start = 0
+        for digit in range(len(heads)):
+            count = heads[digit]
+            heads[digit] = start
+            start += count
+        for key in keys:
+            digit = (key >> shift) & mask
+            spare[heads[digit]] = key
+            heads[digit] += 1
+        keys, spare = spare, keys
+    return keys
+
+
+@numba.njit(cache=True)
+def distinct_pairs(keys: np.ndarray) -> tuple[int, int, int]:
+    """Overwrites the front of ascending keys with their distinct pairs.
+
+    Returns:
+        How many pairs there are, how many keys are of a direction that was given, and how many pairs have such a key.
+    """
+    pairs = given_keys = given_pairs = 0
+    last = np.uint64(0)
+    for at in range(len(keys)):
+        pair, is_given = keys[at] >> np.uint64(1), (keys[at] & np.uint64(1)) == 0
+        is_new = at == 0 or pair != last
+        given_keys += is_given
+        # A given key sorts before its reverse, so the first key of a pair says whether the pair was given.
+        given_pairs += is_new and is_given
+        if is_new:
+            keys[pairs] = pair
+            pairs += 1
+            last = pair
+    return pairs, given_keys, given_pairs
+
+
+@numba.njit(cache=True)
+def row_ends(pairs: np.ndarray, first: int, row: int, target_bits: int, before: int, ends: np.ndarray) -> int:
+    """Fills the row pointer for the ends of rows `row`, `row + 1`, and so on, one a value of `ends`.
+
+    Args:
+        pairs: Ascending pairs, uint64.
+        first: Number of the first pair to read.
+        row: Number of the first row.
+        target_bits: See `KeyLayout`.
+        before: Entries of the CSR before pair 0.
+        ends: Written, int64.
+
+    Returns:
+        Number of the first pair of a later row.
+    """
+    at = first
+    for i in range(len(ends)):
+        while at < len(pairs) and np.int64(pairs[at] >> np.uint64(target_bits)) <= row + i:
+            at += 1
+        ends[i] = before + at
+    return at
