@@ -43,7 +43,8 @@ def partition(
         options: Method, number of clients and what the method needs.
         labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
             training nodes, where every client must get one. Default: every node with a label.
-        workspace: Where temporary files of 'kaminpar' and 'semi-external' go, and who is told of progress.
+        workspace: Where temporary files of 'kaminpar' and 'semi-external' go, who is told of progress, and how
+            much memory 'semi-external' may use.
 
     Raises:
         ShoalError: The method is unknown, clients are fewer than one or more than nodes, or what a file holds

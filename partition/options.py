@@ -20,7 +20,6 @@ class PartitionOptions:
         imbalance: METIS, KaMinPar, semi-external: largest part over the mean part, at least 1.001; a goal that METIS
             may just miss, and a bound to the others.
         balance: Louvain: what is balanced between clients, 'nodes' or 'labelled' nodes.
-        memory_limit: Semi-external: bytes it may use beyond the process as it was; None: not limited.
         file: File: an `.npy` of the client of every node, integers `[N]`; None: the dataset's own assignment.
 
     Raises:
@@ -33,7 +32,6 @@ class PartitionOptions:
     resolution: float = 1.0
     imbalance: float = 1.03
     balance: str = "nodes"
-    memory_limit: int | None = None
     file: str | None = None
 
     def __post_init__(self) -> None:

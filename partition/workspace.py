@@ -1,4 +1,4 @@
-"""What a partitioner may use and tell while it works; none of it changes the result."""
+"""What a partitioner may use and tell while it works; a tight memory limit alone may change the result."""
 
 import shutil
 import tempfile
@@ -22,10 +22,12 @@ class Workspace:
     folder: Where temporary files go; None: the system's folder for them. One that lies in memory makes
         `semi-external` pointless.
     report: Called with one line a step, for a user who waits.
+    memory_limit: Bytes that `semi-external` may use beyond the process as it was; None: not limited.
     """
 
     folder: Path | None = None
     report: Callable[[str], None] = silent
+    memory_limit: int | None = None
 
     def clear(self) -> None:
         """Removes what killed processes left in `folder`, which must be in no other partitioner's use."""

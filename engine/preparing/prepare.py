@@ -53,7 +53,7 @@ def source(config: Config) -> DataSource:
 
 def partition_options(config: Config) -> PartitionOptions:
     """The partition a config names."""
-    return PartitionOptions(**config.partition.model_dump(), memory_limit=config.engine.memory_limit)
+    return PartitionOptions(**config.partition.model_dump())
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class StoreBuilder:
 
         def write(path: Path) -> FileRecord:
             say(f"partition: {options.method} into {options.clients} clients")
-            workspace = Workspace(self.path, say)
+            workspace = Workspace(self.path, say, self.config.engine.memory_limit)
             workspace.clear()
             assignment = partition(graph, options, workspace=workspace)
             with replacing(path) as unfinished, unfinished.open("wb") as f:
