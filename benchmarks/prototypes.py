@@ -35,7 +35,8 @@ from algorithms.methods.fedpg.fedpg import FedPG
 from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
 from algorithms.methods.local import Local
 from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.training.local_training import Trainer
+from algorithms.training.options import TrainOptions
 from engine.wire.randomness import key
 from storage.datasets.sbm import load_sbm
 from storage.datasets.source import DataSource

@@ -13,7 +13,8 @@ from torch.func import functional_call, vmap
 from algorithms.backbones.dropout import masks
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
-from algorithms.training.local_training import MOMENTS, TrainOptions, make_optimizer
+from algorithms.training.local_training import MOMENTS, make_optimizer
+from algorithms.training.options import TrainOptions
 
 NO_ROW = -100
 

@@ -11,7 +11,8 @@ from algorithms.base import Algorithm
 from algorithms.client import Client, ClientInfo
 from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import describe, load
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.training.local_training import Trainer
+from algorithms.training.options import TrainOptions
 from engine.commands.run import participation_of
 from engine.preparing.prepare import source, store_path
 from engine.records.run_folder import run_path
@@ -21,7 +22,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
-from engine.wire.models import assign_models, build_models, model_specs, require_mixable, stacks
+from engine.wire.models import assign_models, build_models, require_mixable, stacks
 from storage import datasets
 from storage.hops import hops_bytes
 from storage.manifest import NAME, read_manifest
@@ -55,9 +56,10 @@ def show_plan(config: Config) -> None:
     ]
     cohort = draw_cohort(clients, participation_of(config, algorithm.whole), config.seed, 1)
     cells = form_cells(cohort, infos, config.engine.cell_size)
-    embedding, dropout = config.heterogeneity.embedding, config.train.dropout
-    models = build_models(model_specs(config), embedding, features, classes, config.propagation.hops, dropout, bfloat16)
-    train = TrainOptions(**config.train.model_dump(exclude={"dropout"}))
+    embedding, train = config.heterogeneity.embedding, config.train
+    models = build_models(
+        config.models(), embedding, features, classes, config.propagation.hops, train.dropout, bfloat16
+    )
     stacks(config.engine.path, device, algorithm, models, train)
     mean_client = _mean_client(infos[0], features, entries // clients, config.propagation.hops)
     torch.set_num_threads(config.engine.threads)
@@ -69,7 +71,7 @@ def show_plan(config: Config) -> None:
     parameters = np.array([len(model.w) for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
     x_bytes = nodes * features * np.dtype(config.data.dtype).itemsize
-    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.kernel())
+    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.propagation)
     kept = (
         4
         * int(parameters[model_of].sum())

@@ -1,38 +1,17 @@
 """Which client trains which of a run's models."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from algorithms.backbones import build, width_of
+from algorithms.backbones.choice import ModelChoice
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
-from algorithms.training.local_training import TrainOptions
+from algorithms.training.options import TrainOptions
 from engine.settings.config import Config
 from engine.wire.randomness import key
 from storage.errors import ShoalError
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """A model as its hosts see it.
-
-    Attributes:
-        name: Name of the backbone.
-        options: Its options.
-        init: `shared`: clients of this model start equal; `own`: each with its own parameters.
-    """
-
-    name: str
-    options: dict[str, Any]
-    init: str
-
-
-def model_specs(config: Config) -> tuple[ModelSpec, ...]:
-    """The models of a config, in its order."""
-    return tuple(ModelSpec(model.name, model.options, model.init) for model in config.models())
 
 
 def assign_models(config: Config, clients: int) -> list[int]:
@@ -58,7 +37,7 @@ def assign_models(config: Config, clients: int) -> list[int]:
 
 
 def build_models(
-    specs: Sequence[ModelSpec],
+    specs: Sequence[ModelChoice],
     embedding: int | None,
     features: int,
     classes: int,

@@ -15,7 +15,8 @@ from algorithms.backbones import Output, build
 from algorithms.backbones.neighbourhood import whole
 from algorithms.client import Client
 from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.training.local_training import Trainer
+from algorithms.training.options import TrainOptions
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 from storage.view import View

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from algorithms.backbones import Output, build
 from algorithms.client import Client
 from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.training.local_training import Trainer
+from algorithms.training.options import TrainOptions
 from engine.wire.randomness import key
 from storage.view import View
 

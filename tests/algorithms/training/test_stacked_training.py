@@ -16,7 +16,8 @@ from algorithms.backbones.output import Output
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import Tree
-from algorithms.training.local_training import Trainer, TrainOptions
+from algorithms.training.local_training import Trainer
+from algorithms.training.options import TrainOptions
 from algorithms.training.stacked_training import StackedTrainer
 from engine.rounds.server import Server
 from engine.wire.randomness import key

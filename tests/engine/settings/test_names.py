@@ -119,4 +119,4 @@ def test_names(name: str, overrides: list[str], names: tuple[str, ...]) -> None:
     config = load_config(CONFIGS / f"{name}.yaml", ["data.root=/data", "run.root=/runs", *overrides])
     text = yaml.safe_dump(config.plain(), sort_keys=False)
     found = run_path(config).name, hashlib.sha256(text.encode()).hexdigest()[:8], store_path(config).name
-    assert (*found, config.split_options().name, config.kernel().name) == names
+    assert (*found, config.data.split_name, config.propagation.name) == names
