@@ -13,7 +13,7 @@ from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import describe, load
 from algorithms.training.local_training import Trainer
 from algorithms.training.options import TrainOptions
-from engine.commands.run import participation_of
+from engine.commands.run import plan_of
 from engine.preparing.prepare import source, store_path
 from engine.records.run_folder import run_path
 from engine.rounds.sampling import draw_cohort
@@ -54,7 +54,8 @@ def show_plan(config: Config) -> None:
     infos = [
         ClientInfo(i, nodes // clients, int(share * nodes / clients), classes, model_of[i]) for i in range(clients)
     ]
-    cohort = draw_cohort(clients, participation_of(config, algorithm.whole), config.seed, 1)
+    plan = plan_of(config, algorithm.whole)
+    cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
     cells = form_cells(cohort, infos, config.engine.cell_size)
     embedding, train = config.heterogeneity.embedding, config.train
     models = build_models(

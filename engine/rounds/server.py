@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +15,9 @@ from algorithms.protocol import Ask, Mix, Replies, Tree
 from algorithms.training.local_training import MOMENTS
 from engine.rounds.evaluation import summarize
 from engine.rounds.reduction import Sums, combine, tree_bytes
-from engine.rounds.sampling import Participation, draw_cohort
+from engine.rounds.sampling import draw_cohort
 from engine.rounds.state import FederationState
+from engine.settings.sections import ParticipationOptions
 from engine.wire.cell import Outcome, Work, evaluation, form_cells
 from engine.wire.job import Job
 from engine.wire.live import Live, Watch, unwatched
@@ -56,15 +58,17 @@ class Plan:
 
     Attributes:
         rounds: Number of rounds.
-        participation: How many clients a cohort has, and who is online.
+        participation: How many clients a cohort has.
         evaluate_every: Rounds between evaluations of all clients.
         cell_size: Clients of a cell, or `auto`.
+        online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
     """
 
     rounds: int
-    participation: Participation
+    participation: ParticipationOptions
     evaluate_every: int
     cell_size: int | str
+    online: np.ndarray | None = None
 
 
 class Server:
@@ -103,7 +107,7 @@ class Server:
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
-        return draw_cohort(len(self.infos), self.plan.participation, self.job.seed, round_number)
+        return draw_cohort(len(self.infos), self.plan.participation, self.job.seed, round_number, self.plan.online)
 
     def next_evaluation(self, round_number: int) -> int:
         """The first round from this one on that ends with an evaluation."""
