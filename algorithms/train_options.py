@@ -1,10 +1,14 @@
-"""What a config says of local training."""
+"""How a client trains in a round."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from storage.option_types import CLOSED, Positive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
 class TrainOptions:
     """The section `train` of a config.
 
@@ -16,12 +20,17 @@ class TrainOptions:
         momentum: Of SGD.
         batch_size: Training rows a step; None: all rows in one step.
         opt_state: `keep` the optimizer's moments between rounds (as the papers' code does), or `reset` them.
+        dropout: Probability that a hidden activation of a backbone is dropped.
+
+    Raises:
+        ValueError: A value is out of its bounds.
     """
 
-    epochs: int = 3
+    epochs: Positive = 3
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 0.01
-    weight_decay: float = 5e-4
-    momentum: float = 0.0
-    batch_size: int | None = None
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5e-4
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    batch_size: Positive | None = None
     opt_state: Literal["keep", "reset"] = "keep"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5

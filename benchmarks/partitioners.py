@@ -123,12 +123,12 @@ def measure(folder: Path, method: str, clients: int, limited: bool) -> dict[str,
     partition(small, PartitionOptions(method, 2))
     graph = open_graph(folder)
     limit = limit_of(graph.nodes, graph.entries // 2) if limited else None
-    options = PartitionOptions(method, clients, memory_limit=limit)
+    options = PartitionOptions(method, clients)
     # Makes the present memory the peak so far. getrusage's peak would include what the parent process had at the fork.
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     start = time.perf_counter()
-    assignment = partition(graph, options, workspace=Workspace(folder))
+    assignment = partition(graph, options, workspace=Workspace(folder, memory_limit=limit))
     seconds = time.perf_counter() - start
     after = peak()
     got = quality(graph, assignment, clients)

@@ -43,20 +43,18 @@ def partition(
         options: Method, number of clients and what the method needs.
         labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
             training nodes, where every client must get one. Default: every node with a label.
-        workspace: Folder for temporary files of 'kaminpar' and 'semi-external', and where progress is reported.
+        workspace: Folder for temporary files of 'kaminpar' and 'semi-external', memory for the latter, and where
+            progress is reported.
 
     Raises:
-        ShoalError: The method is unknown, clients are fewer than one or more than nodes, or what a file holds
-            is not such a cover; a memory limit cannot be kept, or temporary files cannot be written.
+        ShoalError: Clients are more than nodes, or what a file holds is not such a cover; a memory limit cannot be
+            kept, or temporary files cannot be written.
     """
-    if not 1 <= options.clients <= graph.nodes:
+    if options.clients > graph.nodes:
         raise ShoalError(
             f"partition.clients is {options.clients}, but dataset '{graph.name}' has {graph.nodes} nodes: "
             f"choose from 1 to {graph.nodes}"
         )
-    if options.method not in METHODS:
-        known = ", ".join(METHODS)
-        raise ShoalError(f"partition.method '{options.method}' is unknown: choose one of {known}")
     if labelled_mask is not None:
         assert labelled_mask.shape == (graph.nodes,)
         assert labelled_mask.dtype == np.bool_

@@ -1,48 +1,35 @@
 """The options of a partitioner: the keys under `partition` in a config."""
 
-import math
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from storage.errors import ShoalError
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-BALANCES = ("nodes", "labelled")
+from storage.option_types import CLOSED, FilePath, Positive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
 class PartitionOptions:
-    """Options of all methods; a method reads the ones it needs.
+    """The section `partition` of a config; a method reads the options it needs.
 
     Attributes:
-        method: 'metis', 'kaminpar', 'semi-external', 'louvain', 'random' or 'file'.
+        method: How nodes become clients; a key of `partition.METHODS`.
         clients: Number of clients.
-        seed: Seed of the method, 0 to 2^31 - 1; the same seed gives the same assignment.
+        seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
         resolution: Louvain's gamma; larger gives more and smaller communities.
-        imbalance: METIS, KaMinPar, semi-external: largest part over the mean part, at least 1.001; METIS may
-            exceed it slightly, the others keep it as `size_bound` says.
-        balance: Louvain: what is balanced between clients, 'nodes' or 'labelled' nodes.
-        memory_limit: Semi-external: bytes it may use beyond the process as it was; None: not limited.
+        imbalance: METIS, KaMinPar, semi-external: largest part over the mean part; 1.03 allows clients 3 % above the
+            mean. METIS counts in thousandths and may exceed it slightly, the others keep it as `size_bound` says.
+        balance: Louvain: what is balanced between clients, `nodes` or `labelled` nodes.
         file: File: an `.npy` of the client of every node, integers `[N]`; None: the dataset's own assignment.
 
     Raises:
-        ShoalError: A value is out of its bounds.
+        ValueError: A value is out of its bounds.
     """
 
-    method: str
-    clients: int
-    seed: int = 0
-    resolution: float = 1.0
-    imbalance: float = 1.03
-    balance: str = "nodes"
-    memory_limit: int | None = None
-    file: str | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**31:
-            raise ShoalError(f"partition.seed is {self.seed}: choose from 0 to {2**31 - 1}")
-        if not (self.resolution > 0 and math.isfinite(self.resolution)):
-            raise ShoalError(f"partition.resolution is {self.resolution}: choose a number above 0")
-        if not (self.imbalance >= 1.001 and math.isfinite(self.imbalance)):
-            raise ShoalError(f"partition.imbalance is {self.imbalance}: choose a number of at least 1.001")
-        if self.balance not in BALANCES:
-            known = ", ".join(BALANCES)
-            raise ShoalError(f"partition.balance '{self.balance}' is unknown: choose one of {known}")
+    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "file"] = "metis"
+    clients: Positive = 10
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    resolution: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    imbalance: Annotated[float, Field(ge=1.001, allow_inf_nan=False)] = 1.03
+    balance: Literal["nodes", "labelled"] = "nodes"
+    file: FilePath | None = None

@@ -45,13 +45,13 @@ def by_semi_external(
 
     `graph.indptr` and `graph.indices` may be memory maps; they are read in blocks, in order, about twenty times.
     The result depends on the graph, the options and the seed, not on how the graph is stored; on
-    `options.memory_limit` only if that forces more levels than the number of nodes does.
+    `workspace.memory_limit` only if that forces more levels than the number of nodes does.
 
     Raises:
-        ShoalError: `options.memory_limit` cannot be kept, or the disk is full.
+        ShoalError: `workspace.memory_limit` cannot be kept, or the disk is full.
     """
     workspace = workspace or Workspace()
-    memory = Memory.of(options.memory_limit, graph.nodes)
+    memory = Memory.of(workspace.memory_limit, graph.nodes)
     if options.clients == 1:
         return np.zeros(graph.nodes, dtype=np.int32)
     finest = Level(graph.indptr, graph.indices)

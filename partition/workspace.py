@@ -1,4 +1,4 @@
-"""A partitioner's temporary folder and its reports of progress; neither changes the result."""
+"""A partitioner's temporary folder, its memory and its reports of progress; only a tight limit changes the result."""
 
 import shutil
 import tempfile
@@ -22,10 +22,12 @@ class Workspace:
     folder: Where temporary files go; None: the system's folder for them. One in memory makes
         `semi-external` pointless.
     report: Called with one line for each step.
+    memory_limit: Bytes that `semi-external` may use beyond the process as it was; None: not limited.
     """
 
     folder: Path | None = None
     report: Callable[[str], None] = silent
+    memory_limit: int | None = None
 
     def clear(self) -> None:
         """Removes what killed processes left in `folder`, which no other partitioner may be using."""

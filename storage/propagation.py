@@ -1,46 +1,44 @@
 """Hops of a graph: X, ÃX, Ã²X, … computed once, before any training."""
 
 import warnings
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from storage.errors import ShoalError
+from storage.option_types import CLOSED
 from storage.spmm import converts_halves, spmm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=CLOSED)
 class Kernel:
-    """Which hops are kept, and how they are computed (`propagation` in a config).
+    """Which hops are kept, and how they are computed: the section `propagation` of a config.
 
     Attributes:
         hops: Number of hops K beyond the features themselves, at least 0.
         r: Exponent of the normalisation, in [0, 1]: 0.5 is symmetric, 0 averages over a node and its
             neighbours, 1 divides what a node sends by its degree.
         dtype: How a hop is stored, `float32` or `float16`; sums are always float32.
-        rows: Which rows are kept, `all` or `labelled`: those with a label and their neighbours.
+        rows: Which rows are kept, `all` or `labelled`. With the latter a client sees its labelled nodes, their
+            neighbours and the edges among these only: label propagation is limited to them, hops are not.
+
+    Raises:
+        ValueError: A value is out of its bounds.
     """
 
-    hops: int
-    r: float = 0.5
-    dtype: str = "float32"
-    rows: str = "all"
-
-    def __post_init__(self) -> None:
-        if self.hops < 0:
-            raise ShoalError(f"propagation.hops: must be at least 0, found {self.hops}")
-        if not 0 <= self.r <= 1:
-            raise ShoalError(f"propagation.r: must lie between 0 and 1, found {self.r}")
-        if self.dtype not in ("float32", "float16"):
-            raise ShoalError(f"propagation.dtype: must be float32 or float16, found {self.dtype!r}")
+    hops: Annotated[int, Field(ge=0)] = 3
+    r: Annotated[float, Field(ge=0, le=1)] = 0.5
+    dtype: Literal["float32", "float16"] = "float32"
+    rows: Literal["all", "labelled"] = "all"
 
     @property
     def name(self) -> str:
         """Folder of these hops inside a store, such as `r0.5-k3-float32`."""
-        return f"r{float(self.r)}-k{self.hops}-{self.dtype}" + ("" if self.rows == "all" else f"-{self.rows}")
+        return f"r{self.r}-k{self.hops}-{self.dtype}" + ("" if self.rows == "all" else f"-{self.rows}")
 
     @property
     def stored(self) -> bool:

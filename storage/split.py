@@ -4,45 +4,57 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL
+from storage.option_types import CLOSED, FilePath, Seed
 
 PARTS = ("train", "val", "test")
-PROTOCOLS = ("stratified", "per_client", "public", "file")
 
 
-@dataclass(frozen=True)
+def _shares(fractions: tuple[float, float, float]) -> tuple[float, float, float]:
+    # The small constant: 0.7 + 0.2 + 0.1 and its like may end just above 1.
+    if any(share < 0 for share in fractions) or not 0 < sum(fractions) <= 1 + 1e-9:
+        raise ValueError("must not be negative and must sum to at most 1")
+    return fractions
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=CLOSED)
 class SplitOptions:
-    """How nodes are divided (`data.split*` in a config).
+    """How nodes are divided: keys of the section `data` of a config.
 
     Attributes:
-        protocol: `stratified` (per client and class), `per_client` (per client, ignoring classes), `public` (the
-            dataset's own), `file` (from an array of the user's).
-        seed: Seed of the two random protocols.
+        split: The protocol: `stratified` (per client and class), `per_client` (per client, ignoring classes), `public`
+            (the dataset's own), `file` (from an array of the user's).
+        split_seed: Seed of the two random protocols.
+        split_file: `.npy` of the `file` protocol: int8 `[nodes]` with 0 none, 1 train, 2 validation, 3 test.
         fractions: Shares of training, validation and test nodes of the two random protocols.
-        file: `.npy` of the `file` protocol: int8 `[nodes]` with 0 none, 1 train, 2 validation, 3 test.
+
+    Raises:
+        ValueError: A value is out of its bounds.
     """
 
-    protocol: str = "stratified"
-    seed: int = 0
-    fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)
-    file: str | None = None
+    split: Literal["stratified", "per_client", "public", "file"] = "stratified"
+    split_seed: Seed = 0
+    split_file: FilePath | None = None
+    fractions: Annotated[tuple[float, float, float], pydantic.AfterValidator(_shares)] = (0.2, 0.4, 0.4)
 
     @property
-    def name(self) -> str:
+    def split_name(self) -> str:
         """Folder of this split inside a store; two options with one name give the same split."""
-        if self.protocol in ("stratified", "per_client"):
+        if self.split in ("stratified", "per_client"):
             shares = "-".join(f"{100 * share:.15g}" for share in self.fractions)
-            return f"{self.protocol}-{shares}-seed{self.seed}"
-        if self.protocol == "file":
-            return "file-" + hashlib.sha256(read_split_file(self.file).tobytes()).hexdigest()[:8]
-        return self.protocol
+            return f"{self.split}-{shares}-seed{self.split_seed}"
+        if self.split == "file":
+            return "file-" + hashlib.sha256(read_split_file(self.split_file).tobytes()).hexdigest()[:8]
+        return self.split
 
 
 @dataclass(frozen=True)
@@ -90,13 +102,13 @@ def random_split(label: np.ndarray, node: np.ndarray, client: int, options: Spli
     Args:
         label: Label of every row, `[N]`; -1 is unlabelled.
         node: Global id of every row, `[N]`.
-        client: Number of the client; with `options.seed` it keys the random stream.
-        options: Protocol `stratified` or `per_client`, and the shares.
+        client: Number of the client; with `options.split_seed` it keys the random stream.
+        options: Split `stratified` or `per_client`, and the shares.
     """
-    rng = np.random.default_rng([options.seed, client])
+    rng = np.random.default_rng([options.split_seed, client])
     by_id = np.argsort(node, kind="stable")
     labelled = by_id[label[by_id] >= 0]
-    if options.protocol == "stratified":
+    if options.split == "stratified":
         groups = [labelled[label[labelled] == c] for c in np.unique(label[labelled])]
     else:
         groups = [labelled]

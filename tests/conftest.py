@@ -174,7 +174,7 @@ def module_of() -> Callable[..., nn.Module]:
     def module_of(server: Server, w: torch.Tensor) -> nn.Module:
         job = server.job
         (model,) = job.models
-        module = build(model.name, FEATURES, CLASSES, job.hops, job.dropout, model.options)
+        module = build(model.name, FEATURES, CLASSES, job.hops, job.train.dropout, model.options)
         nn.utils.vector_to_parameters(w.clone(), module.parameters())
         return module
 

@@ -15,7 +15,7 @@ from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import LocalTrainer
-from engine.commands.run import participation_of
+from engine.commands.run import plan_of
 from engine.hosts.stacking import stacked_models
 from engine.preparing.prepare import source, store_path
 from engine.records.run_folder import run_path
@@ -25,7 +25,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
-from engine.wire.models import assign_models, model_specs, named_kinds, require_mixable
+from engine.wire.models import assign_models, named_kinds, require_mixable
 from storage import datasets
 from storage.hops import hops_bytes
 from storage.manifest import NAME, read_manifest
@@ -57,14 +57,13 @@ def show_plan(config: Config) -> None:
     infos = [
         ClientInfo(i, nodes // clients, int(share * nodes / clients), classes, model_of[i]) for i in range(clients)
     ]
-    cohort = draw_cohort(clients, participation_of(config, algorithm.whole_graph), config.seed, 1)
+    plan = plan_of(config, algorithm.whole_graph)
+    cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
     cells = form_cells(cohort, infos, config.engine.cell_size)
-    embedding, dropout = config.heterogeneity.embedding, config.train.dropout
-    hops = config.propagation.hops
-    shape = {"features": features, "classes": classes, "hops": hops, "dropout": dropout, "bfloat16": bfloat16}
-    kinds = named_kinds(algorithm, model_specs(config), embedding, **shape)
+    hops, train = config.propagation.hops, config.train
+    shape = {"features": features, "classes": classes, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
+    kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, **shape)
     models = [kind.flat for kind in kinds[MODEL]]
-    train = TrainOptions(**config.train.model_dump(exclude={"dropout"}))
     stacked_models(config.engine.path, device, algorithm, models, train)
     mean_client = _mean_client(infos[0], features, entries // clients, hops)
     torch.set_num_threads(config.engine.threads)
@@ -77,7 +76,7 @@ def show_plan(config: Config) -> None:
     parameters = np.array([len(model.w) + beside for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
     x_bytes = nodes * features * np.dtype(config.data.dtype).itemsize
-    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.kernel())
+    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.propagation)
     kept = (
         4
         * int(parameters[model_of].sum())

@@ -16,7 +16,7 @@ from engine.records.environment import differences, environment
 from engine.records.run_folder import RunFolder, changed_keys, read_metrics, unfinished_relatives
 from engine.records.summary import summarize_run
 from engine.records.tensorboard import TensorBoard
-from engine.rounds.sampling import Participation, read_trace
+from engine.rounds.sampling import read_trace
 from engine.rounds.schedule import Plan
 from engine.rounds.state import FederationState
 from engine.screen.interrupt import graceful
@@ -24,6 +24,7 @@ from engine.screen.live_view import LiveView, live_view
 from engine.screen.progress import say
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
+from engine.settings.sections import ParticipationOptions
 from engine.wire.job import Job, make_job
 from engine.wire.models import require_mixable
 from storage.errors import ShoalError
@@ -33,22 +34,15 @@ log = logging.getLogger(__name__)
 SERVERS_LOST = 5
 
 
-def participation_of(config: Config, whole: bool) -> Participation:
-    """How cohorts are drawn; one client that is the whole graph always takes part.
+def plan_of(config: Config, whole: bool = False) -> Plan:
+    """What the round loop needs of a config; one client that is the whole graph always takes part.
 
     Raises:
         ShoalError: The trace cannot be read or is of other clients.
     """
-    if whole:
-        return Participation()
-    how = config.participation
+    how = ParticipationOptions() if whole else config.participation
     online = None if how.trace is None else read_trace(how.trace, config.partition.clients)
-    return Participation(how.ratio, how.count, how.at_least, online)
-
-
-def plan_of(config: Config, whole: bool = False) -> Plan:
-    """What the round loop needs of a config."""
-    return Plan(config.rounds, participation_of(config, whole), config.evaluation.every, config.engine.cell_size)
+    return Plan(config.rounds, how, config.evaluation.every, config.engine.cell_size, online)
 
 
 def run(config: Config, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:

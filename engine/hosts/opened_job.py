@@ -74,7 +74,7 @@ class OpenedJob:
     def initial(self, info: ClientInfo, name: str) -> torch.Tensor:
         """Initial parameters of one of a client's models; those that all clients of its kind share are drawn once."""
         kind = kind_of(self._kinds, info, name)
-        if kind.spec.init == "own":
+        if kind.choice.init == "own":
             return self.job.initial(kind, name, info.client)
         place = name, info.model
         if place not in self._initials:

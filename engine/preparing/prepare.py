@@ -1,6 +1,6 @@
 """From a config to its store: which dataset, which folder, and what of it is still to be made."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,7 +12,6 @@ from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
-from partition import PartitionOptions
 from storage.arrow_file import checksum
 from storage.datasets import DataSource, data_root, fingerprint, load
 from storage.disk import writing
@@ -20,9 +19,7 @@ from storage.errors import ShoalError
 from storage.hops import hops_bytes
 from storage.manifest import NAME
 from storage.propagation import Kernel
-from storage.split import (
-    SplitOptions,
-)
+from storage.split import SplitOptions
 from storage.store import WHOLE, Store
 from storage.watch import watched_by
 
@@ -51,16 +48,12 @@ def source(config: Config) -> DataSource:
     return DataSource(data.dataset, root=data.root, path=data.path, row_normalize=data.row_normalize, **options)
 
 
-def partition_options(config: Config) -> PartitionOptions:
-    """The partition a config names."""
-    return PartitionOptions(**config.partition.model_dump(), memory_limit=config.engine.memory_limit)
-
-
 def identity(config: Config) -> dict[str, Any]:
     """What tells one store from another: the content of the dataset and the partition."""
-    how = config.partition.model_dump(exclude={"file"})
-    if config.partition.file is not None:
-        path = Path(config.partition.file)
+    how = asdict(config.partition)
+    file = how.pop("file")
+    if file is not None:
+        path = Path(file)
         how["file"] = checksum(path)[:16] if path.is_file() else None
     return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": how}
 
@@ -91,13 +84,13 @@ def prepare(config: Config, whole: bool = False, mend: bool = True) -> Store:
 
 def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     path = store_path(config)
-    wanted = config.split_options(), config.kernel()
+    wanted = config.data, config.propagation
     made = identity(config)
     graph = LazyGraph(lambda: load(source(config)))
     store = _complete(path, made, *wanted, mend)
     if store is None:
         with writing(path):
-            store = StoreBuilder(path, made, graph, partition_options(config), config).run(*wanted)
+            store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)
     if not whole:
         return store
     whole_made = {"dataset": made["dataset"], "partition": {"method": WHOLE}}
@@ -122,7 +115,7 @@ def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Ker
     if mend:
         ready = shards_lie_there(path, manifest) and split_lies_there(path, manifest, split)
         return store if ready and hops_lie_there(path, manifest, kernel) else None
-    ready = split.name in manifest.splits and (kernel.hops == 0 or kernel.name in manifest.hops)
+    ready = split.split_name in manifest.splits and (kernel.hops == 0 or kernel.name in manifest.hops)
     return store if ready else None
 
 
@@ -136,9 +129,8 @@ def _require_memory(store: Store, config: Config) -> None:
     """Refuses to hold a whole graph that is larger than the limit."""
     manifest = store.manifest
     itemsize = np.dtype(config.data.dtype).itemsize
-    needed = manifest.nodes * manifest.features * itemsize + hops_bytes(
-        manifest.nodes, manifest.features, config.kernel()
-    )
+    needed = manifest.nodes * manifest.features * itemsize
+    needed += hops_bytes(manifest.nodes, manifest.features, config.propagation)
     edges = manifest.cleaning
     entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
     needed += 4 * entries

@@ -62,8 +62,8 @@ def shards_lie_there(path: Path, manifest: Manifest) -> bool:
 
 def split_lies_there(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
     """Whether a split was made, and is on disk."""
-    record = manifest.splits.get(split.name)
-    return record is not None and _lie_there(path, partial(split_path, split.name), record.files)
+    record = manifest.splits.get(split.split_name)
+    return record is not None and _lie_there(path, partial(split_path, split.split_name), record.files)
 
 
 def hops_lie_there(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
@@ -112,7 +112,7 @@ class StoreBuilder:
         if manifest is not old:
             manifest.write(self.path)
         if not split_lies_there(self.path, manifest, split):
-            manifest = replace(manifest, splits={**manifest.splits, split.name: self._splits(manifest, split)})
+            manifest = replace(manifest, splits={**manifest.splits, split.split_name: self._splits(manifest, split)})
             manifest.write(self.path)
         if not hops_lie_there(self.path, manifest, kernel):
             manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
@@ -126,7 +126,7 @@ class StoreBuilder:
 
         def write(path: Path) -> FileRecord:
             say(f"partition: {options.method} into {options.clients} clients")
-            workspace = Workspace(self.path, say)
+            workspace = Workspace(self.path, say, self.config.engine.memory_limit)
             workspace.clear()
             assignment = partition(graph, options, workspace=workspace)
             with replacing(path) as unfinished, unfinished.open("wb") as f:
@@ -191,8 +191,8 @@ class StoreBuilder:
                     split = from_codes(code[shard.node])
                 return write_split(path, split)
 
-            file = self.writer.once(split_path(options.name, client), write)
-            split = open_split(self.path / split_path(options.name, client), shard.nodes, file)
+            file = self.writer.once(split_path(options.split_name, client), write)
+            split = open_split(self.path / split_path(options.split_name, client), shard.nodes, file)
             _require_labels(shard.label, split, client, options)
             files.append(file)
             counts.append([len(split.train), len(split.val), len(split.test)])
@@ -201,7 +201,7 @@ class StoreBuilder:
             unreachable += int((~np.isin(shard.label[split.test], shard.label[split.train])).sum())
         if not any(train for train, _, _ in counts):
             raise ShoalError(
-                f"data.split {options.protocol}: no client has a training node; change the split or use fewer clients"
+                f"data.split {options.split}: no client has a training node; change the split or use fewer clients"
             )
         result = SplitRecord(counts, untrained, unreachable, files)
         _report_split(result, options)
@@ -212,18 +212,19 @@ class StoreBuilder:
         if self.clients is not None:
             code = np.zeros(manifest.nodes, dtype=np.int8)
             for client in range(self.clients.clients):
-                node, split = self.clients.shard(client).node, self.clients.split(options.name, client)
+                node, split = self.clients.shard(client).node, self.clients.split(options.split_name, client)
                 for part, rows in enumerate((split.train, split.val, split.test), 1):
                     code[node[rows]] = part
             return code
-        if options.protocol == "file":
-            code = read_split_file(options.file)
+        if options.split == "file":
+            code = read_split_file(options.split_file)
             if len(code) != manifest.nodes:
                 raise ShoalError(
-                    f"{options.file}: {len(code)} entries for {manifest.nodes} nodes of {manifest.name}; give one each"
+                    f"{options.split_file}: {len(code)} entries for {manifest.nodes} nodes of {manifest.name}; "
+                    "give one each"
                 )
             return code
-        if options.protocol == "public":
+        if options.split == "public":
             code_of_dataset = self.lazy.graph.split
             if code_of_dataset is None:
                 raise ShoalError(
@@ -270,7 +271,7 @@ def _require_labels(label: np.ndarray, split: Split, client: int, options: Split
     for rows in (split.train, split.val, split.test):
         if len(rows) and label[rows].min() < 0:
             raise ShoalError(
-                f"data.split {options.protocol}: client {client} has an unlabelled node in its split; mark it 0 (none)"
+                f"data.split {options.split}: client {client} has an unlabelled node in its split; mark it 0 (none)"
             )
 
 
@@ -287,7 +288,7 @@ def _report(graph: Graph) -> None:
 
 def _report_split(split: SplitRecord, options: SplitOptions) -> None:
     train, val, test = np.sum(split.counts, axis=0)
-    line = f"split {options.name}: {train:,} train, {val:,} validation, {test:,} test nodes"
+    line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test nodes"
     if split.unreachable:
         line += f"; {split.unreachable:,} test nodes of classes their client has no training node of"
     if split.without_training:

@@ -1,45 +1,36 @@
 """Which clients take part in a round."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from engine.settings.sections import ParticipationOptions
 from engine.wire.randomness import key
 from storage.errors import ShoalError
 
 
-@dataclass(frozen=True)
-class Participation:
-    """How cohorts are drawn.
-
-    Attributes:
-        ratio: Share of all clients in a cohort.
-        count: Size of a cohort; wins over `ratio`.
-        at_least: A round with fewer clients online has no cohort.
-        online: Who is online in which round, bool `[rounds, clients]`, repeated from its start; None: everybody.
-    """
-
-    ratio: float = 1.0
-    count: int | None = None
-    at_least: int = 1
-    online: np.ndarray | None = None
-
-
-def draw_cohort(clients: int, how: Participation, seed: int, round_number: int) -> list[int]:
+def draw_cohort(
+    clients: int, how: ParticipationOptions, seed: int, round_number: int, online: np.ndarray | None = None
+) -> list[int]:
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
 
     Keyed by (seed, round). Fewer clients online than asked for are all drawn, fewer than `at_least` none.
+
+    Args:
+        clients: Number of all clients.
+        how: How many take part.
+        seed: Of the run.
+        round_number: From 1.
+        online: Who is online in which round, bool `[rounds, clients]`, repeated from its start; None: everybody.
     """
     size = how.count or max(1, int(clients * how.ratio + 1e-9))
-    online = np.arange(clients)
-    if how.online is not None:
-        online = np.flatnonzero(how.online[(round_number - 1) % len(how.online)])
-    if len(online) < how.at_least:
+    present = np.arange(clients)
+    if online is not None:
+        present = np.flatnonzero(online[(round_number - 1) % len(online)])
+    if len(present) < how.at_least:
         return []
-    if size >= len(online):
-        return online.tolist()
+    if size >= len(present):
+        return present.tolist()
     rng = np.random.default_rng(key(seed, round_number, "cohort"))
-    return sorted(rng.choice(online, size=size, replace=False).tolist())
+    return sorted(rng.choice(present, size=size, replace=False).tolist())
 
 
 def read_trace(file: str, clients: int) -> np.ndarray:

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from engine.rounds.sampling import Participation, draw_cohort
+import numpy as np
+
+from engine.rounds.sampling import draw_cohort
+from engine.settings.sections import ParticipationOptions
 
 
 @dataclass(frozen=True)
@@ -11,15 +14,17 @@ class Plan:
 
     Attributes:
         rounds: Number of rounds.
-        participation: How many clients a cohort has, and who is online.
+        participation: How many clients a cohort has.
         evaluate_every: Rounds between evaluations of all clients.
         cell_size: Clients of a cell, or `auto`.
+        online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
     """
 
     rounds: int
-    participation: Participation
+    participation: ParticipationOptions
     evaluate_every: int
     cell_size: int | str
+    online: np.ndarray | None = None
 
 
 class Schedule:
@@ -32,7 +37,7 @@ class Schedule:
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
-        return draw_cohort(self._clients, self._plan.participation, self._seed, round_number)
+        return draw_cohort(self._clients, self._plan.participation, self._seed, round_number, self._plan.online)
 
     def evaluates(self, round_number: int) -> bool:
         """Whether a round ends with an evaluation of all clients."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from algorithms.backbones.choice import ModelChoice
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
 from algorithms.methods.loading import MethodSpec, describe, load
@@ -15,7 +16,7 @@ from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
-from engine.wire.models import Kind, Kinds, ModelSpec, assign_models, model_specs, named_kinds
+from engine.wire.models import Kind, Kinds, assign_models, named_kinds
 from engine.wire.randomness import key
 from storage.store import Store
 from storage.view import CPU, Memo, View
@@ -35,7 +36,6 @@ class Job:
         models: The backbones that clients train.
         model_of: Number of every client's model.
         embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
-        dropout: Of the backbones.
         train: Local training.
         seed: Of the run.
         threads: Threads of the mathematics.
@@ -53,10 +53,9 @@ class Job:
     kernel: str | None
     hops: int
     method: MethodSpec
-    models: tuple[ModelSpec, ...]
+    models: tuple[ModelChoice, ...]
     model_of: tuple[int, ...]
     embedding: int | None
-    dropout: float
     train: TrainOptions
     seed: int
     threads: int
@@ -94,14 +93,14 @@ class Job:
             features=manifest.features,
             classes=manifest.classes,
             hops=self.hops,
-            dropout=self.dropout,
+            dropout=self.train.dropout,
             bfloat16=self.precision == "bfloat16",
         )
 
     def initial(self, kind: Kind, name: str, client: int) -> Tensor:
         """Initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or its own."""
         purpose = ("init",) if name == MODEL else ("init", name)
-        return kind.flat.initial(key(self.seed, *purpose, *([client] if kind.spec.init == "own" else [])))
+        return kind.flat.initial(key(self.seed, *purpose, *([client] if kind.choice.init == "own" else [])))
 
     def random(self, round_number: int, client: int) -> Callable[[str], int]:
         """Seeds of one visit, by purpose."""
@@ -124,20 +123,19 @@ class Job:
 
 def make_job(config: Config, store: Store, job_id: str) -> Job:
     """The job of a config on its prepared store."""
-    hops = config.kernel()
+    hops = config.propagation
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve()),
-        split=config.split_options().name,
+        split=config.data.split_name,
         kernel=hops.name if hops.stored else None,
         hops=hops.hops,
         method=describe(config.algorithm.name, config.algorithm.options),
-        models=model_specs(config),
+        models=config.models(),
         model_of=tuple(assign_models(config, store.clients)),
         embedding=config.heterogeneity.embedding,
-        dropout=config.train.dropout,
-        train=TrainOptions(**config.train.model_dump(exclude={"dropout"})),
+        train=config.train,
         seed=config.seed,
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.

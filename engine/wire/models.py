@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from algorithms.backbones import build, width_of
+from algorithms.backbones.choice import ModelChoice
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
 from algorithms.context import ModelInfo
@@ -20,37 +21,22 @@ from storage.errors import ShoalError
 
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """A model as its hosts see it.
-
-    Attributes:
-        name: Name of the backbone.
-        options: Its options.
-        init: `shared`: clients of this model start equal; `own`: each with its own parameters.
-    """
-
-    name: str
-    options: dict[str, Any]
-    init: str
-
-
-@dataclass(frozen=True)
 class Kind:
     """A model of the run, built.
 
     Attributes:
-        spec: What it was built from.
+        choice: What it was built from.
         flat: The model.
     """
 
-    spec: ModelSpec
+    choice: ModelChoice
     flat: FlatModel
 
     @property
     def info(self) -> ModelInfo:
         """What a method's server part sees of it."""
         shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
-        return ModelInfo(self.spec.name, shapes)
+        return ModelInfo(self.choice.name, shapes)
 
 
 # By the names that the method gives to a client's models.
@@ -63,12 +49,12 @@ def kind_of(kinds: Kinds, info: ClientInfo, name: str) -> Kind:
     return several[info.model if len(several) > 1 else 0]
 
 
-def named_kinds(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> Kinds:
+def named_kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, **shape: Any) -> Kinds:
     """Builds all models that clients of a method hold.
 
     Args:
         algorithm: The method.
-        specs: The models of the config.
+        choices: The models of the config.
         embedding: As for `build_models`.
         shape: What else `build_models` takes.
 
@@ -81,24 +67,18 @@ def named_kinds(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int
         raise ShoalError(f"algorithm: {method}: models() must name {MODEL!r}: None, the model of the config")
     kinds: dict[str, Sequence[Kind]] = {}
     for name, described in wanted.items():
-        chosen, width = (specs, embedding) if described is None else ((_described(method, name, described),), None)
+        chosen, width = (choices, embedding) if described is None else ((_described(method, name, described),), None)
         try:
-            kinds[name] = [Kind(spec, flat) for spec, flat in zip(chosen, build_models(chosen, width, **shape))]
+            kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, build_models(chosen, width, **shape))]
         except ShoalError as error:
             raise error if described is None else ShoalError(f"algorithm: {method}: model {name!r}: {error}") from None
     return kinds
 
 
-def _described(method: str, name: str, described: Mapping[str, Any]) -> ModelSpec:
-    options = dict(described)
-    if not re.fullmatch(r"\w+", name) or "name" not in options:
+def _described(method: str, name: str, described: Mapping[str, Any]) -> ModelChoice:
+    if not re.fullmatch(r"\w+", name) or "name" not in described:
         raise ShoalError(f"algorithm: {method}: models()[{name!r}]: give a word and a mapping with a `name`")
-    return ModelSpec(options.pop("name"), options, options.pop("init", "shared"))
-
-
-def model_specs(config: Config) -> tuple[ModelSpec, ...]:
-    """The models of a config, in its order."""
-    return tuple(ModelSpec(model.name, model.options, model.init) for model in config.models())
+    return ModelChoice(**described)
 
 
 def assign_models(config: Config, clients: int) -> list[int]:
@@ -124,7 +104,7 @@ def assign_models(config: Config, clients: int) -> list[int]:
 
 
 def build_models(
-    specs: Sequence[ModelSpec],
+    choices: Sequence[ModelChoice],
     embedding: int | None,
     features: int,
     classes: int,
@@ -135,7 +115,7 @@ def build_models(
     """The models of a run; several have embeddings of one width, by adapters.
 
     Args:
-        specs: What to build.
+        choices: What to build.
         embedding: Width of all embeddings; None: that of the first of several, or a single model's own.
         features: Width F of a hop.
         classes: Number of classes C.
@@ -147,18 +127,18 @@ def build_models(
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
     """
     models = []
-    for number, spec in enumerate(specs):
+    for number, choice in enumerate(choices):
         try:
-            module = build(spec.name, features, classes, hops, dropout, spec.options, embedding)
+            module = build(choice.name, features, classes, hops, dropout, choice.options, embedding)
         except ShoalError as error:
-            if len(specs) == 1 or not error.line.startswith("model."):
+            if len(choices) == 1 or not error.line.startswith("model."):
                 raise
             raise ShoalError(error.line.replace("model.", f"model.{number}.", 1)) from None
-        if len(specs) > 1 and embedding is None:
+        if len(choices) > 1 and embedding is None:
             embedding = width_of(module)
         models.append(FlatModel(module, bfloat16))
         if bfloat16 and models[-1].coupled:
-            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {spec.name} is not; use float32")
+            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {choice.name} is not; use float32")
     return models
 
 

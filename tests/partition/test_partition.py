@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from partition import METHODS, PartitionOptions, partition
+from partition import PartitionOptions, partition
 from storage.errors import ShoalError
 
 SEEDED = ["metis", "kaminpar", "semi-external", "louvain", "random"]
@@ -42,13 +42,6 @@ def test_without_a_mask_every_label_counts(make_graph):
     assert sorted(assignment[:3].tolist()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("clients", [-1, 0, 13])
-def test_impossible_number_of_clients(make_graph, clients):
-    with pytest.raises(ShoalError, match=rf"^partition.clients is {clients}, .* has 12 nodes: .*1 to 12$"):
-        partition(make_graph(12, ring(12)), PartitionOptions("metis", clients))
-
-
-def test_unknown_method_lists_the_known(make_graph):
-    with pytest.raises(ShoalError, match=r"^partition.method 'metiss' is unknown: .*metis, .*random, file$"):
-        partition(make_graph(12, ring(12)), PartitionOptions("metiss", 2))
-    assert list(METHODS) == ["metis", "kaminpar", "semi-external", "louvain", "random", "file"]
+def test_more_clients_than_nodes(make_graph):
+    with pytest.raises(ShoalError, match=r"^partition.clients is 13, .* has 12 nodes: .*1 to 12$"):
+        partition(make_graph(12, ring(12)), PartitionOptions("metis", 13))

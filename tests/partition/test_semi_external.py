@@ -56,19 +56,19 @@ def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
 
 
 def test_a_limit_that_holds_everything_changes_nothing(planted):
-    np.testing.assert_array_equal(parts(planted, 12, memory_limit=1 << 30), parts(planted, 12))
+    np.testing.assert_array_equal(parts(planted, 12, Workspace(memory_limit=1 << 30)), parts(planted, 12))
 
 
 def test_an_impossible_limit_is_refused_and_nothing_stays_behind(planted, tmp_path):
     with pytest.raises(ShoalError, match=r"^engine.memory_limit is 1MiB, .* needs at least \d+MiB: raise it to that$"):
-        parts(planted, 12, Workspace(tmp_path), memory_limit=1 << 20)
+        parts(planted, 12, Workspace(tmp_path, memory_limit=1 << 20))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_limit_that_metis_cannot_keep_is_refused(planted, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "OF_METIS_ENTRY", 1 << 20)
     with pytest.raises(ShoalError, match=r"for 12 clients the coarsest graph .* raise it to that or lower"):
-        parts(planted, 12, Workspace(tmp_path), memory_limit=256 << 20)
+        parts(planted, 12, Workspace(tmp_path, memory_limit=256 << 20))
     assert list(tmp_path.iterdir()) == []
 
 

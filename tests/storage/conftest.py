@@ -16,7 +16,7 @@ from storage.shard import open_shard, write_shard
 from storage.split import SplitOptions, random_split, write_split
 from storage.store import Store, hops_path, shard_path, split_path
 
-OPTIONS = SplitOptions("stratified", 0, (0.5, 0.2, 0.3))
+OPTIONS = SplitOptions("stratified", 0, fractions=(0.5, 0.2, 0.3))
 # A tiny limit of memory means thousands of syncs, which a disk would take minutes for.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
@@ -72,7 +72,7 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             classes = np.bincount(labelled, minlength=2).tolist()
             clients.append(ClientRecord(client, shard.nodes, shard.entries, len(labelled), classes, file))
             counts.append([len(split.train), len(split.val), len(split.test)])
-            splits.append(write_split(root / split_path(OPTIONS.name, client), split))
+            splits.append(write_split(root / split_path(OPTIONS.split_name, client), split))
             hops.append(write_hops(root / hops_path(kernel.name, client), shard, kernel))
         Manifest(
             identity={"dataset": {"dataset": "small"}, "partition": {"method": "file"}},
@@ -85,7 +85,7 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             cleaning={},
             quality={},
             clients=clients,
-            splits={OPTIONS.name: SplitRecord(counts, [2], 0, splits)},
+            splits={OPTIONS.split_name: SplitRecord(counts, [2], 0, splits)},
             hops={kernel.name: hops},
         ).write(root)
         return Store(root)

@@ -302,12 +302,3 @@ def test_kernel_name_tells_kernels_apart() -> None:
     assert Kernel(3).name == "r0.5-k3-float32"
     assert Kernel(2, 0, "float16").name == Kernel(2, 0.0, "float16").name == "r0.0-k2-float16"
     assert Kernel(2, 0.1234567).name != Kernel(2, 0.1234568).name
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [({"hops": -1}, "hops"), ({"hops": 1, "r": 1.5}, "r"), ({"hops": 1, "dtype": "int8"}, "dtype")],
-)
-def test_kernel_refuses_nonsense(options: dict, key: str) -> None:
-    with pytest.raises(ShoalError, match=rf"^propagation\.{key}: "):
-        Kernel(**options)

@@ -67,7 +67,7 @@ def test_the_order_of_rows_does_not_matter(label: np.ndarray, protocol: str, ord
     node = 3 * np.arange(len(label)) + 5
     shuffle = list(range(len(label)))
     order.shuffle(shuffle)
-    options = SplitOptions(protocol, 1, (0.4, 0.3, 0.3))
+    options = SplitOptions(protocol, 1, fractions=(0.4, 0.3, 0.3))
     straight, shuffled = (random_split(label[rows], node[rows], 2, options) for rows in (slice(None), shuffle))
     for name in ("train", "val", "test"):
         ids = node[shuffle][getattr(shuffled, name)]
@@ -84,12 +84,14 @@ def test_seed_and_client_decide(protocol: str) -> None:
 
 
 def test_names_tell_splits_apart() -> None:
-    assert SplitOptions().name == "stratified-20-40-40-seed0"
-    assert SplitOptions("per_client", 3, (0.6, 0.2, 0.2)).name == "per_client-60-20-20-seed3"
-    assert SplitOptions(fractions=(0.29, 0.07, 0.57)).name == "stratified-29-7-57-seed0"
-    assert SplitOptions("public", 3).name == "public"
+    assert SplitOptions().split_name == "stratified-20-40-40-seed0"
+    assert SplitOptions("per_client", 3, fractions=(0.6, 0.2, 0.2)).split_name == "per_client-60-20-20-seed3"
+    assert SplitOptions(fractions=(0.29, 0.07, 0.57)).split_name == "stratified-29-7-57-seed0"
+    assert SplitOptions("public", 3).split_name == "public"
     # A third of 3 is 1, and 0.333333 of 3 is less.
-    assert SplitOptions(fractions=(1 / 3, 0.1, 0.1)).name != SplitOptions(fractions=(0.333333, 0.1, 0.1)).name
+    assert (
+        SplitOptions(fractions=(1 / 3, 0.1, 0.1)).split_name != SplitOptions(fractions=(0.333333, 0.1, 0.1)).split_name
+    )
 
 
 @given(code=st.lists(st.integers(0, 3), max_size=30))
@@ -120,11 +122,11 @@ def test_file_of_the_user(tmp_path: Path) -> None:
     file = str(tmp_path / "split.npy")
     np.save(file, np.array([0, 3, 1, 2]))
     assert read_split_file(file).tolist() == [0, 3, 1, 2]
-    name = SplitOptions("file", file=file).name
+    name = SplitOptions("file", split_file=file).split_name
     np.save(file, np.array([0, 3, 1, 2], dtype=np.uint8))
-    assert SplitOptions("file", file=file).name == name
+    assert SplitOptions("file", split_file=file).split_name == name
     np.save(file, np.array([0, 3, 1, 1]))
-    assert SplitOptions("file", file=file).name != name
+    assert SplitOptions("file", split_file=file).split_name != name
 
 
 def archive() -> bytes:

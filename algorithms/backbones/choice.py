@@ -1,0 +1,18 @@
+"""Which backbone clients train."""
+
+from typing import Literal
+
+from storage.option_types import Named
+
+
+class ModelChoice(Named):
+    """The section `model` of a config, or an entry of it where it is a list.
+
+    Attributes:
+        name: Key of `BACKBONES`.
+        init: `shared`: clients of this model start equal; `own`: each with its own parameters.
+        options: All other keys: the backbone's keyword-only parameters.
+    """
+
+    name: str = "gamlp"
+    init: Literal["shared", "own"] = "shared"

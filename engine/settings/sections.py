@@ -1,0 +1,169 @@
+"""The sections of a config that no package below the engine has a class for."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic.dataclasses import dataclass
+
+from storage.option_types import CLOSED, FilePath, Positive, Seed, Size
+from storage.split import SplitOptions
+
+
+@dataclass(frozen=True, config=CLOSED)
+class DatasetPlaces:
+    """Which graph, and where it lies.
+
+    Attributes:
+        dataset: Name of the dataset.
+        root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
+        store: Folder of the prepared store; null: a folder of its own under the data root.
+        path: The graph of dataset `files`.
+    """
+
+    dataset: str
+    root: FilePath | None = None
+    store: FilePath | None = None
+    path: FilePath | None = None
+
+
+# Bases in this order: a resolved config begins with the dataset.
+@dataclass(frozen=True, config=CLOSED)
+class DataConfig(SplitOptions, DatasetPlaces):
+    """Which graph, how its nodes are split, and how its features are kept.
+
+    Attributes:
+        dtype: How features are stored.
+        row_normalize: Scale the features of every node to sum to one.
+        options: What a dataset of our own making is made from (`sbm`, `digits`).
+    """
+
+    dtype: Literal["float32", "float16"] = "float32"
+    row_normalize: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=CLOSED)
+class HeterogeneityOptions:
+    """Which client trains which model, where `model` is a list; see `engine.wire.models.assign_models`.
+
+    Attributes:
+        rule: `round-robin`, `blocks`, `random`, or `explicit`.
+        seed: Of `random`.
+        clients: Of `explicit`: the number of every client's model, from 0.
+        embedding: Width of every model's embedding, by a linear adapter where a model has another one; null: the width
+            of the first of several models.
+    """
+
+    rule: Literal["round-robin", "blocks", "random", "explicit"] = "round-robin"
+    seed: Seed = 0
+    clients: tuple[int, ...] | None = None
+    embedding: Positive | None = None
+
+
+@dataclass(frozen=True, config=CLOSED)
+class ParticipationOptions:
+    """Who takes part in a round: drawn uniformly and without replacement.
+
+    Attributes:
+        ratio: Share of all clients; at least one.
+        count: Number of clients; wins over `ratio`.
+        at_least: A round with fewer clients online does not take place.
+        trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
+    """
+
+    ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    count: Positive | None = None
+    at_least: Positive = 1
+    trace: FilePath | None = None
+
+
+@dataclass(frozen=True, config=CLOSED)
+class EvaluationConfig:
+    """Every how many rounds all clients are evaluated; the last round always is."""
+
+    every: Positive = 1
+
+
+@dataclass(frozen=True, config=CLOSED)
+class EngineConfig:
+    """How a run is carried out.
+
+    Attributes:
+        backend: `ray`, or `local` for the same code in this process.
+        hosts: Host actors.
+        threads: Threads of the mathematics in every process; changes the last bits.
+        path: `loop` trains the clients of a cell one after another, `stacked` in one batch; the same numbers to
+            rounding. The latter is for decoupled models, whole batches and methods of plain cross-entropy, and pays on
+            GPUs; `auto` takes it there where it can, and the loop elsewhere.
+        device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
+        precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
+        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16); changes the last bits.
+        memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
+        cell_timeout: Seconds after which a silent host is replaced.
+        retries: How often a cell may be lost before the run stops.
+        on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
+            (`fail`), or is left out of the round and logged (`skip`).
+    """
+
+    backend: Literal["ray", "local"] = "ray"
+    hosts: Positive = 2
+    threads: Positive = 1
+    path: Literal["auto", "loop", "stacked"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    cell_size: Positive | Literal["auto"] = "auto"
+    memory_limit: Size | None = None
+    cell_timeout: Annotated[float, Field(gt=0)] = 600.0
+    retries: Annotated[int, Field(ge=0)] = 4
+    on_client_error: Literal["fail", "skip"] = "fail"
+
+
+def _whole_above_one(share: float) -> float:
+    if share > 1 and share % 1:
+        raise ValueError("above 1 it must be a whole number")
+    return share
+
+
+@dataclass(frozen=True, config=CLOSED)
+class ResourcesConfig:
+    """What every host and the server ask Ray for.
+
+    Attributes:
+        cpus_per_host: Processors of a host.
+        gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
+            are for a method of your own, with `engine.device: cpu`.
+        server_cpus: Processors that Ray keeps free for the server.
+        server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
+    """
+
+    cpus_per_host: Annotated[float, Field(ge=0)] = 1.0
+    gpus_per_host: Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
+    server_cpus: Annotated[float, Field(ge=0)] = 0.0
+    server_gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+@dataclass(frozen=True, config=CLOSED)
+class RayConfig:
+    """Address of an existing cluster (`auto`, `host:port`); null starts Ray on this machine."""
+
+    address: str | None = None
+
+
+@dataclass(frozen=True, config=CLOSED)
+class RunConfig:
+    """What is kept of a run.
+
+    Attributes:
+        root: Folder of run folders.
+        checkpoint_every: Rounds between checkpoints.
+        keep: Checkpoints kept.
+        tensorboard: Write TensorBoard events.
+        max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
+    """
+
+    root: Annotated[FilePath, Field(validate_default=True)] = "runs"
+    checkpoint_every: Positive = 10
+    keep: Positive = 2
+    tensorboard: bool = True
+    max_seconds: Annotated[float, Field(gt=0)] | None = None

@@ -1,0 +1,112 @@
+"""The names of run folders, stores, splits and hops, by which a later command finds what an earlier one made."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.preparing.prepare import store_path
+from engine.records.run_folder import run_path
+from engine.settings.config import load_config
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+# Config and overrides; run folder, store, split, hops.
+NAMES = [
+    (
+        "cora",
+        [],
+        ("cora-a23ba817", "cora-louvain10-bbce264d", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "pubmed",
+        [],
+        ("pubmed-0535b537", "pubmed-louvain10-a706e0e3", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "quickstart",
+        [],
+        (
+            "quickstart-45bd99e2",
+            "digits-louvain10-28c7508f",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "sbm-200",
+        [],
+        ("sbm-200-963662ba", "sbm-metis200-32a33eb0", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "cora-heterogeneous",
+        ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
+        (
+            "cora-heterogeneous-4d7f9172",
+            "cora-louvain10-bbce264d",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "quickstart",
+        ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
+        (
+            "quickstart-aceef7b5",
+            "digits-louvain10-28c7508f",
+            "stratified-20-40-40-seed0",
+            "r0.0-k2-float16-labelled",
+        ),
+    ),
+    (
+        "quickstart",
+        ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
+        (
+            "quickstart-7ece20b0",
+            "digits-louvain10-28c7508f",
+            "per_client-60-20-20-seed3",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "quickstart",
+        ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=/data/trace.npy"],
+        (
+            "quickstart-42a9dded",
+            "digits-louvain10-28c7508f",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "quickstart",
+        ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
+        (
+            "quickstart-0d191371",
+            "digits-louvain10-28c7508f",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "sbm-200",
+        ["partition.method=semi-external", "partition.imbalance=1.1", "partition.seed=5", "engine.memory_limit=8GiB"],
+        (
+            "sbm-200-66208830",
+            "sbm-semi-external200-527f6f6a",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "sbm-200",
+        ["partition.method=file", "partition.file=/data/clients.npy"],
+        ("sbm-200-0a37dc75", "sbm-file200-9a2b377e", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "names"), NAMES)
+def test_names(name: str, overrides: list[str], names: tuple[str, ...]) -> None:
+    config = load_config(CONFIGS / f"{name}.yaml", ["data.root=/data", "run.root=/runs", *overrides])
+    found = run_path(config).name, store_path(config).name, config.data.split_name, config.propagation.name
+    assert found == names

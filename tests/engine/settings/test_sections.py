@@ -1,0 +1,224 @@
+"""Every option refuses what it cannot be, in a config with one line that names file and key, and in its class alike."""
+
+import ast
+import dataclasses
+import math
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from pydantic import ValidationError
+from rooms import ROOT, modules
+
+from algorithms.backbones.choice import ModelChoice
+from algorithms.train_options import TrainOptions
+from engine.settings import sections
+from engine.settings.config import Config, parse_config
+from partition import METHODS
+from partition.options import PartitionOptions
+from storage.errors import ShoalError
+from storage.propagation import Kernel
+
+PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
+NAN, INF = math.nan, math.inf
+
+CLASSES: dict[str, type] = {
+    "data": sections.DataConfig,
+    "partition": PartitionOptions,
+    "propagation": Kernel,
+    "model": ModelChoice,
+    "heterogeneity": sections.HeterogeneityOptions,
+    "train": TrainOptions,
+    "participation": sections.ParticipationOptions,
+    "evaluation": sections.EvaluationConfig,
+    "engine": sections.EngineConfig,
+    "resources": sections.ResourcesConfig,
+    "ray": sections.RayConfig,
+    "run": sections.RunConfig,
+}
+
+REFUSED: dict[str, list[Any]] = {
+    "data.dataset": [None, 3],
+    "data.root": [3],
+    "data.store": [3],
+    "data.path": [3],
+    "data.split": ["random", None],
+    "data.split_seed": [-1, 0.5],
+    "data.split_file": [3],
+    "data.fractions": [[0.9, 0.2, 0.2], [-0.1, 0.5, 0.5], [0, 0, 0], [0.5, NAN, 0.1], "half"],
+    "data.dtype": ["int8"],
+    "data.row_normalize": ["perhaps"],
+    "data.options": ["nodes"],
+    "partition.method": ["leiden", None],
+    "partition.clients": [0, -1, 2.5],
+    "partition.seed": [-1, 2**31],
+    "partition.resolution": [0.0, -1.0, NAN, INF],
+    "partition.imbalance": [1.0, 1.0009, NAN, INF],
+    "partition.balance": ["edges"],
+    "partition.file": [3],
+    "propagation.hops": [-1, 1.5, None],
+    "propagation.r": [-0.1, 1.1, NAN],
+    "propagation.dtype": ["int8"],
+    "propagation.rows": ["some"],
+    "model.name": [3, None],
+    "model.init": ["equal"],
+    "heterogeneity.rule": ["alphabetical"],
+    "heterogeneity.seed": [-1],
+    "heterogeneity.clients": [3],
+    "heterogeneity.embedding": [0],
+    "train.epochs": [0],
+    "train.optimizer": ["lion"],
+    "train.lr": [0.0, -0.1, NAN, INF, "fast"],
+    "train.weight_decay": [-1e-9, NAN, INF],
+    "train.momentum": [-0.1, 1.0, NAN],
+    "train.batch_size": [0],
+    "train.opt_state": ["forget"],
+    "train.dropout": [-0.1, 1.0, NAN],
+    "participation.ratio": [0.0, 1.1, NAN],
+    "participation.count": [0],
+    "participation.at_least": [0, None],
+    "participation.trace": [3],
+    "evaluation.every": [0],
+    "engine.backend": ["mpi"],
+    "engine.hosts": [0],
+    "engine.threads": [0],
+    "engine.path": ["batch"],
+    "engine.device": ["tpu"],
+    "engine.precision": ["float16"],
+    "engine.cell_size": [0, "auto4"],
+    "engine.memory_limit": [0, "lots", "8 gigs", "1.2.3GiB"],
+    "engine.cell_timeout": [0.0, NAN],
+    "engine.retries": [-1],
+    "engine.on_client_error": ["wait"],
+    "resources.cpus_per_host": [-0.5, NAN],
+    "resources.gpus_per_host": [-0.5, 1.5, NAN],
+    "resources.server_cpus": [-0.5, NAN],
+    "resources.server_gpus": [-0.5, 1.5, NAN],
+    "ray.address": [3],
+    "run.root": [3, None],
+    "run.checkpoint_every": [0],
+    "run.keep": [0],
+    "run.tensorboard": ["perhaps"],
+    "run.max_seconds": [0.0, NAN],
+}
+
+# The ends of what is allowed.
+TAKEN: dict[str, list[Any]] = {
+    "data.fractions": [(1.0, 0.0, 0.0), (0.7, 0.2, 0.1), (0.6, 0.3, 0.1)],
+    "partition.clients": [1],
+    "partition.seed": [0, 2**31 - 1],
+    "partition.resolution": [1e-9],
+    "partition.imbalance": [1.001],
+    "propagation.hops": [0],
+    "propagation.r": [0.0, 1.0],
+    "train.lr": [1e-20],
+    "train.weight_decay": [0.0],
+    "train.momentum": [0.0, 0.999],
+    "train.batch_size": [None, 1],
+    "train.dropout": [0.0, 0.999],
+    "participation.ratio": [1e-9, 1.0],
+    "participation.count": [None, 1],
+    "engine.cell_size": ["auto", 1],
+    "engine.retries": [0],
+    "resources.gpus_per_host": [0.0, 0.25, 1.0, 2.0],
+    "resources.server_gpus": [0.0, 1.0],
+}
+
+
+def keys() -> set[str]:
+    """All keys of all sections."""
+    hints = {name: hint for name, hint in get_type_hints(Config).items() if name in CLASSES}
+    assert hints.keys() == {name for name in Config.model_fields if name not in ("name", "seed", "rounds", "algorithm")}
+    fields = {
+        name: [field.name for field in dataclasses.fields(kind)] for name, kind in CLASSES.items() if name != "model"
+    }
+    return {f"{name}.{key}" for name, of in (fields | {"model": list(ModelChoice.model_fields)}).items() for key in of}
+
+
+def rows(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, values in table.items() for value in values]
+
+
+def given(key: str, value: Any) -> tuple[str, str, dict[str, Any]]:
+    """A key's section and name, and the plain values of that section."""
+    section, name = key.split(".")
+    return section, name, {**PLAIN.get(section, {}), name: value}  # type: ignore[dict-item]
+
+
+def test_the_table_has_every_key() -> None:
+    assert REFUSED.keys() == keys()
+
+
+@pytest.mark.parametrize(("key", "value"), rows(REFUSED))
+def test_refused(key: str, value: Any) -> None:
+    section, name, values = given(key, value)
+    with pytest.raises(ShoalError) as refused:
+        parse_config({**PLAIN, section: values}, "x.yaml")
+    line = str(refused.value)
+    assert line.startswith((f"x.yaml: {key}: ", f"x.yaml: {key}.0: "))
+    assert line.endswith(f", found {value!r}")
+    assert "\n" not in line
+    with pytest.raises(ValidationError) as direct:
+        CLASSES[section](**values)
+    assert {error["loc"][0] for error in direct.value.errors()} == {name}
+
+
+@pytest.mark.parametrize(("key", "value"), rows(TAKEN))
+def test_the_ends_are_taken(key: str, value: Any) -> None:
+    section, name, values = given(key, value)
+    config = parse_config({**PLAIN, section: values}, "x.yaml")
+    assert getattr(getattr(config, section), name) == value
+    assert getattr(config, section) == CLASSES[section](**values)
+
+
+@pytest.mark.parametrize("section", sorted(CLASSES.keys() - {"model"}))
+def test_an_unknown_key_lists_the_known(section: str) -> None:
+    _, _, values = given(f"{section}.colour", "red")
+    with pytest.raises(ShoalError) as refused:
+        parse_config({**PLAIN, section: values}, "x.yaml")
+    known = ", ".join(field.name for field in dataclasses.fields(CLASSES[section]))
+    assert str(refused.value) == f"x.yaml: {section}.colour: unknown key; known here: {known}"
+    with pytest.raises(ValidationError):
+        CLASSES[section](**values)
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b")])
+def test_keys_of_no_section(key: str, value: Any) -> None:
+    with pytest.raises(ShoalError, match=rf"^x\.yaml: {key}: .*, found {value!r}$"):
+        parse_config({**PLAIN, key: value}, "x.yaml")
+    with pytest.raises(
+        ShoalError, match=r"^x\.yaml: colour: unknown key; known here: name, seed, rounds, data, .*, run$"
+    ):
+        parse_config({**PLAIN, "colour": "red"}, "x.yaml")
+    with pytest.raises(ShoalError, match=r"^x\.yaml: data\.dataset: missing$"):
+        parse_config({**PLAIN, "data": {}}, "x.yaml")
+
+
+def test_a_wrong_model_of_several_is_named_by_its_place() -> None:
+    with pytest.raises(ShoalError, match=r"^x\.yaml: model\.1\.init: .*, found 'equal'$"):
+        parse_config({**PLAIN, "model": [{"name": "gcn"}, {"name": "sgc", "init": "equal"}]}, "x.yaml")
+    with pytest.raises(ShoalError, match=r"^x\.yaml: heterogeneity\.clients\.1: .*, found 'two'$"):
+        parse_config({**PLAIN, "heterogeneity": {"clients": [0, "two"]}}, "x.yaml")
+
+
+def test_every_method_of_partition_can_be_chosen() -> None:
+    assert get_args(get_type_hints(PartitionOptions)["method"]) == tuple(METHODS)
+
+
+def test_a_model_keeps_the_keys_of_its_backbone() -> None:
+    config = parse_config({**PLAIN, "model": {"name": "gcn", "hidden": 8, "init": "own"}}, "x.yaml")
+    (model,) = config.models()
+    assert model == ModelChoice(name="gcn", init="own", hidden=8)  # type: ignore[call-arg]
+    assert model.options == {"hidden": 8}
+
+
+def test_no_other_class_has_the_fields_of_a_section() -> None:
+    fields = {
+        (path, node.name): {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}  # type: ignore[union-attr]
+        for path in modules().values()
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    for kind in CLASSES.values():
+        ((own, names),) = [(place, of) for place, of in fields.items() if place[1] == kind.__name__]
+        copies = [place for place, of in fields.items() if place != own and names <= of]
+        assert not copies or len(names) < 3, kind
