@@ -52,6 +52,13 @@ def test_links_exist() -> None:
             assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
 
 
+def test_files_that_are_named_exist() -> None:
+    for document in (ROOT / "README.md", ROOT / "pyproject.toml", *(ROOT / "docs").glob("*.md")):
+        rooms = "engine|algorithms|storage|partition|tests|benchmarks|configs"
+        for path in re.findall(rf"(?<![\w./])(?:{rooms})/[\w/.-]*\w", document.read_text()):
+            assert (ROOT / path).exists(), f"{document.name}: {path}"
+
+
 def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
     job = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())
     words = job["spec"]["entrypoint"].split()

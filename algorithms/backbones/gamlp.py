@@ -16,7 +16,7 @@ ATTENTIONS = ("simple", "gate", "ori_ref", "jk", "recursive")
 
 
 class GAMLP(nn.Module):
-    """Graph Attention Multi-Layer Perceptron (Zhang et al., 2022), as configured in FedGTA.
+    """Graph Attention Multi-Layer Perceptron (Zhang et al., 2022), as in FedGTA's code.
 
     u(v) = Σ_l w_l(v) X^(l)_v with w(v) = softmax over l of sigmoid(s_l(v)), then an MLP with one shared
     PReLU. The score s_l(v) depends on `attention`:
@@ -27,6 +27,12 @@ class GAMLP(nn.Module):
     - `jk`: a · [X^(0)_v ‖ … ‖ X^(K-1)_v ‖ X^(l)_v] + b
     - `recursive`: a · [H_l ‖ X^(l)_v] + b, where H_0 = X^(0)_v and H_l is the sum of the hops before l,
       weighted by the softmax over their sigmoids
+
+    FedGTA's paper has another input of the MLP, twice as wide: the last hop ‖ Σ_l w_l(v) X^(l)_v over the hops before
+    it. Its code sums over all hops, the last one among them, and so does this class; `jk`, three layers, width 64 and
+    one PReLU are its choices, too. One thing differs from the code: in `ori_ref` and `jk` it reshapes the scores, which
+    lie hop by hop, as if they lay node by node, so that a node is weighed by scores of other nodes. Here every node has
+    its own.
 
     The concatenations are never formed: with a = [a_ref ‖ a_x] a score is the sum of two matrix-vector
     products, which are several times as fast as products with a matrix of one or two columns.

@@ -8,23 +8,26 @@ from torch import Tensor
 from storage.view import View
 
 
-def propagate_labels(data: View, soft_NC: Tensor, steps: int, seed_weight: float) -> Iterator[Tensor]:
+def propagate_labels(data: View, seed_NC: Tensor, steps: int, seed_weight: float) -> Iterator[Tensor]:
     """Yields Y^1 … Y^k of Y^s = a Y^0 + (1 - a) A~ Y^{s-1} (FedGTA, eq. 3), A~ = D^{-1/2} (A + I) D^{-1/2}.
-
-    Y^0 is one-hot at training rows and the prediction elsewhere; no other label is read.
 
     Args:
         data: The client's graph.
-        soft_NC: Predicted class probabilities of all rows, float32 `[N, C]`.
+        seed_NC: Y^0, float32 `[N, C]`; in the paper the predicted class probabilities of all rows.
         steps: k.
         seed_weight: a, the weight of Y^0.
     """
-    seed = soft_NC.clone()
-    seed[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
-    y = seed
+    y = seed_NC
     for _ in range(steps):
-        y = data.smooth(y).lerp_(seed, seed_weight)
+        y = data.smooth(y).lerp_(seed_NC, seed_weight)
         yield y
+
+
+def with_training_labels(data: View, soft_NC: Tensor) -> Tensor:
+    """A seed that is one-hot at training rows and the prediction elsewhere, `[N, C]`; no other label is read."""
+    seed_NC = soft_NC.clone()
+    seed_NC[data.train] = F.one_hot(data.label[data.train], data.classes).to(soft_NC.dtype)
+    return seed_NC
 
 
 def row_stochastic(y_NC: Tensor) -> Tensor:

@@ -11,9 +11,12 @@ from algorithms.losses.prototypes import class_means, unit
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
-    """Euclidean distances `[Q, B]`, with a finite gradient at zero."""
-    square = a_QH.square().sum(1)[:, None] + b_BH.square().sum(1) - 2 * a_QH @ b_BH.T
-    return square.clamp_min(1e-12).sqrt()
+    """Euclidean distances |a_q - b_b|, `[Q, B]`; the gradient at distance zero is zero.
+
+    Differences come first: |a|^2 + |b|^2 - 2 ab in float32 loses all digits of distances below a thousandth of the
+    norms. On the processor no tensor of Q x B x H is held.
+    """
+    return torch.cdist(a_QH, b_BH, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def class_margin(proto_QH: Tensor, class_Q: Tensor, classes: int, cap: float) -> float:

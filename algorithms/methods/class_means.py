@@ -18,10 +18,10 @@ class ClassMeans(Local):
     """Class means, not from a paper: Local, with the smoothed features of an average node of every class to learn from.
 
     When a client first takes part, it uploads the mean of A~^K X over its training nodes of every class that has
-    `at_least` of them, and their number; the server adds the means up over clients. From then on a client trains on
-    cross-entropy + weight * C' / n * mean cross-entropy of the C' class means, n its training nodes: every mean counts
-    as `weight` nodes. A model reads such a row as a node whose neighbours are all like it, so that any model can be
-    trained, and clients may have different ones. A client without a training node does not train.
+    `at_least` of them, and their number, by which the server weighs the mean over clients. From then on a client trains
+    on cross-entropy + weight * C' / n * mean cross-entropy of the C' class means, n its training nodes: every mean
+    counts as `weight` nodes. A model reads such a row as a node whose neighbours are all like it, so that any model can
+    be trained, and clients may have different ones. A client without a training node does not train.
 
     Up, once: C_i F scalars of the classes that are sent and C counts. Down, when a newcomer changed them: C' F scalars
     and a bit for every class. A mean of few nodes says much about them; a class with one would lay its smoothed

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Ask, Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
 from algorithms.protocol import How
 
 ROWS_AT_A_TIME = 1024
@@ -28,14 +28,28 @@ class FedGTA(Algorithm):
     A client that takes part for the first time starts from the initial parameters in round 1 and later from the mean
     of the last cohort, weighted by h (`cold_start`). A client without a training node receives but does not count.
 
+    Where the defaults depart from equations 3 to 5: Y^0 of eq. 3 is the prediction everywhere in the paper, here it is
+    one-hot at training rows, as in its code (`lp_seed`); the rows of Y^s do not sum to one, as those of A~ do not, and
+    are rescaled to do so before eqs. 4 and 5 (`rows`); the moments of eq. 5 are central there, here raw ones stand
+    beside them (`moments`). `lp_seed: predictions`, `rows: raw`, `moments: central` is the paper's form. In all of them
+    the mean of eq. 5 runs over nodes, class by class, which gives the size that the paper states; as printed it runs
+    over classes.
+
+    With `rows: raw` an entry of a hub among nodes of low degree may exceed one. Its powers then outweigh those of all
+    other nodes in moments of high order, and its term of eq. 4, which is no entropy any more, has no upper bound. No
+    term of eq. 4 is negative for any row (see `confidence`), so that h still is a weight.
+
     Attributes:
         eps: Threshold of the similarity; the paper tunes it in [0, 1].
         lp_steps: k of eq. 3.
         lp_seed_weight: alpha of eq. 3, the weight of the seed.
+        lp_seed: Y^0 of eq. 3: `labels`: one-hot at training rows, the prediction elsewhere; or `predictions`: the
+            prediction everywhere.
+        rows: What eqs. 4 and 5 read: rows of Y^s rescaled to sum to one (`stochastic`), or as they are (`raw`).
         orders: Highest moment K, tuned by the paper in 2..20.
         moments: `raw`, `central`, or both (`hybrid`).
         moment_steps: Moments of `all` propagation steps as in the paper, or of the `last` one as in its code.
-        confidence: `paper` (eq. 4 on row-stochastic labels), `normalized` (1 - entropy / log C, our ablation), or
+        confidence: `paper` (eq. 4), `normalized` (1 - entropy / log C, our ablation, for stochastic rows only), or
             `uniform` (the ablation "w/o Conf.").
         cold_start: Where a newcomer starts after round 1: `warm` or `init`.
     """
@@ -43,6 +57,8 @@ class FedGTA(Algorithm):
     eps: float = 0.5
     lp_steps: int = 5
     lp_seed_weight: float = 0.5
+    lp_seed: Literal["labels", "predictions"] = "labels"
+    rows: Literal["stochastic", "raw"] = "stochastic"
     orders: int = 6
     moments: Literal["raw", "central", "hybrid"] = "hybrid"
     moment_steps: Literal["all", "last"] = "all"
@@ -54,6 +70,8 @@ class FedGTA(Algorithm):
             raise ValueError("lp_steps and orders must be at least 1")
         if not 0 <= self.lp_seed_weight <= 1:
             raise ValueError("lp_seed_weight must lie in [0, 1]")
+        if self.rows == "raw" and self.confidence == "normalized":
+            raise ValueError("confidence: normalized is of entropies, which raw rows have not; set rows: stochastic")
 
     def setup(self, ctx: Context) -> Tree:
         return {"warm": ctx.initial, "met": torch.zeros(len(ctx.clients), dtype=torch.bool)}
@@ -78,15 +96,17 @@ class FedGTA(Algorithm):
         return down
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        soft = F.softmax(client.model.logits(), dim=1)
+        seed_NC = F.softmax(client.model.logits(), dim=1)
+        if self.lp_seed == "labels":
+            seed_NC = with_training_labels(client.data, seed_NC)
         sketch = []
-        for y in propagate_labels(client.data, soft, self.lp_steps, self.lp_seed_weight):
-            stochastic = row_stochastic(y)
+        for y_NC in propagate_labels(client.data, seed_NC, self.lp_steps, self.lp_seed_weight):
+            rows_NC = row_stochastic(y_NC) if self.rows == "stochastic" else y_NC
             if self.moment_steps == "all":
-                sketch.append(moments(stochastic, self.orders, self.moments))
+                sketch.append(moments(rows_NC, self.orders, self.moments))
         if self.moment_steps == "last":
-            sketch.append(moments(stochastic, self.orders, self.moments))
-        h = confidence(stochastic, client.data.degree, self.confidence) if client.info.train else 0.0
+            sketch.append(moments(rows_NC, self.orders, self.moments))
+        h = confidence(rows_NC, client.data.degree, self.confidence) if client.info.train else 0.0
         return Upload({"w": client.model.w, "h": torch.tensor(max(h, 1e-12)), "m": torch.cat(sketch).flatten()})
 
 
@@ -116,10 +136,13 @@ def moments(y_NC: Tensor, orders: int, kind: str) -> Tensor:
 
 
 def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> float:
-    """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop; >= 0.
+    """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop.
+
+    y log y is smallest at y = 1/e, where it is -1/e: no term is negative, whatever rows sum to. Where they sum to one,
+    the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound.
 
     Args:
-        y_NC: Row-stochastic labels, `[N, C]`.
+        y_NC: Labels, not negative, `[N, C]`; rows sum to one for `normalized`.
         degree_N: Degrees with self loop, `[N]`.
         kind: `paper`; `normalized`: sum_v d_v (1 - entropy_v / log C); `uniform`: 1.
     """

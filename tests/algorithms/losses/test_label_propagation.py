@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
 from storage.view import View
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
@@ -42,11 +42,14 @@ def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObjec
     label = data.draw(st.lists(st.integers(0, classes - 1), min_size=nodes, max_size=nodes))
     train = sorted(data.draw(st.sets(st.integers(0, nodes - 1))))
     steps, seed_weight = data.draw(st.integers(1, 6)), data.draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-    prediction = soft(nodes, classes)
+    view, prediction = make_view(nodes, edges, label, train, classes), soft(nodes, classes)
     seed = prediction.double().numpy().copy()
-    for v in train:
-        seed[v] = np.eye(classes)[label[v]]
-    found = list(propagate_labels(make_view(nodes, edges, label, train, classes), prediction, steps, seed_weight))
+    if data.draw(st.booleans()):
+        found = list(propagate_labels(view, with_training_labels(view, prediction), steps, seed_weight))
+        for v in train:
+            seed[v] = np.eye(classes)[label[v]]
+    else:
+        found = list(propagate_labels(view, prediction, steps, seed_weight))
     for got, expected in zip(found, dense(nodes, edges, seed, steps, seed_weight), strict=True):
         np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
 
@@ -54,7 +57,8 @@ def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObjec
 def test_a_star_by_hand(make_view: Callable[..., View]) -> None:
     # Degrees with self loop 3, 2, 2; the centre is a training row of class 1.
     view = make_view(3, [(0, 1), (0, 2)], [1, 0, 0], [0], 2)
-    (y,) = propagate_labels(view, torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]]), 1, 0.5)
+    prediction = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]])
+    (y,) = propagate_labels(view, with_training_labels(view, prediction), 1, 0.5)
     root6 = 6**-0.5
     expected = [
         [0.5 * root6, 0.5 + 0.5 * (1 / 3 + root6)],
@@ -67,14 +71,15 @@ def test_a_star_by_hand(make_view: Callable[..., View]) -> None:
 def test_an_isolated_node_keeps_its_seed(make_view: Callable[..., View]) -> None:
     prediction = soft(6, 3)
     view = make_view(6, RING, [0] * 6, [0], 3)
-    for y in propagate_labels(view, prediction, 5, 0.5):
+    for y in propagate_labels(view, with_training_labels(view, prediction), 5, 0.5):
         torch.testing.assert_close(y[5], prediction[5])
         assert not torch.allclose(y[1], prediction[1])
 
 
 def test_a_client_without_edges_keeps_its_seed(make_view: Callable[..., View]) -> None:
     prediction = soft(3, 2)
-    (y,) = propagate_labels(make_view(3, [], [0, 1, 1], [1], 2), prediction, 1, 0.5)
+    view = make_view(3, [], [0, 1, 1], [1], 2)
+    (y,) = propagate_labels(view, with_training_labels(view, prediction), 1, 0.5)
     torch.testing.assert_close(y, torch.tensor([prediction[0].tolist(), [0.0, 1.0], prediction[2].tolist()]))
 
 
@@ -85,14 +90,16 @@ def test_full_seed_weight_keeps_the_seed(make_view: Callable[..., View]) -> None
 
 
 def test_a_regular_graph_keeps_row_sums(make_view: Callable[..., View]) -> None:
-    for y in propagate_labels(make_view(5, RING, [2] * 5, [0, 3], 3), soft(5, 3), 6, 0.5):
+    view = make_view(5, RING, [2] * 5, [0, 3], 3)
+    for y in propagate_labels(view, with_training_labels(view, soft(5, 3)), 6, 0.5):
         torch.testing.assert_close(y.sum(1), torch.ones(5))
 
 
 @pytest.mark.parametrize("hidden", [0, 1, -1])
 def test_reads_no_label_outside_the_training_rows(make_view: Callable[..., View], hidden: int) -> None:
     labels = [[1, 2, 2, 2, 2], [1, hidden, 2, hidden, hidden]]
-    results = [list(propagate_labels(make_view(5, RING, y, [0, 2], 3), soft(5, 3), 4, 0.5)) for y in labels]
+    views = [make_view(5, RING, y, [0, 2], 3) for y in labels]
+    results = [list(propagate_labels(view, with_training_labels(view, soft(5, 3)), 4, 0.5)) for view in views]
     for left, right in zip(*results, strict=True):
         assert torch.equal(left, right)
 
@@ -100,7 +107,9 @@ def test_reads_no_label_outside_the_training_rows(make_view: Callable[..., View]
 def test_does_not_write_into_the_prediction(make_view: Callable[..., View]) -> None:
     prediction = soft(5, 3)
     before = prediction.clone()
-    list(propagate_labels(make_view(5, RING, [0] * 5, [0], 3), prediction, 2, 0.5))
+    view = make_view(5, RING, [0] * 5, [0], 3)
+    list(propagate_labels(view, with_training_labels(view, prediction), 2, 0.5))
+    list(propagate_labels(view, prediction, 2, 0.5))
     assert torch.equal(prediction, before)
 
 

@@ -14,12 +14,31 @@ def drawn(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
 
 
-def test_distances_equal_cdist_and_have_a_gradient_at_zero() -> None:
-    a, b = drawn(6), drawn(4, 1)
-    torch.testing.assert_close(distances(a, b), torch.cdist(a, b), rtol=1e-4, atol=1e-5)
-    same = a.clone().requires_grad_()
-    distances(same, a).sum().backward()
-    assert torch.isfinite(same.grad).all()
+def in_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.stack([((x - y) ** 2).sum() ** 0.5 for y in b.double()]) for x in a.double()])
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e2, 1e4])
+@pytest.mark.parametrize(("queries", "entries"), [(6, 4), (40, 30)])
+def test_distances_and_their_gradients_far_from_the_origin(norm: float, queries: int, entries: int) -> None:
+    # All points within about 3 of each other, around one of the given norm.
+    centre = norm * torch.full((5,), 5**-0.5)
+    a, b = drawn(queries) + centre, drawn(entries, 1) + centre
+    weight = torch.randn(queries, entries, generator=torch.Generator().manual_seed(2))
+    inputs = a.requires_grad_(), b.requires_grad_()
+    expected, found = in_float64(*inputs), distances(*inputs)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    gradients = [torch.autograd.grad((weight * d).sum(), inputs) for d in (expected, found)]
+    for right, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
+
+
+def test_distances_of_points_that_coincide() -> None:
+    a = drawn(6).requires_grad_()
+    found = distances(a, a.detach())
+    assert torch.equal(found.detach().diagonal(), torch.zeros(6))
+    found.diagonal().sum().backward()
+    assert torch.equal(a.grad, torch.zeros(6, 5))
 
 
 def test_the_margin_is_the_distance_of_class_means() -> None:

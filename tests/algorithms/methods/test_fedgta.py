@@ -1,9 +1,11 @@
 """The formulas of FedGTA by hand, and its rounds through the engine against Local, FedAvg and naive loops."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +79,21 @@ def test_confidence_by_hand() -> None:
     assert confidence(y, torch.tensor([2.0, 3.0]), "paper") == pytest.approx(
         2 * (3 / math.e - entropy) + 3 * (3 / math.e), rel=1e-6
     )
+
+
+def test_confidence_of_rows_that_do_not_sum_to_one_by_hand() -> None:
+    # y log y is smallest at 1/e: the first row adds nothing, a hub's row more than a certain one.
+    y = torch.tensor([[1 / math.e, 1 / math.e], [2.0, 1.0]])
+    assert confidence(y[:1], torch.tensor([4.0]), "paper") == pytest.approx(0, abs=1e-6)
+    hub = 2 / math.e + 2 * math.log(2)
+    assert confidence(y, torch.tensor([4.0, 3.0]), "paper") == pytest.approx(3 * hub, rel=1e-6)
+    assert hub > 2 / math.e
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 50, width=32), min_size=1, max_size=8))
+def test_confidence_of_any_row_is_not_negative(row: list[float]) -> None:
+    assert confidence(torch.tensor([row]), torch.tensor([1.0]), "paper") >= -1e-6
 
 
 @settings(max_examples=50, deadline=None)
@@ -172,39 +189,73 @@ def test_an_empty_sketch_and_no_confidence_still_give_rows() -> None:
         ({"lp_steps": 0}, "lp_steps"),
         ({"orders": 0}, "orders"),
         ({"lp_seed_weight": 1.5}, "lp_seed_weight"),
+        ({"rows": "raw", "confidence": "normalized"}, "set rows: stochastic"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, float], message: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FedGTA(**options)  # type: ignore[arg-type]
+        FedGTA(**options)
 
 
 # Rounds through the engine
 
 
-@pytest.mark.parametrize("moment_steps", ["all", "last"])
-def test_upload_equals_the_equations(run: Run, views: Callable[..., list[View]], moment_steps: str) -> None:
-    keys = {"algorithm.name": ME, "algorithm.lp_steps": 3, "algorithm.orders": 2, "model.name": "sgc"}
-    server = run({**keys, "algorithm.moment_steps": moment_steps}, rounds=2)
+def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
+    """Confidence and moments of a client, k = K = 3, with the operator written out, in float64.
+
+    Args:
+        view: The client's graph.
+        predicted: Class probabilities of all rows, `[N, C]`.
+        options: `lp_seed`, `rows`, `moments`, `moment_steps` and `confidence`.
+    """
+    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
+    d = loops.sum(1)
+    operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)
+    y0 = predicted.copy()
+    if options["lp_seed"] == "labels":
+        y0[view.train] = np.eye(y0.shape[1])[view.label[view.train]]
+    sketch, y = [], y0
+    for _ in range(3):
+        y = 0.3 * y0 + 0.7 * operator @ y
+        rows = y / y.sum(1, keepdims=True) if options["rows"] == "stochastic" else y
+        raw = [np.mean(rows**q, axis=0) for q in (1, 2, 3)]
+        central = [np.mean((rows - rows.mean(0)) ** q, axis=0) for q in (1, 2, 3)]
+        sketch.append(np.concatenate({"raw": raw, "central": central, "hybrid": raw + central}[options["moments"]]))
+    y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
+    h = {
+        "paper": d @ (rows.shape[1] / np.e + y_log_y),
+        "normalized": d @ (1 + y_log_y / np.log(rows.shape[1])),
+        "uniform": 1.0,
+    }[options["confidence"]]
+    return float(h), np.concatenate(sketch if options["moment_steps"] == "all" else sketch[-1:])
+
+
+NAMES = ("lp_seed", "rows", "moments", "moment_steps", "confidence")
+FORMS = [
+    dict(zip(NAMES, form))
+    for form in itertools.product(
+        ("labels", "predictions"),
+        ("stochastic", "raw"),
+        ("raw", "central", "hybrid"),
+        ("all", "last"),
+        ("paper", "normalized", "uniform"),
+    )
+    if form[1::3] != ("raw", "normalized")
+]
+
+
+@pytest.mark.parametrize("options", FORMS, ids=lambda options: " ".join(options.values()))
+def test_upload_equals_the_equations(run: Run, views: Callable[..., list[View]], options: dict[str, str]) -> None:
+    keys = {"name": ME, "lp_steps": 3, "lp_seed_weight": 0.3, "orders": 3, **options}
+    server = run({"model.name": "sgc", **{f"algorithm.{key}": value for key, value in keys.items()}}, rounds=2)
     held = server.state.server
     for position, view in enumerate(views(server)):
         w = held["seen"][position].double().numpy()
         weight, bias = w[: 4 * 5].reshape(4, 5), w[4 * 5 :]
         logits = view.hop(2).double().numpy() @ weight.T + bias
-        y0 = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-        y0[view.train] = np.eye(4)[view.label[view.train]]
-        loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
-        d = loops.sum(1)
-        operator = loops / np.sqrt(d[:, None] * d[None, :])
-        y, sketch = y0, []
-        for _ in range(3):
-            y = 0.5 * y0 + 0.5 * operator @ y
-            s = y / y.sum(1, keepdims=True)
-            c = s - s.mean(0)
-            sketch.append(np.concatenate([s.mean(0), (s**2).mean(0), c.mean(0), (c**2).mean(0)]))
-        h = (d * (np.exp(-1) + s * np.log(np.maximum(s, 1e-300))).sum(1)).sum() if len(view.train) else 1e-12
-        m = np.concatenate(sketch if moment_steps == "all" else sketch[-1:])
-        np.testing.assert_allclose(held["h"][position].item(), h, rtol=1e-5)
+        predicted = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        h, m = equations_3_to_5(view, predicted, options)
+        np.testing.assert_allclose(held["h"][position].item(), h if len(view.train) else 1e-12, rtol=1e-5)
         np.testing.assert_allclose(held["m"][position].numpy(), m, rtol=1e-4, atol=1e-6)
 
 

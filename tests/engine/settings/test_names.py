@@ -15,12 +15,12 @@ NAMES = [
     (
         "cora",
         [],
-        ("cora-a23ba817", "cora-louvain10-bbce264d", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-3ce79520", "cora-louvain10-bbce264d", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         [],
-        ("pubmed-0535b537", "pubmed-louvain10-a706e0e3", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-5128a867", "pubmed-louvain10-a706e0e3", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
