@@ -35,6 +35,9 @@ class Evaluator:
         draft = exchange.draft
         served = draft.scores.setdefault("served", {})
         stale = {i for i in self._everyone if i in draft.touched or i not in served}
+        # One that fails now has no counts, rather than old ones.
+        for i in stale:
+            served.pop(i, None)
         if global_model:
             draft.scores["global"] = exchange.score(self._everyone, global_model, fresh=True)
             known = self._deploy_the_global_model(stale, draft)
