@@ -201,7 +201,7 @@ def test_hops_too_large_for_the_cache(
     """A hop of a client has 600 bytes, a matrix about 2,000; what does not fit is streamed, seven rows at a time."""
     keys = {**KEYS, **STREAMED[name]}
     expected = run(keys, rounds=ROUNDS)
-    nearest = View._nearest
+    nearest = View._on_device_if_it_fits
     found: set[str] = set()
 
     def nearest_seen(self: View, k: int) -> Tensor:
@@ -209,7 +209,7 @@ def test_hops_too_large_for_the_cache(
         found.add(hop.device.type)
         return hop
 
-    monkeypatch.setattr(View, "_nearest", nearest_seen)
+    monkeypatch.setattr(View, "_on_device_if_it_fits", nearest_seen)
     monkeypatch.setattr(client_model, "ROWS_AT_A_TIME", 7)
     monkeypatch.setattr(host, "cache_bytes", lambda device, share, on_processor: room)
     assert_same(run_there(keys), expected)

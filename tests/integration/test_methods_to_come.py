@@ -1,0 +1,53 @@
+"""Two models at a client, tensors of any size, a server that learns: on two hosts, host and driver killed."""
+
+import ast
+import json
+import signal
+from pathlib import Path
+
+import methods_to_come
+import pytest
+from runs import PATIENCE, Runs, assert_same_numbers, until, working
+from safetensors import safe_open
+
+FILE = Path(methods_to_come.__file__)
+METHODS = [node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.ClassDef)]
+HOSTS = ("engine.backend=ray", "engine.hosts=2")
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, method: ast.ClassDef) -> None:
+    data, name = tmp_path_factory.getbasetemp() / "data", f"{FILE}:{method.name}"
+    expected = Runs(tmp_path_factory.mktemp("undisturbed"), data, algorithm=name).finish()
+    runs = Runs(tmp_path_factory.mktemp("disturbed"), data, algorithm=name)
+    process = runs.start(*HOSTS)
+    until(lambda: runs.rounds() >= 1, process)
+    until(lambda: next(working(process, "ray::HostActor.run"), None), process).kill()
+    until(lambda: runs.rounds() >= 4, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=PATIENCE)
+    assert_same_numbers(runs.finish("--resume", *HOSTS), expected)
+    first, *_, last = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
+    # Each of them learns: six classes, or the loss of the head at the server.
+    if "split loss" in last.get("notes", {}):
+        assert last["notes"]["split loss"] < 0.8 * first["notes"]["split loss"]
+    else:
+        assert last["scopes"]["served"]["test"]["nodes"] > 0.3
+
+
+def test_they_are_short() -> None:
+    assert len(METHODS) == 3
+    assert all((method.end_lineno or 0) - method.lineno <= 40 for method in METHODS)
+
+
+def test_export_writes_both_models(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from engine.commands.export import export
+
+    data = tmp_path_factory.getbasetemp() / "data"
+    run = Runs(tmp_path_factory.mktemp("both"), data, algorithm=f"{FILE}:TwoModels", rounds=2).finish()
+    with safe_open(export(run) / "models.safetensors", "pt") as models:
+        names = set(models.keys())
+    own = {name for name in names if name.startswith("client/00003/") and "copilot" not in name}
+    assert {name.rpartition("/")[2] for name in own} >= {"score.weight", "head.linears.0.weight"}
+    assert "client/00003/copilot/head.linears.1.weight" in names
+    assert not any(name.startswith("global/") for name in names)
