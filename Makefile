@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := engine algorithms storage partition
 
-.PHONY: help run test test-all lint clean
+.PHONY: help run test test-all lint mutants clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -23,6 +23,9 @@ lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+mutants: .venv/installed-mutants ## changes of a file that no test notices: FILE=algorithms/fedgta.py [TESTS="more tests"] [SAMPLE=100]
+	$(BIN)/python tests/mutation/survivors.py $(FILE) $(TESTS) $(if $(SAMPLE),--sample $(SAMPLE))
+
 clean: ## remove the virtual environment and caches
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -36,3 +39,7 @@ clean: ## remove the virtual environment and caches
 .venv/installed-test: .venv/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[test]'
 	@touch $@ .venv/installed
+
+.venv/installed-mutants: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[test,mutants]'
+	@touch $@ .venv/installed .venv/installed-test
