@@ -29,7 +29,7 @@ from storage.graph import TEST, TRAIN, VAL, clean_edges
 from storage.shard import Shard
 from storage.split import Split
 from storage.store import Store
-from storage.view import Memo, View
+from storage.view import CPU, Memo, View
 
 CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
@@ -134,10 +134,11 @@ def start(configure: Callable[..., Config]) -> Start:
         graph: str = "plain",
         state: FederationState | None = None,
         pool: Callable[[Pool], Pool] = lambda pool: pool,
+        device: torch.device = CPU,
     ) -> Server:
         config = configure(keys or {}, graph)
         job = make_job(config, prepare(config, whole=config.algorithm.name == "global"), "test")
-        return Server(job, plan_of(config), pool(LocalPool(Host(), job)), state)
+        return Server(job, plan_of(config), pool(LocalPool(Host(), job)), state, device)
 
     return start
 

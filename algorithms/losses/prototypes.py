@@ -61,7 +61,10 @@ def bit_bytes(present: Tensor) -> int:
 
 def pack(proto: Tensor, present: Tensor) -> Tree:
     """Prototypes as a download: the rows that exist, and the mask in bits."""
-    return {"proto.rows": proto[present], "proto.present": torch.from_numpy(np.packbits(present.flatten().numpy()))}
+    return {
+        "proto.rows": proto[present],
+        "proto.present": torch.from_numpy(np.packbits(present.flatten().cpu().numpy())),
+    }
 
 
 def unpack(down: Tree, *shape: int) -> tuple[Tensor, Tensor] | None:

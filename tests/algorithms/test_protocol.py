@@ -17,6 +17,7 @@ from algorithms.backbones import build
 from algorithms.base import Algorithm, Client, Context, Given, Mix, Output, Steps, Trainer, Tree, Upload
 from algorithms.protocol import Ask, How
 from engine.rounds.server import Server
+from storage.errors import ShoalError
 from storage.view import View
 
 Run = Callable[..., Server]
@@ -389,3 +390,77 @@ def test_absent_clients_are_served_what_was_sent_to_them(start: Run, views: View
             torch.testing.assert_close(inbox, (i + 1) * first)
             if number % 2 == 0:
                 np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, view, inbox))
+
+
+# Downloads and inboxes are read-only
+
+
+@dataclass(frozen=True)
+class Writes(Algorithm):
+    """Writes into what it was lent, in one of its hooks, by torch or behind its back."""
+
+    where: str = "begin"
+    how: str = "mul_"
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.initial}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"w": How.MIX}, shared={"w": server["w"]}, private={3: {"own": torch.ones(2)}})
+        yield Mix("w", torch.eye(len(got.ids)), dst=got.ids)
+
+    def write(self, where: str, tensor: Tensor) -> None:
+        if where != self.where:
+            return
+        if self.how == "mul_":
+            tensor.mul_(0.9)
+        elif self.how == "data":
+            tensor.data.mul_(0.9)
+        else:
+            tensor.numpy()[0] += 1.0
+
+    def begin(self, client: Client, down: Tree) -> Tree:
+        super().begin(client, down)
+        if "w" in down:
+            self.write("begin", down["w"])
+        if "own" in down:
+            self.write("private", down["own"])
+        if "w" in client.inbox:
+            self.write("inbox", client.inbox["w"])
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        self.write("upload", given["w"])
+        return Upload({"w": client.model.w})
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        if "w" in client.inbox:
+            self.write("predict", client.inbox["w"])
+        return super().predict(client, given, part)
+
+
+@pytest.mark.parametrize("how", ["mul_", "data", "numpy"])
+@pytest.mark.parametrize(
+    ("where", "entry"),
+    [("begin", "download 'w'"), ("private", "download 'own'"), ("inbox", "inbox 'w'"), ("upload", "download 'w'")],
+)
+def test_what_is_lent_is_read_only(start: Run, where: str, entry: str, how: str) -> None:
+    skipping = {"engine.on_client_error": "skip", "evaluation.every": 6}
+    server = start({**method("Writes"), **MLP, **skipping, "algorithm.where": where, "algorithm.how": how})
+    number = 2 if where == "inbox" else 1
+    client = 3 if where == "private" else 0
+    if number == 2:
+        server.round()
+    before = server.state.server["w"].clone()
+    with pytest.raises(
+        ShoalError, match=rf"^round {number}, client {client}: Writes writes into the {entry}, which is"
+    ):
+        server.round()
+    assert server.state.round == number - 1
+    assert torch.equal(server.state.server["w"], before)
+
+
+def test_an_evaluation_writes_nothing_either(start: Run) -> None:
+    server = start({**method("Writes"), **MLP, "algorithm.where": "predict"})
+    with pytest.raises(ShoalError, match=r"^round 1, client 0: Writes writes into the inbox 'w'"):
+        server.round()

@@ -171,6 +171,15 @@ def test_methods(run: Run, run_there: Run, method: str) -> None:
     assert_same(run_there(keys), run(keys, rounds=ROUNDS))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_server_there(run: Run, other: torch.device, method: str) -> None:
+    """The method's server part computes on the device, and leaves its state on the processor."""
+    keys = {**KEYS, **METHODS[method]}
+    with torch.autograd.set_multithreading_enabled(False):
+        there = run(keys, rounds=ROUNDS, device=other)
+    assert_same(there, run(keys, rounds=ROUNDS))
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_models(run: Run, run_there: Run, model: str) -> None:
     keys = {**KEYS, **MODELS[model]}

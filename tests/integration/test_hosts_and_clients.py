@@ -20,6 +20,12 @@ from algorithms.methods.fedavg import FedAvg
 class Deadly(FedAvg):
     deadly: int = -1
     raises: bool = False
+    writes: bool = False
+
+    def begin(self, client, down):
+        if self.writes and "w" in down:
+            down["w"].mul_(0.9)
+        return super().begin(client, down)
 
     def upload(self, client, given, phase):
         if client.info.client == self.deadly:
@@ -53,6 +59,11 @@ def refusal(runs: Runs, *arguments: str) -> str:
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, errors.decode()
     return errors.decode().splitlines()[-1]
+
+
+def test_a_method_that_writes_into_a_download_is_named(start: Callable[[], Runs]) -> None:
+    line = refusal(start(), "algorithm.writes=true")
+    assert "Deadly writes into the download 'w', which is read-only" in line
 
 
 def test_a_client_that_kills_its_host_is_named(start: Callable[[], Runs]) -> None:
