@@ -9,7 +9,7 @@ def generator_on(device: torch.device) -> torch.Generator:
 
 
 def seed_default(device: torch.device, seed: int) -> None:
-    """Seeds what `dropout`, `randperm` and their like draw from on a device."""
+    """Seeds the stream that `dropout` and `randperm` draw from on a device."""
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
     else:

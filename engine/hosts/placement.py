@@ -1,4 +1,4 @@
-"""Which host serves a cell: the one that served it last, as long as all hosts have the same to do."""
+"""Which host runs a cell: the one that ran it last, as long as all hosts have the same to do."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ SLACK = 0.01
 def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence[int | None]) -> list[int]:
     """Gives every cell a host, the most costly cells first.
 
-    A host keeps what it served before, whose data it has open, up to its share of all costs or while it has least to
+    A host keeps what it ran before, whose data it has open, up to its share of all costs or while it has least to
     do; the rest goes where there is least to do. So a host that came later than others gets its share, too.
 
     Args:
         costs: Of the cells.
         able: Hosts that see a cell's data, at least one.
-        homes: Host that served a cell last.
+        homes: Host that ran a cell last.
 
     Returns:
         The host of every cell.

@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from engine.preparing.store_builder import LazyGraph, StoreBuilder, hops_lie_there, shards_lie_there, split_lies_there
+from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
+from engine.preparing.store_builder import LazyGraph, StoreBuilder
 from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
@@ -50,20 +51,20 @@ def source(config: Config) -> DataSource:
 
 def identity(config: Config) -> dict[str, Any]:
     """What tells one store from another: the content of the dataset and the partition."""
-    how = asdict(config.partition)
-    file = how.pop("file")
+    chosen = asdict(config.partition)
+    file = chosen.pop("file")
     if file is not None:
         path = Path(file)
-        how["file"] = checksum(path)[:16] if path.is_file() else None
-    return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": how}
+        chosen["file"] = checksum(path)[:16] if path.is_file() else None
+    return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": chosen}
 
 
 def store_path(config: Config) -> Path:
     """The folder of a config's store: `data.store`, else one of its own under the data root."""
     if config.data.store is not None:
         return Path(config.data.store)
-    how = config.partition
-    name = f"{config.data.dataset.lower()}-{how.method}{how.clients}-{fingerprint_of(identity(config))}"
+    chosen = config.partition
+    name = f"{config.data.dataset.lower()}-{chosen.method}{chosen.clients}-{fingerprint_of(identity(config))}"
     return data_root(config.data.root) / "stores" / name
 
 
@@ -113,9 +114,9 @@ def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Ker
         )
     manifest = store.manifest
     if mend:
-        ready = shards_lie_there(path, manifest) and split_lies_there(path, manifest, split)
-        return store if ready and hops_lie_there(path, manifest, kernel) else None
-    ready = split.split_name in manifest.splits and (kernel.hops == 0 or kernel.name in manifest.hops)
+        ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
+        return store if ready and hops_on_disk(path, manifest, kernel) else None
+    ready = split.split_name in manifest.splits and (not kernel.stored or kernel.name in manifest.hops)
     return store if ready else None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.preparing.hop_tasks import hops_on_cluster
+from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.screen.progress import progress, say
 from engine.settings.config import Config
 from partition import PartitionOptions, Workspace, partition
@@ -55,28 +56,6 @@ class LazyGraph:
         return self._read()
 
 
-def shards_lie_there(path: Path, manifest: Manifest) -> bool:
-    """Whether every shard of a manifest is on disk."""
-    return _lie_there(path, shard_path, [client.file for client in manifest.clients])
-
-
-def split_lies_there(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
-    """Whether a split was made, and is on disk."""
-    record = manifest.splits.get(split.split_name)
-    return record is not None and _lie_there(path, partial(split_path, split.split_name), record.files)
-
-
-def hops_lie_there(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
-    """Whether hops were made, and are on disk."""
-    records = manifest.hops.get(kernel.name)
-    return not kernel.stored or (records is not None and _lie_there(path, partial(hops_path, kernel.name), records))
-
-
-def _lie_there(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
-    """Whether all files of one kind are there; a deleted one is made again. Whether they are sound is for `verify`."""
-    return all((store / place(client)).exists() for client in range(len(records)))
-
-
 class StoreBuilder:
     """One prepare of one store folder; what is on disk is kept."""
 
@@ -105,16 +84,16 @@ class StoreBuilder:
         old = Store(self.path).manifest if (self.path / NAME).exists() else None
         if old is None:
             manifest = self._shards()
-        elif shards_lie_there(self.path, old):
+        elif shards_on_disk(self.path, old):
             manifest = old
         else:
             manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
         if manifest is not old:
             manifest.write(self.path)
-        if not split_lies_there(self.path, manifest, split):
+        if not split_on_disk(self.path, manifest, split):
             manifest = replace(manifest, splits={**manifest.splits, split.split_name: self._splits(manifest, split)})
             manifest.write(self.path)
-        if not hops_lie_there(self.path, manifest, kernel):
+        if not hops_on_disk(self.path, manifest, kernel):
             manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
             manifest.write(self.path)
         return Store(self.path)

@@ -8,7 +8,7 @@ from storage.errors import ShoalError
 
 
 def draw_cohort(
-    clients: int, how: ParticipationOptions, seed: int, round_number: int, online: np.ndarray | None = None
+    clients: int, options: ParticipationOptions, seed: int, round_number: int, online: np.ndarray | None = None
 ) -> list[int]:
     """`count`, or max(1, floor(clients * ratio)) clients, uniform without replacement among those online, ascending.
 
@@ -16,16 +16,16 @@ def draw_cohort(
 
     Args:
         clients: Number of all clients.
-        how: How many take part.
+        options: How many take part.
         seed: Of the run.
         round_number: From 1.
         online: Who is online in which round, bool `[rounds, clients]`, repeated from its start; None: everybody.
     """
-    size = how.count or max(1, int(clients * how.ratio + 1e-9))
+    size = options.count or max(1, int(clients * options.ratio + 1e-9))
     present = np.arange(clients)
     if online is not None:
         present = np.flatnonzero(online[(round_number - 1) % len(online)])
-    if len(present) < how.at_least:
+    if len(present) < options.at_least:
         return []
     if size >= len(present):
         return present.tolist()

@@ -22,8 +22,8 @@ class FederationState:
         server: The method's server state.
         clients: What every client kept: model, optimizer moments, what the method adds.
         inboxes: Results of mixing that wait for the client's next visit.
-        downloads: Models that some client was last served, by the round they come from.
-        newest: The round of the download that a client was last served.
+        downloads: Models of the server that some client was given last, by the round they come from.
+        newest: The round of the model that a client was given last.
         scores: Newest counts by scope and client.
         touched: Clients that were visited or sent something since the last evaluation; True if their newest counts as
             `trained` are from the end of that visit.

@@ -90,16 +90,16 @@ def assign_models(config: Config, clients: int) -> list[int]:
     Raises:
         ShoalError: `heterogeneity.clients` does not name a model for every client.
     """
-    how, models = config.heterogeneity, len(config.models())
-    if how.rule == "explicit":
-        return _explicit(how.clients, clients, models)
-    if how.clients is not None:
-        raise ShoalError(f"heterogeneity.clients: read by rule explicit only, the rule is {how.rule}")
-    if how.rule == "blocks":
+    chosen, models = config.heterogeneity, len(config.models())
+    if chosen.rule == "explicit":
+        return _explicit(chosen.clients, clients, models)
+    if chosen.clients is not None:
+        raise ShoalError(f"heterogeneity.clients: read by rule explicit only, the rule is {chosen.rule}")
+    if chosen.rule == "blocks":
         return [models * k // clients for k in range(clients)]
     numbers = np.arange(clients) % models
-    if how.rule == "random":
-        numbers = np.random.default_rng(key(how.seed, "models")).permutation(numbers)
+    if chosen.rule == "random":
+        numbers = np.random.default_rng(key(chosen.seed, "models")).permutation(numbers)
     return numbers.tolist()
 
 
