@@ -1,4 +1,4 @@
-"""What could be changed in a file without a test that notices? `make mutants FILE=algorithms/fedgta.py`
+"""What could be changed in a file without a test that notices? `make mutants FILE=algorithms/methods/fedgta.py`
 
 mutmut's own runner is of no use here: it forks after torch has computed, and its children wait for threads that only
 their parent had. Ours forks from a process that has imported all that does not need the file, and computed nothing; a
@@ -38,13 +38,17 @@ ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path("tests/mutation/equivalent.txt")
 # Tests beside tests/<folder>/test_<file>.py, for all paths that begin so.
 TESTS = {
-    "algorithms/annotation.py": ["tests/algorithms/test_fedpg.py"],
-    "algorithms/base.py": ["tests/algorithms/test_local.py", "tests/algorithms/test_fedavg.py"],
-    "algorithms/centralized.py": ["tests/algorithms/test_local.py"],
-    "algorithms/draws.py": ["tests/algorithms/test_local_training.py"],
+    "algorithms/base.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/methods/test_fedavg.py"],
+    "algorithms/client.py": ["tests/algorithms/training/test_local_training.py"],
+    "algorithms/client_model.py": ["tests/algorithms/test_client.py", "tests/algorithms/methods/test_across_models.py"],
+    "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
+    "algorithms/draws.py": ["tests/algorithms/training/test_local_training.py"],
+    "algorithms/protocol.py": ["tests/algorithms/test_protocol.py"],
     "algorithms/backbones/": ["tests/algorithms/backbones"],
-    "algorithms/backbones/adapted.py": ["tests/algorithms/test_stacked_training.py"],
-    "algorithms/backbones/dropout.py": ["tests/algorithms/test_stacked_training.py"],
+    "algorithms/backbones/adapted.py": ["tests/algorithms/training/test_stacked_training.py"],
+    "algorithms/backbones/dropout.py": ["tests/algorithms/training/test_stacked_training.py"],
+    "algorithms/methods/centralized.py": ["tests/algorithms/methods/test_local.py"],
+    "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
 }
 
 
