@@ -11,7 +11,7 @@ import argparse
 from statistics import mean
 from typing import Any
 
-from accuracy import Setting, best, config_of, settings, spread
+from accuracy import STUDIES, Setting, best, config_of, settings, spread
 from figures import print_figures
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--runs", default="runs/fedgta")
     args = parser.parse_args()
     if args.quick:
@@ -51,7 +52,7 @@ def main() -> None:
     for column in ("setting", "confidence", "eps", "served val", "served test", *NOTES):
         table.add_column(column, no_wrap=True)
     figures: dict[str, Any] = {}
-    for setting in settings(args.only):
+    for setting in settings(STUDIES["averages"], args.only):
         for confidence in ("paper", "uniform"):
             for eps in (0.5, 0.9):
                 algorithm = {"name": "fedgta", "eps": eps, "confidence": confidence}

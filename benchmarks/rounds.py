@@ -31,6 +31,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
+from algorithms.protocol import MODEL
 from engine.commands.run import plan_of
 from engine.preparing.prepare import prepare
 from engine.rounds.sampling import draw_cohort
@@ -185,12 +186,13 @@ class Case:
         config = self.config(SHOAL["local"])
         store = prepare(config)
         job = make_job(config, store, "rounds")
-        np.save(folder / "start.npy", job.initial(job.build_models(store), 0).numpy())
+        (kind,) = job.build_models(store, job.algorithm())[MODEL]
+        np.save(folder / "start.npy", job.initial(kind, MODEL, 0).numpy())
 
     def task(self, name: str, part: slice = slice(None)) -> Path:
         """Writes the task of a contender, over all or a part of every cohort."""
-        shape, how = SHAPES[self.model], plan_of(self.config(SHOAL["local"])).participation
-        cohorts = [draw_cohort(self.clients, how, 0, number)[part] for number in range(1, self.rounds + 1)]
+        shape, options = SHAPES[self.model], plan_of(self.config(SHOAL["local"])).participation
+        cohorts = [draw_cohort(self.clients, options, 0, number)[part] for number in range(1, self.rounds + 1)]
         out, path = self.folder / f"{name}.npy", self.folder / f"{name}.json"
         task = Task(str(self.data), self.clients, shape.rows, shape.classes, shape.hidden, STEPS, LR, cohorts, str(out))
         path.write_text(json.dumps(asdict(task)))
