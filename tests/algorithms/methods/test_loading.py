@@ -153,6 +153,14 @@ def test_a_file_knows_where_it_lies(mine: str) -> None:
     assert module.folder == Path(mine).parent
 
 
+def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run:2"
+    folder.mkdir()
+    (folder / "mine.py").write_text(MINE)
+    assert type(load(describe(f"{folder}/mine.py:Mine", {}))).__name__ == "Mine"
+    assert "is unknown" in error_of(f"{folder}/mine.py:Mine:Mine")
+
+
 def test_a_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     file = tmp_path / "accents.py"
     file.write_text(MINE.replace("FedAvg that", "FédAvg that"), encoding="utf-8")
