@@ -49,7 +49,7 @@ def test_whole_rounds_of_global(
     start: Run, unequal: dict[str, Any], views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
 ) -> None:
     """One client on the union graph, all of it written out from the files: edges between clients, hops, rows."""
-    server = start({**unequal, "participation.trace": None, "algorithm.name": "global"})
+    server = start({**unequal, "algorithm.name": "global"})
     x, y, split, edges = (np.load(f"{unequal['data.path']}/{name}.npy") for name in ("x", "y", "split", "edge_index"))
     loops = np.eye(len(x))
     loops[edges[0], edges[1]] = loops[edges[1], edges[0]] = 1
