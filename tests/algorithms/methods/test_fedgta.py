@@ -47,6 +47,11 @@ def test_confidence_of_certain_and_of_uniform_rows(classes: int) -> None:
     assert confidence(uniform, DEGREE, "uniform") == 1
 
 
+def test_confidence_of_a_single_class() -> None:
+    assert confidence(torch.ones(4, 1), DEGREE, "normalized") == pytest.approx(10)
+    assert confidence(torch.ones(4, 1), DEGREE, "paper") == pytest.approx(10 / math.e)
+
+
 def test_confidence_by_hand() -> None:
     y = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
     entropy = 0.5 * math.log(2) + 0.5 * math.log(4)
@@ -91,6 +96,14 @@ def test_moments_of_three_nodes_by_hand() -> None:
     torch.testing.assert_close(moments(y, 3, "raw"), torch.tensor(raw))
     torch.testing.assert_close(moments(y, 3, "central"), torch.tensor(central))
     torch.testing.assert_close(moments(y, 3, "hybrid"), torch.tensor(raw + central))
+
+
+@pytest.mark.parametrize("nodes", [1023, 1024, 1025, 2500])
+def test_moments_of_many_nodes(nodes: int) -> None:
+    y = random_rows(nodes, 3)
+    rows = y.double().numpy()
+    expected = [np.mean((rows - origin) ** q, axis=0) for origin in (0, rows.mean(0)) for q in (1, 2, 3)]
+    np.testing.assert_allclose(moments(y, 3, "hybrid"), expected, rtol=1e-4, atol=1e-7)
 
 
 def test_odd_central_moments_of_a_skewed_class() -> None:
@@ -152,6 +165,20 @@ def test_groups_of_equal_sketches_form_blocks() -> None:
     torch.testing.assert_close(mixing_rows(m, torch.tensor([1.0, 5, 3, 2]), 0.5), torch.tensor(expected))
 
 
+def test_a_cosine_equal_to_the_threshold_admits() -> None:
+    m, h = torch.tensor([[1.0, 0], [2, 0], [0, 1]]), torch.tensor([1.0, 3, 1])
+    assert torch.equal(mixing_rows(m, h, 1.0), torch.tensor([[0.25, 0.75, 0], [0.25, 0.75, 0], [0, 0, 1]]))
+
+
+def test_no_cosine_leaves_its_range_by_rounding() -> None:
+    vectors = random_rows(200, 40)
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    above = vectors[[int((unit @ unit.T).diagonal().argmax())]]
+    same, opposite = torch.cat([above, above]), torch.cat([above, -above])
+    assert torch.equal(mixing_rows(same, torch.ones(2), 1.0000001), torch.eye(2))
+    assert torch.equal(mixing_rows(opposite, torch.ones(2), -1.0), torch.full((2, 2), 0.5))
+
+
 def test_an_empty_sketch_and_no_confidence_still_give_rows() -> None:
     rows = mixing_rows(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([1e-12, 1e-12]), 0.5)
     assert torch.equal(rows, torch.eye(2))
@@ -163,12 +190,19 @@ def test_an_empty_sketch_and_no_confidence_still_give_rows() -> None:
         ({"lp_steps": 0}, "lp_steps"),
         ({"orders": 0}, "orders"),
         ({"lp_seed_weight": 1.5}, "lp_seed_weight"),
+        ({"lp_seed_weight": -0.5}, "lp_seed_weight"),
         ({"rows": "raw", "confidence": "normalized"}, "set rows: stochastic"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FedGTA(**options)
+
+
+@pytest.mark.parametrize("seed_weight", [0, 1])
+def test_the_limits_of_options_are_allowed(seed_weight: float) -> None:
+    method = FedGTA(lp_steps=1, orders=1, lp_seed_weight=seed_weight)
+    assert (method.lp_steps, method.orders, method.lp_seed_weight) == (1, 1, seed_weight)
 
 
 # Rounds through the engine
@@ -287,7 +321,7 @@ def test_whole_rounds(
         if options["cold_start"] == "warm":
             warm = torch.from_numpy(np.array(h) / sum(h)) @ torch.stack(w)
         assert server.state.inboxes.keys() == inboxes.keys()
-        assert server.state.server["met"].tolist() == [i in inboxes for i in range(6)]
+        assert torch.equal(server.state.server["met"], torch.tensor([i in inboxes for i in range(6)]))
         near(server.state.server["warm"].double(), warm)
         for i, client in enumerate(clients):
             if i in inboxes:
