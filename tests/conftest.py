@@ -14,6 +14,7 @@ from algorithms.backbones import build
 from algorithms.client import Client, ClientInfo
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
+from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
 from engine.commands.run import plan_of
 from engine.hosts.host import Host
@@ -137,8 +138,9 @@ def start(configure: Callable[..., Config]) -> Start:
         device: torch.device = CPU,
     ) -> Server:
         config = configure(keys or {}, graph)
-        job = make_job(config, prepare(config, whole=config.algorithm.name == "global"), "test")
-        return Server(job, plan_of(config), pool(LocalPool(Host(), job)), state, device)
+        whole = load(describe(config.algorithm.name, config.algorithm.options)).whole_graph
+        job = make_job(config, prepare(config, whole), "test")
+        return Server(job, plan_of(config, whole), pool(LocalPool(Host(), job)), state, device)
 
     return start
 

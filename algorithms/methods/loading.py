@@ -48,7 +48,7 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     """
     if name in METHODS:
         return MethodSpec(name, dict(options))
-    file, colon, cls = name.partition(":")
+    file, colon, cls = name.rpartition(":")
     if not colon or not file.endswith(".py") or not cls:
         raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
     try:
@@ -92,7 +92,7 @@ def _class(spec: MethodSpec) -> type[Algorithm]:
     if spec.source is None:
         module_name, _, cls_name = METHODS[spec.name].partition(":")
         return getattr(importlib.import_module(module_name), cls_name)
-    file, _, cls_name = spec.name.partition(":")
+    file, _, cls_name = spec.name.rpartition(":")
     module = types.ModuleType(f"shoal_user_{Path(file).stem}")
     module.__file__ = file
     # Dataclasses look their module up by name.

@@ -1,9 +1,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
@@ -12,6 +16,7 @@ from engine.rounds.server import Server
 from storage.view import View
 
 Run = Callable[..., Server]
+near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 PLAIN = {
     "train.optimizer": "sgd",
     "train.lr": 0.2,
@@ -56,6 +61,47 @@ def test_equals_plain_gradient_descent_on_the_weighted_mean(
         (gradient,) = torch.autograd.grad(total / sum(sizes), parameters)
         parameters = (parameters - 0.2 * gradient).detach().requires_grad_()
     torch.testing.assert_close(server.state.server["w"].double(), parameters.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [None, "nodes", "train", "uniform"])
+def test_whole_rounds(
+    start: Run,
+    unequal: dict[str, Any],
+    recorded: Any,
+    torch_clients: Callable[..., list[Any]],
+    counts_of: Callable[..., np.ndarray],
+    weight: str | None,
+) -> None:
+    server = start({**unequal, **({"algorithm.weight": weight} if weight else {})}, pool=recorded.on)
+    clients = torch_clients(server)
+    w = server._initial.double()
+    served: dict[int, Tensor] = {}
+    for number in range(1, server.plan.rounds + 1):
+        server.round()
+        cohort, total, weights = server.cohort(number), torch.zeros_like(w), 0.0
+        for i in cohort:
+            clients[i].load(w)
+            clients[i].train(number)
+            view = clients[i].view
+            n = {"nodes": view.nodes, "train": len(view.train), "uniform": 1}[weight or "nodes"]
+            n *= len(view.train) > 0
+            near(recorded.downloads[i]["w"].double(), w)
+            sent, with_weight = recorded.weighted[i]["w"]
+            assert with_weight == n
+            if n:
+                near(sent.double() / n, clients[i].w)
+            clients[i].require_kept(server.state.clients[i])
+            total, weights = total + n * clients[i].w, weights + n
+        assert (weights == 0) == (cohort == [5])
+        w = total / weights if weights else w
+        now = server.state.server["w"]
+        near(now.double(), w)
+        served |= dict.fromkeys(cohort, now)
+        for i, client in enumerate(clients):
+            scores = {"global": now, "served": served.get(i, server._initial)}
+            for scope, model in scores.items():
+                expected = counts_of(server, client.view, model)
+                np.testing.assert_array_equal(server.state.scores[scope][i], expected, err_msg=f"{number} {scope} {i}")
 
 
 def test_sum_and_mix_agree(run: Run) -> None:

@@ -1,3 +1,5 @@
+import locale
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,14 +8,15 @@ import pytest
 import torch
 
 from algorithms.methods.fedgta import FedGTA
-from algorithms.methods.loading import METHODS, describe, load
+from algorithms.methods.loading import METHODS, describe, load, mixing_methods
 from engine.rounds.server import Server
 from storage.errors import ShoalError
 
 MINE = '''
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from algorithms.base import Algorithm
@@ -38,6 +41,20 @@ class Mine(FedAvg):
         server["w"] = self.keep * before + (1 - self.keep) * server["w"]
 
 
+@dataclass(frozen=True)
+class Typed(Algorithm):
+    flag: bool = False
+    number: int = 0
+    rate: float = 0.0
+    text: str = ""
+    kind: Literal["a", 2] = "a"
+    perhaps: float | None = 1.0
+    pair: tuple[int, float] = (0, 0.0)
+    sizes: tuple[int, ...] = ()
+    names: list[str] = field(default_factory=list)
+    weights: dict[str, float] = field(default_factory=dict)
+
+
 class Bare(Algorithm):
     pass
 
@@ -53,6 +70,7 @@ class Stranger:
 
 
 number = 3
+folder = Path(__file__).parent
 '''
 
 
@@ -69,9 +87,23 @@ def error_of(name: str, options: dict[str, Any] | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_of_ours_loads(name: str) -> None:
-    assert type(load(describe(name, {}))).__module__.startswith("algorithms.")
+def test_every_method_of_ours_loads() -> None:
+    classes = {name: type(load(describe(name, {}))) for name in METHODS}
+    assert {name: cls.__name__ for name, cls in classes.items()} == {
+        "local": "Local",
+        "global": "Global",
+        "fedavg": "FedAvg",
+        "fedgta": "FedGTA",
+        "fedproto": "FedProto",
+        "fedtgp": "FedTGP",
+        "fedpg": "FedPG",
+        "class_means": "ClassMeans",
+    }
+    assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
+
+
+def test_methods_that_average_no_parameters() -> None:
+    assert mixing_methods() == ["local", "fedproto", "fedtgp", "fedpg", "class_means"]
 
 
 def test_options_reach_the_method() -> None:
@@ -87,6 +119,57 @@ def test_a_file_of_a_users_own(mine: str) -> None:
         4,
         "train",
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "written", "value"),
+    [
+        ("flag", True, True),
+        ("number", 3, 3),
+        ("number", 3.0, 3),
+        ("rate", 2, 2.0),
+        ("rate", "1e-3", 1e-3),
+        ("text", "some", "some"),
+        ("kind", 2, 2),
+        ("perhaps", None, None),
+        ("pair", [1, 2], (1, 2.0)),
+        ("sizes", [64, 32], (64, 32)),
+        ("names", ["a", "b"], ["a", "b"]),
+        ("weights", {"a": 1}, {"a": 1.0}),
+    ],
+)
+def test_an_option_has_the_type_of_its_field(mine: str, option: str, written: object, value: object) -> None:
+    read = getattr(load(describe(f"{mine}:Typed", {option: written})), option)
+    assert (type(read), read) == (type(value), value)
+
+
+def test_defaults_stay_where_no_option_is_given(mine: str) -> None:
+    method: Any = load(describe(f"{mine}:Typed", {"sizes": [1]}))
+    assert (method.kind, method.perhaps, method.pair, method.names, method.weights) == ("a", 1.0, (0, 0.0), [], {})
+
+
+def test_a_file_knows_where_it_lies(mine: str) -> None:
+    module = sys.modules[type(load(describe(f"{mine}:Mine", {}))).__module__]
+    assert module.folder == Path(mine).parent
+
+
+def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run:2"
+    folder.mkdir()
+    (folder / "mine.py").write_text(MINE)
+    assert type(load(describe(f"{folder}/mine.py:Mine", {}))).__name__ == "Mine"
+    assert "is unknown" in error_of(f"{folder}/mine.py:Mine:Mine")
+
+
+def test_a_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "accents.py"
+    file.write_text(MINE.replace("FedAvg that", "FédAvg that"), encoding="utf-8")
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert "FédAvg" in str(describe(f"{file}:Mine", {}).source)
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def test_the_text_travels_not_the_file(mine: str) -> None:
@@ -142,6 +225,7 @@ def test_a_file_that_fails(tmp_path: Path, text: str, reason: str) -> None:
 
 def test_an_unknown_option_lists_those_there_are(mine: str) -> None:
     assert error_of("fedavg", {"mu": 0.1}) == "algorithm.mu: unknown; fedavg has weight"
+    assert error_of("local", {"keeps_model": False}) == "algorithm.keeps_model: unknown; local has no option"
     assert error_of("local", {"mu": 0.1}) == "algorithm.mu: unknown; local has no option"
     assert error_of(f"{mine}:Mine", {"mu": 1}) == f"algorithm.mu: unknown; {mine}:Mine has weight, keep, kind, count"
 
@@ -153,10 +237,19 @@ def test_an_unknown_option_lists_those_there_are(mine: str) -> None:
         ("count", 2.5, "Input should be a valid integer"),
         ("kind", "c", "Input should be 'a' or 'b'"),
         ("weight", ["nodes"], "Input should be 'nodes', 'train' or 'uniform'"),
+        ("flag", "perhaps", "Input should be a valid boolean"),
+        ("text", 3, "Input should be a valid string"),
+        ("perhaps", "x", "Input should be a valid number"),
+        ("sizes", 64, "Input should be a valid tuple"),
+        ("sizes", [64, "x"], "Input should be a valid integer"),
+        ("pair", [1], "Field required"),
+        ("names", "a", "Input should be a valid list"),
+        ("weights", {"a": None}, "Input should be a valid number"),
     ],
 )
 def test_a_wrong_type_names_the_key(mine: str, option: str, value: object, reason: str) -> None:
-    line = error_of(f"{mine}:Mine", {option: value})
+    cls = "Mine" if option in ("keep", "count", "weight") or value == "c" else "Typed"
+    line = error_of(f"{mine}:{cls}", {option: value})
     assert line.startswith(f"algorithm.{option}: {reason}")
     assert line.endswith(f"found {value!r}")
 

@@ -1,6 +1,7 @@
-"""Local and Global against a plain torch loop on the same rows."""
+"""Local and Global against plain torch loops."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,67 +9,68 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.rounds.server import Server
-from storage.store import Store
+from engine.wire.randomness import key
+from storage.graph import TRAIN
 from storage.view import View
 
 Run = Callable[..., Server]
-KEYS = {"train.dropout": 0.0, "train.epochs": 2}
 
 
-def trained(module: nn.Module, view: View, steps: int) -> Tensor:
-    """Full-batch Adam as torch documents it."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.01, weight_decay=5e-4)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        logits = module([view.hop(k)[view.train] for k in module.inputs]).logits_NC
-        F.cross_entropy(logits, view.label[view.train]).backward()
-        optimizer.step()
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
-
-
-def test_local_is_a_long_run_of_every_client(
-    run: Run,
-    views: Callable[..., list[View]],
-    module_of: Callable[..., nn.Module],
+def test_whole_rounds_of_local(
+    start: Run,
+    unequal: dict[str, Any],
+    recorded: Any,
+    torch_clients: Callable[..., list[Any]],
     counts_of: Callable[..., np.ndarray],
 ) -> None:
-    server = run({**KEYS, "algorithm.name": "local"}, rounds=4)
-    for i, view in enumerate(views(server)):
-        w = server.state.clients[i]["model.w"]
-        if len(view.train):
-            expected = trained(module_of(server, server._initial), view, 4 * 2)
-            torch.testing.assert_close(w, expected, rtol=1e-4, atol=1e-5)
-        else:
-            assert torch.equal(w, server._initial)
-        for scope in ("trained", "served"):
-            np.testing.assert_array_equal(server.state.scores[scope][i], counts_of(server, view, w))
+    server = start({**unequal, "algorithm.name": "local"}, pool=recorded.on)
+    clients, met = torch_clients(server), set()
+    for number in range(1, server.plan.rounds + 1):
+        line = server.round()
+        assert (line["bytes_up"], line["bytes_down"]) == (0, 0)
+        assert not any(recorded.downloads.values())
+        assert not any(recorded.uploads.values())
+        met |= set(server.cohort(number))
+        for i in server.cohort(number):
+            clients[i].train(number)
+        assert server.state.clients.keys() == met
+        for i, client in enumerate(clients):
+            if i in met:
+                kept = server.state.clients[i]
+                torch.testing.assert_close(kept["model.w"].double(), client.w, rtol=1e-4, atol=1e-5)
+                client.require_kept(kept)
+            counts = counts_of(server, client.view, kept["model.w"] if i in met else server._initial)
+            np.testing.assert_array_equal(server.state.scores["served"][i], counts)
+            if i in met:
+                np.testing.assert_array_equal(server.state.scores["trained"][i], counts)
 
 
-def test_local_sends_nothing(start: Run) -> None:
-    line = start({"algorithm.name": "local"}).round()
-    assert (line["bytes_up"], line["bytes_down"]) == (0, 0)
-
-
-def test_unsampled_clients_stand_still(start: Run) -> None:
-    server = start({"algorithm.name": "local", "participation.ratio": 0.5})
-    for number in range(1, 5):
-        before = server.state
-        server.round()
-        for i in set(range(6)) - set(server.cohort(number)):
-            assert server.state.clients.get(i) is before.clients.get(i)
-
-
-def test_global_trains_on_all_training_rows_and_all_edges(
-    run: Run, views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
+def test_whole_rounds_of_global(
+    start: Run, unequal: dict[str, Any], views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
 ) -> None:
-    server = run({**KEYS, "algorithm.name": "global"}, rounds=3)
+    """One client on the union graph, all of it written out from the files: edges between clients, hops, rows."""
+    server = start({**unequal, "algorithm.name": "global"})
+    x, y, split, edges = (np.load(f"{unequal['data.path']}/{name}.npy") for name in ("x", "y", "split", "edge_index"))
+    loops = np.eye(len(x))
+    loops[edges[0], edges[1]] = loops[edges[1], edges[0]] = 1
+    root = loops.sum(1) ** -0.5
+    operator = root[:, None] * loops * root
+    # What is dropped depends on the order of the rows.
     (whole,) = views(server)
-    parts = Store(server.job.store_path.parent)
-    nodes = np.concatenate([parts.shard(i).node[parts.split("public", i).train] for i in range(parts.clients)])
-    assert set(whole.node[whole.train.numpy()]) == set(nodes)
-    assert whole.entries > sum(parts.shard(i).entries for i in range(parts.clients))
-    expected = trained(module_of(server, server._initial), whole, 3 * 2)
-    torch.testing.assert_close(server.state.clients[0]["model.w"], expected, rtol=1e-4, atol=1e-5)
+    rows = whole.node[whole.train.numpy()]
+    assert set(rows) == set(np.flatnonzero(split == TRAIN))
+    hops = [torch.from_numpy(np.linalg.matrix_power(operator, k) @ x)[rows].float() for k in range(3)]
+    module = module_of(server, server._initial)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for number in range(1, 4):
+        server.round()
+        torch.manual_seed(key(0, number, 0, "train"))
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(module([hops[k] for k in module.inputs]).logits_NC, torch.from_numpy(y[rows])).backward()
+            optimizer.step()
+        w = nn.utils.parameters_to_vector(module.parameters()).detach()
+        torch.testing.assert_close(server.state.clients[0]["model.w"], w, rtol=1e-4, atol=1e-5)
 
 
 def test_own_models_start_apart_and_shared_ones_equal(start: Run) -> None:
