@@ -61,6 +61,19 @@ def test_an_empty_message() -> None:
     assert not received[1].any()
 
 
+def test_noise_has_the_deviation_of_the_own_entries() -> None:
+    """Number by number: dimensions and noise from the given stream, the deviation that of the entries."""
+    proto = torch.tensor([[1.0, 3.0, 1.0, 3.0], [0.0, 0.0, 8.0, 0.0]])
+    stream = torch.Generator().manual_seed(4)
+    chosen = torch.randperm(4, generator=stream)[:3].tolist()
+    noise = torch.randn(2, 3, generator=stream)
+    expected = proto.clone()
+    for row, deviation in enumerate((1.0, 12**0.5)):
+        for place, column in enumerate(chosen):
+            expected[row, column] += deviation * noise[row, place]
+    torch.testing.assert_close(noisy(proto, 0.7, torch.Generator().manual_seed(4)), expected)
+
+
 def test_noise_on_a_tenth_of_the_dimensions() -> None:
     proto = torch.randn(2, 300, 40, generator=torch.Generator().manual_seed(1))
     proto[1, 0] = 0
