@@ -19,6 +19,10 @@ def test_rows_by_hand() -> None:
     assert float(row_alignment(Z, Y, TARGET, KNOWN)) == pytest.approx(8 / 3)
 
 
+def test_one_row_with_a_target() -> None:
+    assert float(row_alignment(Z[1:3], Y[1:3], TARGET, KNOWN)) == 4
+
+
 def test_classes_weigh_the_same_whatever_their_size() -> None:
     assert float(node_alignment(Z, Y, TARGET, KNOWN)) == (0 + 4) / 2 + 4
 

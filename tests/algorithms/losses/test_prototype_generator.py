@@ -29,6 +29,13 @@ def test_anchors_are_the_network_over_the_table() -> None:
         torch.testing.assert_close(generator()[slot], anchor / anchor.norm())
 
 
+def test_the_table_starts_from_a_standard_normal_distribution() -> None:
+    torch.manual_seed(0)
+    table = PrototypeGenerator(200, 50, normalized=False).table.detach()
+    assert float(table.mean()) == pytest.approx(0, abs=0.05)
+    assert float(table.std()) == pytest.approx(1, abs=0.05)
+
+
 def test_the_loss_falls() -> None:
     server: Tree = {}
     losses = [train(server, 20)[1] for _ in range(5)]

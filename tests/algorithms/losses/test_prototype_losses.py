@@ -48,6 +48,7 @@ def test_the_margin_is_the_distance_of_class_means() -> None:
     classes = torch.tensor([0, 0, 1, 2])
     assert class_margin(proto, classes, 4, cap=100) == pytest.approx(7)
     assert class_margin(proto, classes, 4, cap=0.5) == 0.5
+    assert class_margin(proto[:3], classes[:3], 4, cap=100) == pytest.approx(3)
     assert class_margin(proto[:2], classes[:2], 4, cap=100) == 0
 
 
@@ -149,12 +150,11 @@ def test_contrast_equals_a_naive_loop(temperature: float, margin: float) -> None
     assert torch.autograd.gradcheck(lambda q, b: contrast(q, of_query, b, of_bank, temperature, margin), inputs)
 
 
-def test_a_query_without_a_negative_takes_no_part() -> None:
+def test_a_query_without_a_positive_or_a_negative_takes_no_part() -> None:
     query, bank = drawn(2), drawn(3, 1)
     assert float(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 0]), 0.5)) == 0
-    assert float(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 2]), 0.5)) == pytest.approx(
-        float(contrast(query[:1], torch.tensor([0]), bank, torch.tensor([0, 0, 2]), 0.5))
-    )
+    alone = contrast(query[:1], torch.tensor([0]), bank, torch.tensor([0, 0, 2]), 0.5, margin=0.0)
+    assert torch.equal(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 2]), 0.5), alone)
 
 
 def test_nothing_to_contrast() -> None:

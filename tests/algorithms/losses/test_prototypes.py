@@ -37,7 +37,16 @@ def test_sums_are_differentiable() -> None:
 
 
 def test_unit_rows() -> None:
-    torch.testing.assert_close(unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]])), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    """However long they were, and on whatever level they are."""
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.0], [-3e-6, 4e-6]])
+    expected = torch.tensor([[0.6, 0.8], [0.0, 0.0], [-0.6, 0.8]])
+    torch.testing.assert_close(unit(rows), expected)
+    torch.testing.assert_close(unit(torch.stack([rows, 2 * rows])), torch.stack([expected, expected]))
+
+
+@pytest.mark.parametrize(("prototypes", "size"), [(1, 1), (8, 1), (9, 2), (64, 8), (65, 9)])
+def test_a_bit_for_every_prototype(prototypes: int, size: int) -> None:
+    assert bit_bytes(torch.ones(prototypes, dtype=torch.bool)) == size
 
 
 def test_a_message_holds_the_rows_that_exist() -> None:

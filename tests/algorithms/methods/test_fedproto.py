@@ -142,12 +142,15 @@ def test_rounds_written_out(
         return plain + lam / 8 * torch.stack(distances).mean() if distances else plain
 
     for number in range(1, 8):
-        server.round()
-        rows: dict[int, list[np.ndarray]] = {}
+        line, rows, up = server.round(), dict[int, list[np.ndarray]](), 0
         for i in server.cohort(number):
             clients[i].train(number, loss, more.get("train.batch_size", 100))
-            for c, found in clients[i].embeddings().items():
+            embeddings = clients[i].embeddings()
+            up += 4 * (8 * len(embeddings) + 4)
+            for c, found in embeddings.items():
                 rows.setdefault(c, []).extend(found)
+        down = len(server.cohort(number)) * (4 * 8 * len(proto) + 1) if number > 1 else 0
+        assert (line["bytes_up"], line["bytes_down"]) == (up, down)
         proto.update({c: np.mean(found, 0) for c, found in rows.items()})
         held = server.state.server
         assert held["known"].nonzero()[:, 0].tolist() == sorted(proto)

@@ -68,6 +68,11 @@ def test_anchors_come_to_lie_at_their_classes() -> None:
     assert len(sent["proto.rows"]) == 2
 
 
+def test_the_margin_of_far_prototypes_is_capped() -> None:
+    assert server_step({}, 1000 * PROTO, COUNTS, server_steps=1)[1]["margin"] == 100
+    assert server_step({}, 1000 * PROTO, COUNTS, server_steps=1, margin_cap=5.0)[1]["margin"] == 5
+
+
 def test_padding_is_never_read() -> None:
     clean: Tree = {}
     server_step(clean, PROTO, COUNTS)
@@ -146,21 +151,28 @@ def server_loss(uploads: list[tuple[int, Tensor]], anchors: Tensor, known: set[i
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("cap", [100.0, 0.4])
+DEFAULTS = {"lam": 1.0, "server_lr": 0.01, "server_weight_decay": 5e-4, "margin_cap": 100.0}
+OWN = [
+    {"server_steps": 6},
+    {"server_steps": 5, "lam": 2.0, "server_lr": 0.03, "server_weight_decay": 0.2, "margin_cap": 0.4},
+    {"server_steps": 1, "margin_cap": 0.0},
+]
+
+
+@pytest.mark.parametrize("own", OWN)
 def test_rounds_written_out(
-    start: Run, patchy: Keys, plain_clients: PlainClients, assert_holds: AssertHolds, cap: float
+    start: Run, patchy: Keys, plain_clients: PlainClients, assert_holds: AssertHolds, own: dict[str, Any]
 ) -> None:
     """The server's network learns from the cohort's uploads alone; clients train towards all classes known by then."""
-    own = {"lam": 2.0, "server_steps": 6, "server_lr": 0.03, "server_weight_decay": 0.2, "margin_cap": cap}
     more = {"model.hidden": 8, **{f"algorithm.{name}": value for name, value in own.items()}}
     server = start({**patchy, "algorithm.name": "fedtgp", **more})
-    clients, known, margins = plain_clients(server), set[int](), []
+    own, clients, known, margins = {**DEFAULTS, **own}, plain_clients(server), set[int](), []
     generator = Anchors(key(0, 1, "server", "generator"), own["server_lr"], own["server_weight_decay"])
 
     def loss(out: Output, y: Tensor) -> Tensor:
         pairs = [(z - anchors[c]).square().sum() for z, c in zip(out.embedding_NH, y.tolist()) if c in sent]
         plain = F.cross_entropy(out.logits_NC, y)
-        return plain + 2.0 / 8 * torch.stack(pairs).mean() if pairs else plain
+        return plain + own["lam"] / 8 * torch.stack(pairs).mean() if pairs else plain
 
     anchors = torch.zeros(4, 8)
     for number in range(1, 8):
@@ -170,9 +182,12 @@ def test_rounds_written_out(
             clients[i].train(number, loss)
             means = {c: torch.from_numpy(z.mean(0)).float() for c, z in clients[i].embeddings().items()}
             uploads += means.items()
+        counted = {"bytes_up": 4 * (8 * len(uploads) + 4 * len(server.cohort(number)))}
+        counted["bytes_down"] = len(server.cohort(number)) * (4 * 8 * len(sent) + 1) if number > 1 else 0
+        assert counted.items() <= line.items()
         known |= {c for c, _ in uploads}
-        margin = margin_of(uploads, cap)
-        for _ in range(6 if uploads else 0):
+        margin = margin_of(uploads, own["margin_cap"])
+        for _ in range(own["server_steps"] if uploads else 0):
             generator.optimizer.zero_grad()
             value = server_loss(uploads, generator(), known, margin)
             value.backward()
@@ -185,4 +200,4 @@ def test_rounds_written_out(
         np.testing.assert_allclose(server.state.server["proto"].numpy(), anchors.numpy(), rtol=1e-3, atol=1e-4)
         assert_holds(server, clients)
     assert margins[2:4] == [0, 0]
-    assert (max(margins) < cap) == (cap == 100)
+    assert (max(margins) == own["margin_cap"]) == (own["margin_cap"] < 1)
