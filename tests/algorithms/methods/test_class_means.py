@@ -60,13 +60,13 @@ def train(client: Any, round_number: int, means: dict[int, Tensor], weight: floa
     client.train(round_number, loss)
 
 
-@pytest.mark.parametrize("failing", [False, True])
 @pytest.mark.parametrize(
-    "own",
+    ("own", "failing"),
     [
-        {},
-        {"weight": 2.5, "at_least": 3, "noise": 0.4},
-        {"weight": 0.5, "at_least": 1, "noise": 0.6, "hops": 1, "model": "gamlp"},
+        ({}, False),
+        ({"at_least": 1, "noise": 1.0, "hops": 0}, False),
+        ({"weight": 2.5, "at_least": 3, "noise": 0.4}, True),
+        ({"weight": 0.5, "at_least": 1, "noise": 0.6, "hops": 1, "model": "gamlp"}, True),
     ],
 )
 def test_rounds_written_out(
@@ -147,7 +147,7 @@ def test_hops_that_are_not_stored(start: Run) -> None:
         start({**ME, "algorithm.hops": 5}).round()
 
 
-@pytest.mark.parametrize("options", [{"hops": -1}, {"at_least": 0}, {"noise": 2.0}, {"weight": -1.0}])
+@pytest.mark.parametrize("options", [{"hops": -1}, {"at_least": 0}, {"noise": 2.0}, {"noise": -0.1}, {"weight": -1.0}])
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         ClassMeans(**options)
