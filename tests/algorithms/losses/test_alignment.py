@@ -1,7 +1,8 @@
-"""Alignment towards target prototypes, by hand and by finite differences."""
+"""Alignment towards target prototypes, by hand, in NumPy and by finite differences."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,10 @@ KNOWN = torch.tensor([True, True, False, True])
 def test_rows_by_hand() -> None:
     # Squared distances 0, 4, 4; class 2 has no target, class 3 no rows.
     assert float(row_alignment(Z, Y, TARGET, KNOWN)) == pytest.approx(8 / 3)
+
+
+def test_one_row_with_a_target() -> None:
+    assert float(row_alignment(Z[1:3], Y[1:3], TARGET, KNOWN)) == 4
 
 
 def test_classes_weigh_the_same_whatever_their_size() -> None:
@@ -46,12 +51,30 @@ def test_no_target_no_term_and_no_nan() -> None:
     assert torch.equal(z.grad, torch.zeros_like(z))
 
 
-def test_gradients() -> None:
-    z = Z.double().requires_grad_()
-    target = TARGET.double()
-    assert torch.autograd.gradcheck(lambda z: row_alignment(z, Y, target, KNOWN), (z,))
-    assert torch.autograd.gradcheck(lambda z: node_alignment(z, Y, target, KNOWN), (z,))
-    assert torch.autograd.gradcheck(lambda z: prototype_alignment(z, target + 0.5, KNOWN), (z,))
+def test_values_and_gradients_of_a_loop() -> None:
+    """Many rows, classes of different sizes, one without a target and one without rows, by the sums of the formulas."""
+    random = np.random.default_rng(3)
+    z, target, present = random.standard_normal((9, 4)), random.standard_normal((5, 4)), np.arange(5) != 1
+    y = np.array([0, 0, 0, 1, 2, 2, 4, 4, 4])
+    away = [(z[v] - target[y[v]], int((y == y[v]).sum())) for v in range(9) if present[y[v]]]
+    norms = {c: float(np.linalg.norm(z[c] - target[c])) for c in range(5) if present[c]}
+    own = torch.from_numpy(z).requires_grad_()
+    rest = torch.from_numpy(y), torch.from_numpy(target), torch.from_numpy(present)
+    terms = {
+        "row": (lambda z: row_alignment(z, *rest), sum(d @ d for d, _ in away) / len(away)),
+        "node": (lambda z: node_alignment(z, *rest), sum(d @ d / n for d, n in away)),
+        "plain": (lambda z: prototype_alignment(z[:5], *rest[1:]), sum(norms.values())),
+        "squared": (lambda z: prototype_alignment(z[:5], *rest[1:], squared=True), sum(n * n for n in norms.values())),
+    }
+    for name, (term, expected) in terms.items():
+        assert float(term(own).detach()) == pytest.approx(expected), name
+        assert torch.autograd.gradcheck(term, (own,)), name
+
+
+def test_prototypes_of_several_hops() -> None:
+    proto, target = torch.zeros(2, 3, 2), torch.tensor([3.0, 4.0]).expand(2, 3, 2)
+    present = torch.tensor([[True, False, True], [False, True, False]])
+    assert float(prototype_alignment(proto, target, present)) == pytest.approx(3 * 5)
 
 
 def test_a_prototype_on_its_target_has_a_finite_gradient() -> None:

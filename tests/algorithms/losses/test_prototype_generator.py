@@ -1,7 +1,10 @@
 """The server's generator: what it is, and that it goes on where it stopped."""
 
+import math
+
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.protocol import Tree
@@ -26,6 +29,13 @@ def test_anchors_are_the_network_over_the_table() -> None:
         torch.testing.assert_close(generator()[slot], anchor / anchor.norm())
 
 
+def test_the_table_starts_from_a_standard_normal_distribution() -> None:
+    torch.manual_seed(0)
+    table = PrototypeGenerator(200, 50, normalized=False).table.detach()
+    assert float(table.mean()) == pytest.approx(0, abs=0.05)
+    assert float(table.std()) == pytest.approx(1, abs=0.05)
+
+
 def test_the_loss_falls() -> None:
     server: Tree = {}
     losses = [train(server, 20)[1] for _ in range(5)]
@@ -46,6 +56,42 @@ def test_rounds_equal_one_long_training() -> None:
     assert short.keys() == long.keys()
     for name, tensor in long.items():
         assert torch.equal(short[name], tensor), name
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_steps_are_those_of_adamw(normalized: bool) -> None:
+    """Two calls against torch's own optimizer on a plain network, at rates that are nobody's defaults."""
+    torch.manual_seed(11)
+    table = torch.randn(6, 5, requires_grad=True)
+    network = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
+    optimizer = torch.optim.AdamW([table, *network.parameters()], lr=0.03, weight_decay=0.4)
+
+    def anchors() -> Tensor:
+        z = network(table)
+        return z / z.square().sum(1, keepdim=True).sqrt() if normalized else z
+
+    server: Tree = {}
+    for steps in (3, 2):
+        generator = PrototypeGenerator(6, 5, normalized)
+        found, loss = train_generator(server, generator, nearer, steps, 0.03, 0.4, 11)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            value = nearer(anchors())
+            value.backward()
+            optimizer.step()
+        assert loss == pytest.approx(value.item(), rel=1e-5)
+        torch.testing.assert_close(found, anchors().detach(), rtol=1e-4, atol=1e-5)
+        assert not found.requires_grad
+    assert server.keys() == {"generator", "generator.step", "generator.exp_avg", "generator.exp_avg_sq"}
+    assert float(server["generator.step"]) == 5
+
+
+def test_no_step_gives_the_anchors_as_they_are() -> None:
+    server: Tree = {}
+    trained, _ = train(server, 4)
+    again, loss = train(server, 0)
+    assert torch.equal(again, trained)
+    assert math.isnan(loss)
 
 
 def test_the_seed_decides_the_start_only() -> None:

@@ -1,7 +1,8 @@
-"""Losses with a margin and contrastive ones against naive loops and by hand."""
+"""Losses with a margin and contrastive ones against loops in NumPy, finite differences and by hand."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,6 +48,7 @@ def test_the_margin_is_the_distance_of_class_means() -> None:
     classes = torch.tensor([0, 0, 1, 2])
     assert class_margin(proto, classes, 4, cap=100) == pytest.approx(7)
     assert class_margin(proto, classes, 4, cap=0.5) == 0.5
+    assert class_margin(proto[:3], classes[:3], 4, cap=100) == pytest.approx(3)
     assert class_margin(proto[:2], classes[:2], 4, cap=100) == 0
 
 
@@ -77,6 +79,48 @@ def test_a_margin_makes_the_task_harder() -> None:
     assert losses[0] < losses[2]
 
 
+def in_numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.double().numpy()
+
+
+@pytest.mark.parametrize("kind", ["distance", "cosine"])
+def test_margins_of_a_loop(kind: str) -> None:
+    """The means are of the prototypes as they are; only then do they get length one."""
+    proto, of = drawn(9), torch.tensor([0, 0, 0, 2, 2, 3, 4, 4, 4])
+    means = [in_numpy(proto[of == c]).mean(0) for c in (0, 2, 3, 4)]
+    if kind == "distance":
+        apart = [[np.linalg.norm(a - b) for b in means] for a in means]
+    else:
+        apart = [[1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in means] for a in means]
+    expected = max(min(apart[i][j] for j in range(4) if j != i) for i in range(4))
+    margin = class_margin if kind == "distance" else cosine_margin
+    assert margin(proto, of, 6, 100.0) == pytest.approx(expected, rel=1e-5)
+    assert margin(proto, of, 6, expected / 2) == expected / 2
+
+
+def test_cosines_of_one_direction_are_no_margin() -> None:
+    """Rounding may give them more than one."""
+    direction = drawn(1).expand(3, 5) * torch.tensor([[1.0], [3.0], [7.0]])
+    margin = cosine_margin(direction, torch.arange(3), 3, 1.0)
+    assert 0 <= margin < 1e-6
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.7])
+def test_cross_entropy_on_distances_of_a_loop(margin: float) -> None:
+    query, own, anchor = drawn(7), torch.tensor([0, 2, 2, 3, 0, 3, 3]), drawn(5, 2)
+    known = torch.tensor([True, False, True, True, True])
+    values = []
+    for q, c in zip(in_numpy(query), own.tolist()):
+        logit = {
+            d: -np.linalg.norm(q - a) - margin * (c == d) for d, a in enumerate(in_numpy(anchor)) if bool(known[d])
+        }
+        values.append(np.log(sum(np.exp(value) for value in logit.values())) - logit[c])
+    found = margin_cross_entropy(query, own, anchor, known, margin)
+    assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
+    inputs = [t.double().requires_grad_() for t in (query, anchor)]
+    assert torch.autograd.gradcheck(lambda q, a: margin_cross_entropy(q, own, a, known, margin), inputs)
+
+
 def test_an_unknown_anchor_takes_no_part() -> None:
     query, own = drawn(3), torch.tensor([0, 0, 2])
     anchor = drawn(4, 2).requires_grad_()
@@ -89,17 +133,28 @@ def test_an_unknown_anchor_takes_no_part() -> None:
     assert torch.equal(margin_cross_entropy(query, own, moved, known, 0.2), loss.detach())
 
 
-def test_contrast_equals_a_naive_loop() -> None:
+@pytest.mark.parametrize(("temperature", "margin"), [(0.3, 0.1), (1.5, 0.0), (0.7, 0.6)])
+def test_contrast_equals_a_naive_loop(temperature: float, margin: float) -> None:
+    """The last query has no positive; the bank's last two entries are no query's own."""
     query, bank = drawn(4), drawn(9, 1)
     of_query, of_bank = torch.tensor([0, 1, 2, 5]), torch.tensor([0, 0, 1, 1, 2, 2, 2, 3, 3])
     values = []
-    for i in range(3):
-        cosine = torch.cosine_similarity(query[i], bank)
-        positive = ((cosine[of_bank == of_query[i]] - 0.1) / 0.3).exp().sum()
-        negative = (cosine[of_bank != of_query[i]] / 0.3).exp().sum()
-        values.append(-(positive / (positive + negative)).log())
-    found = contrast(query, of_query, bank, of_bank, 0.3, margin=0.1)
-    torch.testing.assert_close(found, torch.stack(values).mean(), rtol=1e-5, atol=1e-6)
+    for q, c in zip(in_numpy(query)[:3], of_query.tolist()):
+        cosine = [(q @ b / np.linalg.norm(q) / np.linalg.norm(b), d) for b, d in zip(in_numpy(bank), of_bank.tolist())]
+        positive = sum(np.exp((s - margin) / temperature) for s, d in cosine if d == c)
+        negative = sum(np.exp(s / temperature) for s, d in cosine if d != c)
+        values.append(-np.log(positive / (positive + negative)))
+    found = contrast(query, of_query, bank, of_bank, temperature, margin)
+    assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
+    inputs = [t.double().requires_grad_() for t in (query, bank)]
+    assert torch.autograd.gradcheck(lambda q, b: contrast(q, of_query, b, of_bank, temperature, margin), inputs)
+
+
+def test_a_query_without_a_positive_or_a_negative_takes_no_part() -> None:
+    query, bank = drawn(2), drawn(3, 1)
+    assert float(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 0]), 0.5)) == 0
+    alone = contrast(query[:1], torch.tensor([0]), bank, torch.tensor([0, 0, 2]), 0.5, margin=0.0)
+    assert torch.equal(contrast(query, torch.tensor([0, 1]), bank, torch.tensor([0, 0, 2]), 0.5), alone)
 
 
 def test_nothing_to_contrast() -> None:

@@ -37,7 +37,16 @@ def test_sums_are_differentiable() -> None:
 
 
 def test_unit_rows() -> None:
-    torch.testing.assert_close(unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]])), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    """However long they were, and on whatever level they are."""
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.0], [-3e-6, 4e-6]])
+    expected = torch.tensor([[0.6, 0.8], [0.0, 0.0], [-0.6, 0.8]])
+    torch.testing.assert_close(unit(rows), expected)
+    torch.testing.assert_close(unit(torch.stack([rows, 2 * rows])), torch.stack([expected, expected]))
+
+
+@pytest.mark.parametrize(("prototypes", "size"), [(1, 1), (8, 1), (9, 2), (64, 8), (65, 9)])
+def test_a_bit_for_every_prototype(prototypes: int, size: int) -> None:
+    assert bit_bytes(torch.ones(prototypes, dtype=torch.bool)) == size
 
 
 def test_a_message_holds_the_rows_that_exist() -> None:
@@ -59,6 +68,19 @@ def test_an_empty_message() -> None:
     assert received is not None
     assert torch.equal(received[0], torch.zeros(3, 2))
     assert not received[1].any()
+
+
+def test_noise_has_the_deviation_of_the_own_entries() -> None:
+    """Number by number: dimensions and noise from the given stream, the deviation that of the entries."""
+    proto = torch.tensor([[1.0, 3.0, 1.0, 3.0], [0.0, 0.0, 8.0, 0.0]])
+    stream = torch.Generator().manual_seed(4)
+    chosen = torch.randperm(4, generator=stream)[:3].tolist()
+    noise = torch.randn(2, 3, generator=stream)
+    expected = proto.clone()
+    for row, deviation in enumerate((1.0, 12**0.5)):
+        for place, column in enumerate(chosen):
+            expected[row, column] += deviation * noise[row, place]
+    torch.testing.assert_close(noisy(proto, 0.7, torch.Generator().manual_seed(4)), expected)
 
 
 def test_noise_on_a_tenth_of_the_dimensions() -> None:

@@ -1,0 +1,129 @@
+"""Rounds of methods written out: a federation whose classes come and go, and clients trained by plain torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.backbones.output import Output
+from engine.rounds.server import Server
+from engine.wire.randomness import key
+from storage.graph import TEST, TRAIN, VAL
+from storage.view import View
+
+# Labels of the training rows of every client. Client 3 has none; class 3 has one, at client 5.
+TRAINED = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 1, 2], [0, 0, 0], [], [2, 2, 0, 2], [3, 1]]
+# Round 3 has class 0 only and round 4 none, round 5 no newcomer; client 5 and class 3 come in round 6.
+ONLINE = [[0, 2], [1, 4], [2], [3], [2, 4], [0, 3, 5], [0, 1, 2, 5]]
+EPOCHS, LR, DECAY = 2, 0.05, 0.01
+
+
+@pytest.fixture(scope="session")
+def patchy(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Keys of a config for seven rounds on six clients of 14 nodes; half of all activations are dropped."""
+    folder = tmp_path_factory.mktemp("patchy")
+    rng = np.random.default_rng(5)
+    rest = [rng.integers(4, size=14 - len(labels)) for labels in TRAINED]
+    y = np.concatenate([[*labels, *others] for labels, others in zip(TRAINED, rest)]).astype(np.int64)
+    split = np.concatenate(
+        [[TRAIN] * len(labels) + [VAL] * 3 + [TEST] * (11 - len(labels)) for labels in TRAINED]
+    ).astype(np.int8)
+    nodes = np.arange(len(y))
+    arrays = {
+        "x": (np.eye(4, 5)[y] + 0.7 * rng.standard_normal((len(y), 5))).astype(np.float32),
+        "y": y,
+        "split": split,
+        "assignment": nodes // 14,
+        "edge_index": np.stack([nodes, np.roll(nodes, 1)]),
+    }
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    trace = np.zeros((len(ONLINE), len(TRAINED)), dtype=bool)
+    for row, clients in zip(trace, ONLINE):
+        row[clients] = True
+    np.save(folder / "online.npy", trace)
+    return {
+        "data.path": str(folder),
+        "data.store": str(folder / "store"),
+        "participation.trace": str(folder / "online.npy"),
+        "rounds": len(ONLINE),
+        "model.name": "mlp",
+        "train.dropout": 0.5,
+        "train.epochs": EPOCHS,
+        "train.lr": LR,
+        "train.weight_decay": DECAY,
+        "engine.cell_size": 2,
+    }
+
+
+@dataclass
+class PlainClient:
+    """A client of the federation as plain torch has it: a module, and Adam on its parameters."""
+
+    number: int
+    view: View
+    module: nn.Module
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LR, weight_decay=DECAY)
+        self.y = self.view.label[self.view.train]
+
+    @property
+    def w(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.module.parameters()).detach()
+
+    def train(self, round_number: int, loss: Callable[[Output, Tensor], Tensor], batch: int = 100) -> None:
+        """Steps on `loss(output, labels)`; what is dropped is drawn from the stream that a host draws from."""
+        if not len(self.y):
+            return
+        torch.manual_seed(key(0, round_number, self.number, "train"))
+        self.module.train()
+        for _ in range(EPOCHS):
+            order = torch.randperm(len(self.y)) if batch < len(self.y) else torch.arange(len(self.y))
+            for chosen in order.split(batch):
+                self.optimizer.zero_grad()
+                rows = self.view.train[chosen]
+                out = self.module([self.view.hop(k)[rows] for k in self.module.inputs])
+                loss(out, self.y[chosen]).backward()
+                self.optimizer.step()
+
+    def embeddings(self) -> dict[int, np.ndarray]:
+        """Embeddings of the training rows of every class, row by row, nothing dropped."""
+        self.module.eval()
+        rows: dict[int, list[np.ndarray]] = {}
+        for row, c in zip(self.view.train.tolist(), self.y.tolist()):
+            with torch.no_grad():
+                out = self.module([self.view.hop(k)[[row]] for k in self.module.inputs])
+            rows.setdefault(c, []).append(out.embedding_NH[0].double().numpy())
+        return {c: np.stack(found) for c, found in sorted(rows.items())}
+
+
+@pytest.fixture(scope="session")
+def plain_clients(
+    views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
+) -> Callable[[Server], list[PlainClient]]:
+    """The clients of a server before its first round."""
+
+    def plain_clients(server: Server) -> list[PlainClient]:
+        start = partial(module_of, server, server._initial)
+        return [PlainClient(number, view, start()) for number, view in enumerate(views(server))]
+
+    return plain_clients
+
+
+@pytest.fixture(scope="session")
+def assert_holds(counts_of: Callable[..., np.ndarray]) -> Callable[[Server, list[PlainClient]], None]:
+    """Asserts that a server's clients have the parameters of plain ones, and that their classifiers were scored."""
+
+    def assert_holds(server: Server, clients: list[PlainClient]) -> None:
+        for i, kept in server.state.clients.items():
+            torch.testing.assert_close(kept["model.w"], clients[i].w, rtol=1e-3, atol=1e-5)
+            now = counts_of(server, clients[i].view, kept["model.w"])
+            np.testing.assert_array_equal(server.state.scores["served"][i], now)
+
+    return assert_holds
