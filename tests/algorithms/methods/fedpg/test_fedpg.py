@@ -332,10 +332,21 @@ def test_noise_is_drawn_anew_and_from_a_stream_of_its_own(run: Run) -> None:
         {"noise": -0.1},
         {"cross_hop": 2.0},
         {"mu": -1.0},
+        {"margin_cap": -0.1},
         {"temperature": 0.0},
         {"server_steps": 0},
+        {"server_lr": 0.0},
+        {"attention_lr": 0.0},
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         FedPG(**options)
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    low = {"hops": 0, "mu": 0.0, "alpha": 0.0, "noise": 0.0, "cross_hop": 0.0, "margin_cap": 0.0, "server_steps": 1}
+    high = {"hops": 2, "alpha": 1.0, "noise": 1.0, "cross_hop": 1.0}
+    small = {"temperature": 0.01, "server_lr": 1e-4, "attention_lr": 1e-4}
+    for options in (low, high, small, {"hops": 1, "attention": "node", "alignment": "prototype"}):
+        assert {name: getattr(FedPG(**options), name) for name in options} == options  # type: ignore[arg-type]

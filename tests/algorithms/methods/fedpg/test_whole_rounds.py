@@ -6,6 +6,7 @@ an entry (level, class) of a dictionary, and one that does not exist is not in i
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.methods.fedpg.fedpg import FedPG
 from algorithms.protocol import Tree
 from engine.rounds.pool import Pool
 from engine.rounds.server import Server
@@ -39,7 +39,7 @@ def flat(parameters: Iterable[Tensor]) -> Tensor:
 class PlainClient:
     """A client that keeps its module, its optimizer and its scorers from visit to visit."""
 
-    def __init__(self, number: int, view: View, module: nn.Module, options: FedPG) -> None:
+    def __init__(self, number: int, view: View, module: nn.Module, options: SimpleNamespace) -> None:
         self.number, self.view, self.module, self.options = number, view, module, options
         self.optimizer = torch.optim.Adam(module.parameters(), lr=LR, weight_decay=DECAY)
         self.scorers: list[tuple[Tensor, Tensor]] = []
@@ -151,7 +151,7 @@ class PlainServer:
         margins, admitted, others: What was met, to tell whether an option had a say.
     """
 
-    def __init__(self, options: FedPG) -> None:
+    def __init__(self, options: SimpleNamespace) -> None:
         self.options = options
         self.last: dict[int, tuple[Slots, Tensor]] = {}
         self.fresh: list[int] = []
@@ -322,7 +322,29 @@ def assert_same_server(held: Tree, plain: PlainServer, what: Any) -> None:
         assert_close(held["generator"], parameters, (*what, "generator"))
 
 
+# What the paper recommends or its code has; no noise, no attention and no pseudo-centres unless asked for.
+DEFAULTS: dict[str, Any] = {
+    "hops": 2,
+    "mu": 0.5,
+    "alignment": "node",
+    "targets": "federated",
+    "attention": "none",
+    "attention_lr": 0.01,
+    "alpha": 0.5,
+    "lam": 0.8,
+    "pseudo_centres": None,
+    "noise": 0.0,
+    "server_loss": "margin",
+    "margin_cap": 0.5,
+    "temperature": 1.0,
+    "cross_hop": 0.25,
+    "server_steps": 10,
+    "server_lr": 0.01,
+    "server_weight_decay": 5e-4,
+}
+# Every option is somewhere another one than by default.
 OPTIONS: dict[str, dict[str, Any]] = {
+    "by default": {},
     "node, a margin that is capped": {
         "mu": 0.7,
         "alpha": 0.3,
@@ -369,7 +391,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "lam": 0.8,
         "server_loss": "contrast",
         "margin_cap": 3.0,
-        "temperature": 2.0,
         "server_steps": 2,
     },
     "own, node": {"mu": 0.8, "targets": "own"},
@@ -379,7 +400,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "alignment": "prototype",
         "attention": "node",
         "noise": 0.5,
-        "attention_lr": 0.1,
     },
 }
 
@@ -406,7 +426,7 @@ def begun(
             "rounds": ROUNDS,
         }
         server = start(keys, pool=listen)
-        options = FedPG(**chosen)
+        options = SimpleNamespace(**{**DEFAULTS, **chosen})
         clients = [
             PlainClient(i, view, module_of(server, server._initial), options) for i, view in enumerate(views(server))
         ]
