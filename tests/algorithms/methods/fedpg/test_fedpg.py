@@ -300,17 +300,19 @@ def test_the_order_of_nodes_changes_nothing(make_view: MakeView, make_client: Ma
 
 
 def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
-    x = np.array([[4, 0], [0, 4], [0.1, 0], [3, 0]], dtype=np.float32)
-    view = make_view(4, [], [1, 1, 1, 1], [0], 2, x)
+    x = np.array([[4, 0], [0, 4], [0.1, 0], [3, 0], [0, 0]], dtype=np.float32)
+    view = make_view(5, [], [1, 1, 1, 1, 1], [0], 2, x)
     module = build("sgc", 2, 2, 0, 0.5, {})
     with torch.no_grad():
         module.head.linears[0].weight.copy_(torch.eye(2))
     client = make_client(view, module)
     found = annotate(client)
     # Row 0 is trained on and keeps its label, whatever the model says.
-    assert found.class_N.tolist() == [1, 1, 0, 0]
-    assert found.centre_N.tolist() == [True, False, False, False]
-    assert annotate(client, confident=0.8).centre_N.tolist() == [True, True, False, True]
+    assert found.class_N.tolist() == [1, 1, 0, 0, 0]
+    assert found.centre_N.tolist() == [True, False, False, False, False]
+    assert annotate(client, confident=0.8).centre_N.tolist() == [True, True, False, True, False]
+    # Of two classes with the same logit each has a probability of just one half.
+    assert annotate(client, confident=0.5).centre_N.all()
     torch.testing.assert_close(found.z_NH, unit(torch.from_numpy(x)))
 
 
