@@ -300,17 +300,19 @@ def test_the_order_of_nodes_changes_nothing(make_view: MakeView, make_client: Ma
 
 
 def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
-    x = np.array([[4, 0], [0, 4], [0.1, 0], [3, 0]], dtype=np.float32)
-    view = make_view(4, [], [1, 1, 1, 1], [0], 2, x)
+    x = np.array([[4, 0], [0, 4], [0.1, 0], [3, 0], [0, 0]], dtype=np.float32)
+    view = make_view(5, [], [1, 1, 1, 1, 1], [0], 2, x)
     module = build("sgc", 2, 2, 0, 0.5, {})
     with torch.no_grad():
         module.head.linears[0].weight.copy_(torch.eye(2))
     client = make_client(view, module)
     found = annotate(client)
     # Row 0 is trained on and keeps its label, whatever the model says.
-    assert found.class_N.tolist() == [1, 1, 0, 0]
-    assert found.centre_N.tolist() == [True, False, False, False]
-    assert annotate(client, confident=0.8).centre_N.tolist() == [True, True, False, True]
+    assert found.class_N.tolist() == [1, 1, 0, 0, 0]
+    assert found.centre_N.tolist() == [True, False, False, False, False]
+    assert annotate(client, confident=0.8).centre_N.tolist() == [True, True, False, True, False]
+    # Of two classes with the same logit each has a probability of just one half.
+    assert annotate(client, confident=0.5).centre_N.all()
     torch.testing.assert_close(found.z_NH, unit(torch.from_numpy(x)))
 
 
@@ -332,10 +334,21 @@ def test_noise_is_drawn_anew_and_from_a_stream_of_its_own(run: Run) -> None:
         {"noise": -0.1},
         {"cross_hop": 2.0},
         {"mu": -1.0},
+        {"margin_cap": -0.1},
         {"temperature": 0.0},
         {"server_steps": 0},
+        {"server_lr": 0.0},
+        {"attention_lr": 0.0},
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         FedPG(**options)
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    low = {"hops": 0, "mu": 0.0, "alpha": 0.0, "noise": 0.0, "cross_hop": 0.0, "margin_cap": 0.0, "server_steps": 1}
+    high = {"hops": 2, "alpha": 1.0, "noise": 1.0, "cross_hop": 1.0}
+    small = {"temperature": 0.01, "server_lr": 1e-4, "attention_lr": 1e-4}
+    for options in (low, high, small, {"hops": 1, "attention": "node", "alignment": "prototype"}):
+        assert {name: getattr(FedPG(**options), name) for name in options} == options  # type: ignore[arg-type]

@@ -27,7 +27,8 @@ def test_weights_equal_a_loop() -> None:
         raw = [float(made[hop, :, -1] @ torch.tanh(made[hop, :, :-1] @ z)) for z in Z]
         score = torch.tensor([e if e > 0 else 0.2 * e for e in raw])
         torch.testing.assert_close(found[hop] / found[hop].sum(), score.softmax(0))
-    assert found.max() == 1
+    # Of each hop, or the weights of a hop with small scores would vanish.
+    assert found.amax(1).tolist() == [1, 1]
 
 
 def test_all_neighbours_weigh_the_same_at_first() -> None:

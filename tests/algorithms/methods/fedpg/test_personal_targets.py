@@ -83,3 +83,17 @@ def test_nothing_is_known() -> None:
     uploads, anchors, known = drawn()
     found, size = personal_targets(uploads, [1], anchors, torch.zeros_like(known), 0.5, 0.5)
     assert (found.shape, size) == ((1, L, C, H), 0)
+
+
+def test_a_cosine_of_just_lam_is_admitted_and_counts_weigh() -> None:
+    proto = torch.eye(3)[:2].view(2, 1, 1, 3)
+    uploads = Uploads(
+        proto, torch.ones(2, 1, 1, dtype=torch.bool), torch.tensor([[1], [3]]), torch.tensor([True, True])
+    )
+    anchor, known = torch.tensor([[[0.0, 0.0, 1.0]]]), torch.tensor([[True]])
+    found, size = personal_targets(uploads, [0, 1], anchor, known, alpha=0.25, lam=0.0)
+    torch.testing.assert_close(found.view(2, 3), torch.tensor([[0.1875, 0.5625, 0.25]] * 2))
+    assert size == 2
+    found, size = personal_targets(uploads, [0, 1], anchor, known, alpha=0.25, lam=1e-6)
+    torch.testing.assert_close(found.view(2, 3), torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.75, 0.25]]))
+    assert size == 1

@@ -35,3 +35,10 @@ def test_none_of_the_others() -> None:
     assert [len(q.class_Q) for q in queries] == [8, 8, 8]
     nobody = torch.zeros_like(present)
     assert draw_queries(torch.randn(2, 3, 4, 5), nobody, nobody[0], 0.5, torch.Generator()) == []
+
+
+def test_a_level_without_uploads_does_not_end_the_others() -> None:
+    present = torch.ones(2, 3, 4, dtype=torch.bool)
+    present[:, 1] = False
+    queries = draw_queries(torch.randn(2, 3, 4, 5), present, torch.ones(3, 4, dtype=torch.bool), 1.0, torch.Generator())
+    assert [(q.level, q.own, len(q.class_Q)) for q in queries] == [(0, 8, 16), (2, 8, 16)]
