@@ -83,7 +83,7 @@ def graph(make_view: MakeView) -> View:
 def test_parameters_are_the_host_s(client: Client) -> None:
     model = client.model
     assert not model.w.requires_grad
-    assert not model.received
+    assert model.received is False
     model.w.fill_(2.0)
     assert all((p == 2.0).all() for p in model.module.parameters())
     model.load(torch.zeros_like(model.w))
@@ -169,6 +169,19 @@ def test_a_coupled_model_reads_the_whole_graph(layers: int, graph: View, make_cl
     assert torch.equal(around.x_NF, graph.x)
     expected = client.model.module.eval()(all_nodes(graph, "symmetric", layers)).logits_NC
     assert torch.equal(client.model.logits(), expected)
+    assert torch.equal(client.model.module(around).logits_NC, expected[graph.test])
+
+
+@pytest.mark.parametrize("name", ["mlp", "gcn"])
+def test_a_part_is_answered_from_its_rows_or_from_one_pass_for_all(
+    name: str, graph: View, make_client: MakeClient
+) -> None:
+    client = make_client(graph, make_coupled(name))
+    answered: list[int] = []
+    client.model.module.register_forward_hook(lambda module, inputs, out: answered.append(len(out.logits_NC)))
+    for part in ("test", "train", "test"):
+        client.model.logits_of(part)
+    assert answered == ([len(graph.test), len(graph.train), len(graph.test)] if name == "mlp" else [graph.nodes])
 
 
 @pytest.mark.parametrize("name", ["mlp", "gcn", "gat", "gin"])
