@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from algorithms.backbones import build
+from algorithms.backbones.adapted import Adapted
 from algorithms.flat_model import FlatModel
 
 
@@ -91,6 +93,7 @@ def test_what_a_copy_learns_is_its_own() -> None:
     before = model.w.detach().clone()
     copied.load(torch.zeros_like(before))
     assert torch.equal(model.w, before)
+    assert torch.equal(nn.utils.parameters_to_vector(model.module.parameters()), before)
     assert not any(p.any() for p in copied.module.parameters())
     assert copied.on(torch.device("meta")).w.device.type == "meta"
 
@@ -132,3 +135,11 @@ def test_bfloat16_is_torch_s_autocast_and_gives_float32() -> None:
     assert rounded.w.grad is not None
     assert rounded.w.grad.dtype == torch.float32
     assert rounded.w.grad.any()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_coupled_backbone_is_known_as_it_is_and_inside_an_adapter(inside: bool) -> None:
+    for name in ("gcn", "mlp"):
+        module = build(name, 5, 3, 0, 0.0, {})
+        found = FlatModel(Adapted(module, 3, 3, 0.0) if inside else module).coupled
+        assert found is (module if name == "gcn" else None)
