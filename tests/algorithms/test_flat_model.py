@@ -143,3 +143,14 @@ def test_a_coupled_backbone_is_known_as_it_is_and_inside_an_adapter(inside: bool
         module = build(name, 5, 3, 0, 0.0, {})
         found = FlatModel(Adapted(module, 3, 3, 0.0) if inside else module).coupled
         assert found is (module if name == "gcn" else None)
+
+
+def test_bfloat16_is_asked_for_whatever_torch_would_take() -> None:
+    """A GPU's own choice is float16."""
+    usual = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        with FlatModel(gamlp(), bfloat16=True).precision():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    finally:
+        torch.set_autocast_dtype("cpu", usual)

@@ -153,7 +153,7 @@ def test_clients_draw_from_their_own_streams(views: list[View], make_client: Cal
 
 @pytest.mark.parametrize("name", ["sgc", "mlp"])
 def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client: Callable[..., Client]) -> None:
-    """A step of SGD: nearer to the loop in bfloat16 than that is to float32; only what is fused is rounded elsewhere."""
+    """A step of SGD: nearer to the loop in bfloat16 than that is to float32 (what is fused rounds elsewhere)."""
     options = TrainOptions(epochs=1, weight_decay=0.0, **OPTIMIZERS["sgd"])
     made = MODULES[name]()
     ends = {}
