@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones import Output, build
+from algorithms.backbones.neighbourhood import all_nodes
 from algorithms.base import Algorithm
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel
@@ -273,6 +274,23 @@ def test_two_models_in_turns_are_two_plain_runs_with_streams_of_their_own(pair: 
             assert loss == pytest.approx(total, rel=1e-5)
             torch.testing.assert_close(pair.models[name].w, flat(twins[name]), rtol=1e-5, atol=1e-6)
     assert pair.state["model.opt.step"].item() == pair.state["copilot.opt.step"].item() == 2 * 2 * 3
+
+
+def test_a_named_model_reads_its_own_inputs(pair: Client) -> None:
+    """Beside an MLP, a model that passes messages."""
+    torch.manual_seed(3)
+    module = build("gcn", 4, 3, 0, 0.0, {"hidden": 5})
+    twin, view = copy.deepcopy(module), pair.data
+    models = {**pair.models, "copilot": ClientModel(FlatModel(module), view, random_of(pair.random, "copilot"))}
+    client = Client(pair.info, view, models, {}, {}, pair.random)
+    trainer_of(client, options("sgd", epochs=2)).fit(client, {}, "copilot")
+    optimizer = torch.optim.SGD(twin.parameters(), **ADAM)
+    for _ in range(2):
+        optimizer.zero_grad()
+        logits = twin(all_nodes(view, "symmetric", 2)).logits_NC[view.train]
+        F.cross_entropy(logits, view.label[view.train]).backward()
+        optimizer.step()
+    torch.testing.assert_close(models["copilot"].w, flat(twin), rtol=1e-5, atol=1e-6)
 
 
 def test_one_model_s_name_may_begin_with_another_s(view: View, module: nn.Module, make_client: MakeClient) -> None:

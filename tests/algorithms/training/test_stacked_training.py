@@ -151,6 +151,20 @@ def test_clients_draw_from_their_own_streams(views: list[View], make_client: Cal
     assert not torch.equal(w_BP[0], w_BP[1])
 
 
+def test_a_label_of_any_number_is_learnt(make_view: Callable[..., View], make_client: Callable[..., Client]) -> None:
+    """Padded rows have no label; what stands for none is the label of nobody."""
+    rng = np.random.default_rng(0)
+    label = [0, 99, 100, 101, 119]
+    views = [make_view(n, [], label[:n], range(n), 120, rng.standard_normal((n, 4)).astype(np.float32)) for n in (5, 3)]
+    torch.manual_seed(0)
+    options = TrainOptions(epochs=2, **OPTIMIZERS["sgd"])
+    alone, stacked, model = side_by_side(build("sgc", 4, 120, 0, 0.0, {}), views, make_client)
+    w_BP = torch.stack([client.model.w.clone() for client in alone])
+    assert StackedTrainer(model, options).fit(stacked, w_BP) == pytest.approx(fit_alone(alone, options), rel=1e-4)
+    for client, w in zip(alone, w_BP):
+        torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["sgc", "mlp"])
 def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client: Callable[..., Client]) -> None:
     """A step of SGD: nearer to the loop in bfloat16 than that is to float32 (what is fused rounds elsewhere)."""
