@@ -78,6 +78,8 @@ STAR: dict[str, tuple[float, float, float]] = {
 }
 
 
+# A node without neighbours divides nothing by zero.
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
     own, heard, alone = STAR[operator]
@@ -144,3 +146,16 @@ def test_the_stream_says_which_neighbours_are_drawn(view: View) -> None:
     draws = [sampled(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
+
+
+def test_sums_and_means_read_the_adjacency_where_it_lies(view: View) -> None:
+    for operator in ("sum", "mean"):
+        assert all_nodes(view, operator, 1).operators[0] is view.adjacency
+
+
+def test_features_are_read_whatever_hops_there_are(views: Callable[..., list[View]]) -> None:
+    view = views()[0]
+    assert not torch.equal(view.hop(2), view.x)
+    assert torch.equal(all_nodes(view, "mean", 1).x_NF, view.x)
+    drawn = sampled(view, "mean", [1], view.train, np.random.default_rng(0))
+    assert torch.equal(drawn.x_NF[: len(view.train)], view.x[view.train])
