@@ -41,8 +41,8 @@ class Context:
         features: Width F of the features and of every hop.
         hops: Hops K beyond the features.
         train: Options of local training.
-        models: The kinds of every named model: several of the one that the config's `model` lists, of which client i
-            has number `clients[i].model`, and one of any other.
+        models: The kinds of every named model: several where the config's `model` lists them, of which client i has
+            number `clients[i].model`, and one of any other.
         initial: The common initial parameters, float32 `[P]` (of client 0's model, where clients train several).
         build: Makes a model on the server from a name in `models` and the number of its kind, holding the parameters
             that clients of this kind start from.
@@ -72,7 +72,7 @@ class Context:
     def model_of(self, client: int, name: str = MODEL) -> ModelInfo:
         """The kind of one of a client's models."""
         kinds = self.models[name]
-        return kinds[self.clients[client].model if name == MODEL else 0]
+        return kinds[self.clients[client].model if len(kinds) > 1 else 0]
 
     def rng(self, purpose: str) -> torch.Generator:
         """A random stream of its own for every purpose of a round."""

@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from algorithms.backbones import build
+from algorithms.backbones.adapted import Adapted
 from algorithms.flat_model import FlatModel
 
 
@@ -56,3 +58,99 @@ def test_gradients_of_the_model_and_of_the_vector_add_up() -> None:
         (model(x).logits_NC.square().sum() + model.w @ direction).backward()
         assert model.w.grad is gradient
         torch.testing.assert_close(model.w.grad, expected + direction, rtol=1e-5, atol=1e-5)
+
+
+def test_fresh_parameters_are_the_module_s_own_reset() -> None:
+    model, twin = FlatModel(gamlp()), gamlp()
+    drawn = model.initial(3)
+    torch.manual_seed(3)
+    twin.reset_parameters()  # type: ignore[operator]
+    expected = nn.utils.parameters_to_vector(twin.parameters())
+    assert torch.equal(drawn, expected)
+    assert torch.equal(model.w, drawn)
+    model.load(torch.zeros_like(drawn))
+    assert torch.equal(drawn, expected), "a copy"
+    assert not drawn.requires_grad
+
+
+def test_gradients_start_at_zero() -> None:
+    model = FlatModel(gamlp())
+    assert model.w.grad is not None
+    assert not model.w.grad.any()
+    model.w.grad.fill_(2.0)
+    for p in model.module.parameters():
+        assert p.grad is not None
+        assert (p.grad == 2.0).all()
+
+
+def test_what_a_copy_learns_is_its_own() -> None:
+    model = FlatModel(gamlp(), bfloat16=True)
+    copied = model.on(torch.device("cpu"))
+    assert copied.bfloat16
+    assert not FlatModel(gamlp()).on(torch.device("cpu")).bfloat16
+    assert torch.equal(copied.w, model.w)
+    assert copied.w.data_ptr() != model.w.data_ptr()
+    before = model.w.detach().clone()
+    copied.load(torch.zeros_like(before))
+    assert torch.equal(model.w, before)
+    assert torch.equal(nn.utils.parameters_to_vector(model.module.parameters()), before)
+    assert not any(p.any() for p in copied.module.parameters())
+    assert copied.on(torch.device("meta")).w.device.type == "meta"
+
+
+def test_loading_is_no_step_of_autograd() -> None:
+    model = FlatModel(gamlp())
+    source = torch.ones(len(model.w), requires_grad=True)
+    model.load(source * 2)
+    assert model.w.is_leaf
+    assert model.w.grad_fn is None
+    assert (model.w == 2.0).all()
+
+
+def test_hops_are_those_of_the_module() -> None:
+    for name, inputs in (("gamlp", (0, 1, 2)), ("sgc", (2,)), ("mlp", (0,)), ("gcn", (0,))):
+        assert FlatModel(build(name, 5, 3, 2, 0.5, {})).inputs == inputs
+
+
+def test_bfloat16_is_torch_s_autocast_and_gives_float32() -> None:
+    plain, rounded = FlatModel(gamlp()), FlatModel(gamlp(), bfloat16=True)
+    rounded.load(plain.w.detach())
+    x = [torch.randn(6, 5) for _ in range(3)]
+    for model in (plain, rounded):
+        model.module.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain.module(x)
+    out = rounded(x)
+    assert out.logits_NC.dtype == out.embedding_NH.dtype == torch.float32
+    assert torch.equal(out.logits_NC, expected.logits_NC.float())
+    assert torch.equal(out.embedding_NH, expected.embedding_NH.float())
+    assert not torch.equal(out.logits_NC, plain(x).logits_NC)
+    assert torch.equal(plain(x).logits_NC, plain.module(x).logits_NC)
+    weight = torch.randn(3, 3)
+    with plain.precision():
+        assert (weight @ weight).dtype == torch.float32
+    with rounded.precision():
+        assert (weight @ weight).dtype == torch.bfloat16
+    out.logits_NC.sum().backward()
+    assert rounded.w.grad is not None
+    assert rounded.w.grad.dtype == torch.float32
+    assert rounded.w.grad.any()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_coupled_backbone_is_known_as_it_is_and_inside_an_adapter(inside: bool) -> None:
+    for name in ("gcn", "mlp"):
+        module = build(name, 5, 3, 0, 0.0, {})
+        found = FlatModel(Adapted(module, 3, 3, 0.0) if inside else module).coupled
+        assert found is (module if name == "gcn" else None)
+
+
+def test_bfloat16_is_asked_for_whatever_torch_would_take() -> None:
+    """A GPU's own choice is float16."""
+    usual = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        with FlatModel(gamlp(), bfloat16=True).precision():
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    finally:
+        torch.set_autocast_dtype("cpu", usual)

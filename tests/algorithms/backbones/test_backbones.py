@@ -160,3 +160,35 @@ def test_mistakes_are_one_line_that_names_the_key(
     with pytest.raises(ShoalError) as caught:
         build(name, 5, 4, hops, dropout, options)
     assert re.fullmatch(message, str(caught.value))
+
+
+def test_sizes_of_the_defaults() -> None:
+    """SGC is a logistic regression; MLP has two layers, GAMLP three and a `jk` score; hidden ones are 64 wide."""
+    sizes = {name: sum(p.numel() for p in build(name, 100, 47, 3, 0.5, {}).parameters()) for name in ("sgc", "mlp")}
+    assert sizes == {"sgc": 100 * 47 + 47, "mlp": 100 * 64 + 64 + 64 * 47 + 47}
+    gamlp = build("gamlp", 100, 47, 3, 0.5, {})
+    head = 100 * 64 + 64 + 64 * 64 + 64 + 64 * 47 + 47 + 1
+    assert sum(p.numel() for p in gamlp.parameters()) == head + 5 * 100 + 1
+    assert build("sgc", 100, 47, 3, 0.5, {"layers": 2}).head.linears[0].weight.shape == (64, 100)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sgc", {"layers": 3, "hidden": 6}), ("mlp", {"layers": 4, "hidden": 6}), ("gamlp", {"attention": "simple"})],
+)
+def test_hidden_activations_drop_as_in_plain_torch(name: str, options: dict, training: bool) -> None:
+    torch.manual_seed(0)
+    model = build(name, 5, 4, 3, 0.3, options).train(training)
+    x = rows(model)
+    torch.manual_seed(5)
+    out = model(x)
+    torch.manual_seed(5)
+    # The simple score of GAMLP starts as the mean of the hops.
+    hidden = embedding = torch.stack(x).mean(0)
+    *linears, last = model.head.linears
+    for linear in linears:
+        embedding = F.leaky_relu(linear(hidden), 0.25 if name == "gamlp" else 0.0)
+        hidden = F.dropout(embedding, 0.3, training)
+    torch.testing.assert_close(out.embedding_NH, embedding)
+    torch.testing.assert_close(out.logits_NC, last(hidden))

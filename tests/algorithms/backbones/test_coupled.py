@@ -125,6 +125,112 @@ def test_equals_dense_algebra(name: str, view: View) -> None:
     torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
 
 
+OPTIONS = {
+    "gcn": {"hidden": 6, "layers": 3},
+    "sage": {"hidden": 6, "layers": 1},
+    "gat": {"hidden": 6, "layers": 3, "heads": 3},
+    "gin": {"hidden": 6, "layers": 4},
+    "gcnii": {"hidden": 6, "layers": 3, "alpha": 0.3, "theta": 1.5},
+}
+
+
+def pyg_layers(name: str) -> list[nn.Module]:
+    """PyG's layers as the options ask for them, the features having width 5."""
+    if name == "gcn":
+        return [GCNConv(5, 6), GCNConv(6, 6), GCNConv(6, 6)]
+    if name == "sage":
+        return [SAGEConv(5, 6, aggr="mean")]
+    if name == "gat":
+        # Three heads of width two, side by side; the last layer has one of width six.
+        return [GATConv(5, 2, heads=3), GATConv(6, 2, heads=3), GATConv(6, 6, heads=1)]
+    if name == "gin":
+        mlps = [[nn.Linear(f, 6), nn.ReLU(), nn.Linear(6, 6), nn.LayerNorm(6)] for f in (5, 6, 6, 6)]
+        return [GINConv(nn.Sequential(*mlp), train_eps=True) for mlp in mlps]
+    return [GCN2Conv(6, alpha=0.3, theta=1.5, layer=layer) for layer in (1, 2, 3)]
+
+
+@every_backbone
+@pytest.mark.parametrize("training", [True, False])
+def test_options_and_dropout_are_those_of_plain_pyg(name: str, training: bool, view: View) -> None:
+    """Dropout 0.3 on what every layer but the first and the classifier read; GCNII's layers all read a hidden one."""
+    torch.manual_seed(0)
+    model = build(name, FEATURES, CLASSES, 0, 0.3, OPTIONS[name]).train(training)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    layers = pyg_layers(name)
+    for conv, twin in zip(model.convs, layers, strict=True):
+        twin.load_state_dict(conv.state_dict())
+    lift, last = nn.Linear(FEATURES, 6), nn.Linear(6, CLASSES)
+    last.load_state_dict(model.head.linears[0].state_dict())
+    edges = view.adjacency.to_sparse_coo().indices().flip(0).long()
+
+    torch.manual_seed(5)
+    out = model(around(model, view))
+    torch.manual_seed(5)
+    x = view.x
+    if name == "gcnii":
+        lift.load_state_dict(model.lift.state_dict())
+        x = initial = F.relu(lift(x))
+        for conv in layers:
+            x = F.relu(conv(F.dropout(x, 0.3, training), initial, edges))
+    else:
+        x = layers[0](x, edges)
+        for conv in layers[1:]:
+            x = conv(F.dropout(F.relu(x), 0.3, training), edges)
+    torch.testing.assert_close(out.embedding_NH, x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out.logits_NC, last(F.dropout(x, 0.3, training)), rtol=1e-4, atol=1e-5)
+
+
+def test_defaults(view: View) -> None:
+    """Two layers of width 64; GAT has eight heads in the first; GCNII keeps a tenth of its input, theta is 0.5."""
+    for name in NAMES:
+        made, said = (build(name, FEATURES, CLASSES, 0, 0.0, keys) for keys in ({}, {"hidden": 64, "layers": 2}))
+        assert [p.shape for p in made.parameters()] == [p.shape for p in said.parameters()]
+        assert made.fanouts == ()
+    first, last = build("gat", FEATURES, CLASSES, 0, 0.0, {}).convs
+    assert first.att_src.shape == (1, 8, 8)
+    assert last.att_src.shape == (1, 1, 64)
+    torch.manual_seed(0)
+    plain = build("gcnii", FEATURES, CLASSES, 0, 0.0, {})
+    torch.manual_seed(0)
+    said = build("gcnii", FEATURES, CLASSES, 0, 0.0, {"alpha": 0.1, "theta": 0.5})
+    assert torch.equal(plain(around(plain, view)).logits_NC, said(around(said, view)).logits_NC)
+
+
+@every_backbone
+def test_fanouts_are_kept_for_training_steps(name: str) -> None:
+    assert make(name, fanouts=[3, -1]).fanouts == (3, -1)
+    assert make(name, fanouts=[1, 1]).fanouts == (1, 1)
+    assert make(name, layers=1, fanouts=[2]).fanouts == (2,)
+    assert make(name).inputs == (0,)
+
+
+@pytest.mark.parametrize(("alpha", "theta"), [(0.0, 0.5), (1.0, 1e-3)])
+def test_the_bounds_of_gcnii_s_shares(alpha: float, theta: float, view: View) -> None:
+    """alpha 1 hears nobody; theta near 0 makes a layer the identity of what it mixes."""
+    model = make("gcnii", alpha=alpha, theta=theta, layers=1).eval()
+    x = view.x.double()
+    lifted = F.relu(x @ model.lift.weight.double().T + model.lift.bias.double())
+    loops = view.adjacency.to_dense().double() + torch.eye(12)
+    root = loops.sum(1).rsqrt()
+    mixed = (1 - alpha) * (root[:, None] * loops * root) @ lifted + alpha * lifted
+    beta = np.log(theta + 1)
+    expected = F.relu((1 - beta) * mixed + beta * mixed @ model.convs[0].weight1.double())
+    torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_making_a_coupled_model_draws_what_its_reset_draws() -> None:
+    """PyG's layers draw when they are made, some twice; of that nothing is seen in the stream."""
+    for name in NAMES:
+        torch.manual_seed(3)
+        model = build(name, FEATURES, CLASSES, 0, 0.0, {})
+        after = torch.rand(2)
+        torch.manual_seed(3)
+        model.reset_parameters()
+        assert torch.equal(torch.rand(2), after)
+
+
 @every_backbone
 def test_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(name: str, view: View) -> None:
     model = make(name).eval()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.neighbourhood import Operator, all_nodes, sampled
+from algorithms.backbones.neighbourhood import Operator, alike, all_nodes, sampled
 from storage.view import View
 
 OPERATORS = get_args(Operator)
@@ -60,3 +60,102 @@ def test_the_mean_over_draws_is_the_whole_graph(view: View, operator: Operator) 
     deviation = products.std(0) / 4000**0.5
     assert ((products.mean(0) - expected).abs() <= 5 * deviation + 1e-6).all()
     assert deviation.max() > 1e-3
+
+
+@pytest.fixture
+def star(make_view: Callable[..., View]) -> View:
+    """Node 0 has four neighbours, which have no other; node 5 has none."""
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    return make_view(6, [(0, i) for i in range(1, 5)], [0] * 6, [0, 5], 2, x)
+
+
+STAR: dict[str, tuple[float, float, float]] = {
+    # The centre hears itself, each of two neighbours drawn of four, and the node without neighbours hears itself.
+    "sum": (0.0, 4 / 2, 0.0),
+    "mean": (0.0, 1.0, 0.0),
+    "symmetric": (1 / 5, 4 / 2 / (5 * 2) ** 0.5, 1.0),
+    "attention": (1.0, 1.0, 1.0),
+}
+
+
+# A node without neighbours divides nothing by zero.
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
+    own, heard, alone = STAR[operator]
+    around = sampled(star, operator, [2], star.train, np.random.default_rng(0))
+    (matrix,) = around.operators
+    expected = torch.tensor([[own, 0.0, heard, heard], [0.0, alone, 0.0, 0.0]])
+    torch.testing.assert_close(matrix.to_dense(), expected)
+    assert matrix.values().dtype == torch.float32
+    assert around.rows is None
+    assert torch.equal(around.x_NF[:2], star.x[[0, 5]])
+    drawn = (around.x_NF[2:, 0] / 2).int().tolist()
+    assert len(set(drawn)) == 2
+    assert set(drawn) <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_alike_nodes_hear_themselves_once(operator: Operator) -> None:
+    x = torch.randn(3, 2)
+    around = alike(x, operator, 2)
+    assert around.x_NF is x
+    assert around.rows is None
+    assert len(around.operators) == 2
+    for matrix in around.operators:
+        assert torch.equal(matrix.to_dense(), torch.eye(3))
+
+
+def test_every_operator_of_a_view_is_kept_apart(view: View) -> None:
+    found = {operator: all_nodes(view, operator, 1).operators[0] for operator in OPERATORS}
+    for operator, matrix in found.items():
+        torch.testing.assert_close(matrix.to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
+        assert all_nodes(view, operator, 1).operators[0] is matrix
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_only_attention_needs_indices_of_64_bits(view: View, operator: Operator) -> None:
+    kind = torch.int64 if operator == "attention" else torch.int32
+    rng = np.random.default_rng(0)
+    for around in (
+        all_nodes(view, operator, 1),
+        sampled(view, operator, [2], view.train, rng),
+        alike(view.x, operator, 1),
+    ):
+        (matrix,) = around.operators
+        assert matrix.crow_indices().dtype == matrix.col_indices().dtype == kind
+
+
+def test_the_last_layer_draws_first(view: View) -> None:
+    """Of three layers with 1, 2 and all neighbours from the last one on; layers meet in their numbers of nodes."""
+    first, middle, last = sampled(view, "mean", [1, 2, -1], view.train, np.random.default_rng(0)).operators
+    assert last.crow_indices().diff().max() == 1
+    assert middle.crow_indices().diff().max() == 2
+    assert first.crow_indices().diff().max() > 2
+    assert (last.shape[0], last.shape[1], middle.shape[1]) == (3, middle.shape[0], first.shape[0])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_drawn_rows_come_in_the_order_that_was_asked_for(view: View, operator: Operator) -> None:
+    for rows in (torch.tensor([9, 0, 4]), torch.tensor([0])):
+        around = sampled(view, operator, [3], rows, np.random.default_rng(0))
+        torch.testing.assert_close(around.x_NF[: len(rows)], view.x[rows].float())
+
+
+def test_the_stream_says_which_neighbours_are_drawn(view: View) -> None:
+    draws = [sampled(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
+
+
+def test_sums_and_means_read_the_adjacency_where_it_lies(view: View) -> None:
+    for operator in ("sum", "mean"):
+        assert all_nodes(view, operator, 1).operators[0] is view.adjacency
+
+
+def test_features_are_read_whatever_hops_there_are(views: Callable[..., list[View]]) -> None:
+    view = views()[0]
+    assert not torch.equal(view.hop(2), view.x)
+    assert torch.equal(all_nodes(view, "mean", 1).x_NF, view.x)
+    drawn = sampled(view, "mean", [1], view.train, np.random.default_rng(0))
+    assert torch.equal(drawn.x_NF[: len(view.train)], view.x[view.train])

@@ -12,11 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones import Output, build
-from algorithms.backbones.neighbourhood import all_nodes
+from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
 from algorithms.base import Algorithm
-from algorithms.client import Client
+from algorithms.client import Client, random_of
+from algorithms.client_model import ClientModel
+from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
 from algorithms.train_options import TrainOptions
+from algorithms.training.batches import batches
 from algorithms.training.local_training import LocalTrainer
 from engine.rounds.server import Server
 from engine.wire.randomness import key
@@ -63,6 +66,56 @@ def test_equals_a_plain_loop(name: str, batch_size: int | None, view: View, make
             optimizer.step()
     expected = nn.utils.parameters_to_vector(twin.parameters())
     torch.testing.assert_close(client.model.w, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sage", "gat"])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_a_step_reads_neighbours_drawn_for_its_rows(
+    name: str, batch_size: int | None, view: View, make_client: MakeClient
+) -> None:
+    """A plain loop over the same draws: every step its own, the last layer's fanout first."""
+    client = make_client(view, module(name, fanouts=[1, 2]))
+    twin = copy.deepcopy(client.model.module).train()
+    settings = TrainOptions(2, "adam", 0.02, 0.01, batch_size=batch_size)
+    LocalTrainer({MODEL: client.model.flat}, settings, Algorithm()).fit(client, {})
+    optimizer = torch.optim.Adam(twin.parameters(), lr=0.02, weight_decay=0.01)
+    rng = np.random.default_rng(key(0, 1, 0, "neighbours"))
+    torch.manual_seed(key(0, 1, 0, "train"))
+    for _ in range(2):
+        order = torch.randperm(10) if batch_size else torch.arange(10)
+        for rows in view.train[order].split(batch_size or 10):
+            optimizer.zero_grad()
+            out = twin(sampled(view, twin.operator, [1, 2], rows, rng))
+            F.cross_entropy(out.logits_NC, view.label[rows]).backward()
+            optimizer.step()
+    expected = nn.utils.parameters_to_vector(twin.parameters())
+    torch.testing.assert_close(client.model.w, expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_every_named_model_reads_what_it_needs(view: View, make_client: MakeClient) -> None:
+    own = make_client(view, module("gcn"))
+    models = {MODEL: own.model}
+    for name, made in (("rows", build("mlp", 4, 3, 0, 0.0, {})), ("drawn", module("sage", fanouts=[1, 2]))):
+        models[name] = ClientModel(FlatModel(made), view, random_of(own.random, name))
+    client = Client(own.info, view, models, {}, {}, own.random)
+    places = torch.tensor([3, 0])
+    rows = view.train[places]
+    whole = batches(client)
+    for asked, expected in ((places, rows), (None, view.train)):
+        around = whole(asked)
+        assert isinstance(around, Neighbourhood)
+        assert around.rows is not None
+        assert torch.equal(around.rows, expected)
+        assert len(around.x_NF) == view.nodes
+        (hop,) = batches(client, "rows")(asked)
+        assert torch.equal(hop, view.x[expected])
+    drawn = batches(client, "drawn")
+    rng = np.random.default_rng(key(0, 1, 0, "drawn/neighbours"))
+    for asked, expected in ((places, rows), (None, view.train)):
+        around, truth = drawn(asked), sampled(view, "mean", [1, 2], expected, rng)
+        assert torch.equal(around.x_NF, truth.x_NF)
+        for a, b in zip(around.operators, truth.operators, strict=True):
+            assert torch.equal(a.to_dense(), b.to_dense())
 
 
 @every_backbone

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones import Output, build
+from algorithms.backbones.neighbourhood import all_nodes
 from algorithms.base import Algorithm
-from algorithms.client import Client
+from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel
+from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import LocalTrainer
@@ -213,3 +215,183 @@ def test_no_term_changes_no_bit(make_client: MakeClient, view: View, module: nn.
     LocalTrainer({MODEL: left.model.flat}, options("adam"), Algorithm()).fit(left, {}, loss=cross_entropy)
     LocalTrainer({MODEL: right.model.flat}, options("adam"), Algorithm()).fit(right, {})
     assert torch.equal(left.model.w, right.model.w)
+
+
+# Named models
+
+
+@pytest.fixture
+def pair(view: View, module: nn.Module, make_client: MakeClient) -> Client:
+    """A client with a second, smaller model."""
+    torch.manual_seed(2)
+    client, flat = make_client(view, module), FlatModel(build("mlp", 4, 3, 0, 0.5, {"hidden": 5}))
+    copilot = ClientModel(flat, view, random_of(client.random, "copilot"))
+    return Client(client.info, view, {MODEL: client.model, "copilot": copilot}, {}, {}, client.random)
+
+
+def trainer_of(client: Client, settings: TrainOptions, method: Algorithm | None = None) -> LocalTrainer:
+    flats = {name: model.flat for name, model in client.models.items()}
+    return LocalTrainer(flats, settings, method or Algorithm())
+
+
+@pytest.mark.parametrize("trained", [MODEL, "copilot"])
+def test_a_model_is_trained_alone(trained: str, pair: Client) -> None:
+    """The other one, its moments and the logits that are known of it stay as they are."""
+    (other,) = {MODEL, "copilot"} - {trained}
+    trainer = trainer_of(pair, options("adam", epochs=2))
+    trainer.fit(pair, {}, other)
+    pair.models[other].module.eval()
+    before, kept, logits = pair.models[other].w.clone(), dict(pair.state), pair.models[other].logits()
+    own = pair.models[trained].w.clone()
+    values = {name: t.clone() for name, t in kept.items()}
+    trainer.fit(pair, {}, trained)
+    assert torch.equal(pair.models[other].w, before)
+    assert pair.models[other].logits() is logits
+    assert not pair.models[other].module.training
+    assert not torch.equal(pair.models[trained].w, own)
+    assert set(kept) == {f"{other}.opt.{moment}" for moment in ("step", "exp_avg", "exp_avg_sq")}
+    assert set(pair.state) - set(kept) == {f"{trained}.opt.{moment}" for moment in ("step", "exp_avg", "exp_avg_sq")}
+    assert all(torch.equal(pair.state[name], t) for name, t in values.items())
+
+
+def test_two_models_in_turns_are_two_plain_runs_with_streams_of_their_own(pair: Client) -> None:
+    twins = {name: copy.deepcopy(model.module).train() for name, model in pair.models.items()}
+    optimizers = {name: torch.optim.Adam(twin.parameters(), **ADAM) for name, twin in twins.items()}
+    trainer = trainer_of(pair, options("adam", epochs=2, batch_size=4))
+    view = pair.data
+    for _ in range(2):
+        for name, stream in ((MODEL, "train"), ("copilot", "copilot/train")):
+            loss = trainer.fit(pair, {}, name)
+            torch.manual_seed(key(0, 1, 0, stream))
+            for _ in range(2):
+                total = 0.0
+                for rows in view.train[torch.randperm(10)].split(4):
+                    optimizers[name].zero_grad()
+                    value = F.cross_entropy(twins[name]([view.x[rows]]).logits_NC, view.label[rows])
+                    value.backward()
+                    optimizers[name].step()
+                    total += value.item() * len(rows) / 10
+            assert loss == pytest.approx(total, rel=1e-5)
+            torch.testing.assert_close(pair.models[name].w, flat(twins[name]), rtol=1e-5, atol=1e-6)
+    assert pair.state["model.opt.step"].item() == pair.state["copilot.opt.step"].item() == 2 * 2 * 3
+
+
+def test_a_named_model_reads_its_own_inputs(pair: Client) -> None:
+    """Beside an MLP, a model that passes messages."""
+    torch.manual_seed(3)
+    module = build("gcn", 4, 3, 0, 0.0, {"hidden": 5})
+    twin, view = copy.deepcopy(module), pair.data
+    models = {**pair.models, "copilot": ClientModel(FlatModel(module), view, random_of(pair.random, "copilot"))}
+    client = Client(pair.info, view, models, {}, {}, pair.random)
+    trainer_of(client, options("sgd", epochs=2)).fit(client, {}, "copilot")
+    optimizer = torch.optim.SGD(twin.parameters(), **ADAM)
+    for _ in range(2):
+        optimizer.zero_grad()
+        logits = twin(all_nodes(view, "symmetric", 2)).logits_NC[view.train]
+        F.cross_entropy(logits, view.label[view.train]).backward()
+        optimizer.step()
+    torch.testing.assert_close(models["copilot"].w, flat(twin), rtol=1e-5, atol=1e-6)
+
+
+def test_one_model_s_name_may_begin_with_another_s(view: View, module: nn.Module, make_client: MakeClient) -> None:
+    """A guest has moments of `model2` only: `model` starts without any."""
+    client, fresh = make_client(view, copy.deepcopy(module)), make_client(view, copy.deepcopy(module))
+    moments = {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(5.0)}
+    client.state.update({f"model2.opt.{name}": t for name, t in moments.items()})
+    for c in (client, fresh):
+        trainer_of(c, options("adam")).fit(c, {})
+    assert torch.equal(client.model.w, fresh.model.w)
+    assert all(torch.equal(client.state[f"model2.opt.{name}"], t) for name, t in moments.items())
+
+
+# What else a method may ask of the trainer
+
+
+def test_a_loss_of_its_own_stands_in_the_place_of_the_method_s_loss_and_term(
+    view: View, module: nn.Module, make_client: MakeClient
+) -> None:
+    class Loud(Algorithm):
+        def loss(self, out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+            raise AssertionError("not asked for")
+
+        def regularizer(self, client: Client, given: Tree) -> Callable[[], Tensor]:
+            raise AssertionError("not asked for")
+
+    settings = options("sgd", epochs=2, batch_size=3)
+    client, inside = (make_client(view, copy.deepcopy(module)) for _ in range(2))
+    found = trainer_of(client, settings, Loud()).fit(
+        client, {}, loss=cross_entropy, term=lambda: 0.3 * client.model.flat.w.square().sum()
+    )
+
+    def both(out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+        return cross_entropy(out, y, w, given) + 0.3 * w.square().sum()
+
+    expected = trainer_of(inside, settings).fit(inside, {}, loss=both)
+    assert found == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(client.model.w, inside.model.w)
+
+
+def test_logits_after_training_are_those_of_the_new_parameters(pair: Client) -> None:
+    before = pair.model.logits()
+    trainer_of(pair, options("adam")).fit(pair, {})
+    after = pair.model.logits()
+    assert not torch.equal(after, before)
+    with torch.no_grad():
+        assert torch.equal(after, pair.model.module.eval()([pair.data.x]).logits_NC)
+
+
+def test_training_is_no_download(pair: Client) -> None:
+    trainer_of(pair, options("adam")).fit(pair, {})
+    assert not pair.model.received
+
+
+@pytest.mark.parametrize("opt_state", ["keep", "reset"])
+@pytest.mark.parametrize("model", [MODEL, "copilot"])
+def test_an_optimizer_for_a_loop_of_its_own(model: str, opt_state: str, pair: Client) -> None:
+    """Two visits that pull the parameters to one; kept moments make them one run of Adam."""
+    settings = options("adam", opt_state=opt_state)
+    own = pair.models[model]
+    plain = nn.Parameter(own.w.clone())
+    optimizer = torch.optim.Adam([plain], **ADAM)
+    trainer, state = trainer_of(pair, settings), pair.state
+    for _ in range(2):
+        visit = Client(pair.info, pair.data, pair.models, dict(state), {}, pair.random)
+        known = own.logits()
+        with trainer.optimizer(visit, model) as given:
+            for _ in range(3):
+                given.zero_grad(set_to_none=False)
+                (own.flat.w - 1).square().sum().backward()
+                given.step()
+        assert own.logits() is not known
+        state = {name: t.clone() for name, t in visit.state.items()}
+        if opt_state == "reset":
+            optimizer = torch.optim.Adam([plain], **ADAM)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (plain - 1).square().sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(own.w, plain.detach(), rtol=1e-5, atol=1e-6)
+    kept = ("step", "exp_avg", "exp_avg_sq") if opt_state == "keep" else ()
+    assert set(state) == {f"{model}.opt.{moment}" for moment in kept}
+
+
+def test_a_reset_optimizer_forgets_moments_that_were_kept(
+    view: View, module: nn.Module, make_client: MakeClient
+) -> None:
+    """A visit after one that failed in its own loop starts without what that left behind."""
+    client, fresh = (make_client(view, copy.deepcopy(module)) for _ in range(2))
+    trainer = trainer_of(client, options("adam", opt_state="reset"))
+    start = client.model.w.clone()
+
+    def broken(out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+        if not (client.model.w == start).all():
+            raise RuntimeError("on purpose")
+        return cross_entropy(out, y, w, given)
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        trainer.fit(client, {}, loss=broken)
+    assert client.state == {}
+    client.model.load(start)
+    trainer.fit(client, {})
+    trainer_of(fresh, options("adam")).fit(fresh, {})
+    assert torch.equal(client.model.w, fresh.model.w)

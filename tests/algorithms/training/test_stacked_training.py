@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import LocalTrainer
-from algorithms.training.stacked_training import StackedTrainer
+from algorithms.training.stacked_training import StackedTrainer, needed_to_stack
 from engine.rounds.server import Server
+from engine.wire.randomness import key
 from storage.errors import ShoalError
 from storage.view import View
 
@@ -84,6 +86,114 @@ def test_equals_the_loop_over_two_visits(
             assert client.state.keys() == twin.state.keys()
             for entry, tensor in client.state.items():
                 torch.testing.assert_close(twin.state[entry], tensor, rtol=1e-4, atol=1e-5)
+
+
+Pair = tuple[list[Client], list[Client], FlatModel]
+
+
+def side_by_side(
+    made: nn.Module, views: list[View], make_client: Callable[..., Client], bfloat16: bool = False
+) -> Pair:
+    """The same clients twice: on models of their own, and on one that serves all."""
+    flats = [FlatModel(copy.deepcopy(made), bfloat16) for _ in views]
+    shared = FlatModel(copy.deepcopy(made), bfloat16)
+    alone, stacked = [], []
+    for number, (view, flat) in enumerate(zip(views, flats)):
+        client = make_client(view, copy.deepcopy(made))
+        random = partial(key, 0, 1, number)
+        for clients, model in ((alone, flat), (stacked, shared)):
+            own = {MODEL: ClientModel(model, view, random)}
+            clients.append(Client(client.info, view, own, {}, {}, random))
+    return alone, stacked, shared
+
+
+def fit_alone(clients: list[Client], options: TrainOptions) -> list[float]:
+    return [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in clients]
+
+
+def test_moments_that_are_reset_are_neither_kept_nor_used(
+    views: list[View], make_client: Callable[..., Client]
+) -> None:
+    options = TrainOptions(epochs=2, opt_state="reset", **OPTIMIZERS["adam"])
+    alone, stacked, model = side_by_side(MODULES["mlp"](), views, make_client)
+    w_BP = torch.stack([client.model.w.clone() for client in alone])
+    for _ in range(3):
+        fit_alone(alone, options)
+        StackedTrainer(model, options).fit(stacked, w_BP)
+        for client, twin, w in zip(alone, stacked, w_BP):
+            torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
+            assert twin.state == {}
+
+
+def test_a_newcomer_without_moments_trains_beside_those_that_have_some(
+    views: list[View], make_client: Callable[..., Client]
+) -> None:
+    options = TrainOptions(epochs=2, **OPTIMIZERS["adam"])
+    alone, stacked, model = side_by_side(MODULES["mlp"](), views, make_client)
+    w_BP = torch.stack([client.model.w.clone() for client in alone])
+    trainer = StackedTrainer(model, options)
+    for present in (2, 1, 3):
+        fit_alone(alone[:present], options)
+        trainer.fit(stacked[:present], w_BP[:present])
+    for client, twin, w, steps in zip(alone, stacked, w_BP, (6, 4, 2)):
+        torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
+        assert twin.state["model.opt.step"].item() == steps
+
+
+def test_clients_draw_from_their_own_streams(views: list[View], make_client: Callable[..., Client]) -> None:
+    """Twice the same data and parameters: only the streams differ, and the default one is not read."""
+    options = TrainOptions(epochs=1, **OPTIMIZERS["sgd"])
+    _, stacked, model = side_by_side(MODULES["mlp"](), [views[0]] * 2, make_client)
+    w_BP = model.w.detach().repeat(2, 1)
+    state = torch.get_rng_state()
+    StackedTrainer(model, options).fit(stacked, w_BP)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(w_BP[0], w_BP[1])
+
+
+def test_a_label_of_any_number_is_learnt(make_view: Callable[..., View], make_client: Callable[..., Client]) -> None:
+    """Padded rows have no label; what stands for none is the label of nobody."""
+    rng = np.random.default_rng(0)
+    label = [0, 99, 100, 101, 119]
+    views = [make_view(n, [], label[:n], range(n), 120, rng.standard_normal((n, 4)).astype(np.float32)) for n in (5, 3)]
+    torch.manual_seed(0)
+    options = TrainOptions(epochs=2, **OPTIMIZERS["sgd"])
+    alone, stacked, model = side_by_side(build("sgc", 4, 120, 0, 0.0, {}), views, make_client)
+    w_BP = torch.stack([client.model.w.clone() for client in alone])
+    assert StackedTrainer(model, options).fit(stacked, w_BP) == pytest.approx(fit_alone(alone, options), rel=1e-4)
+    for client, w in zip(alone, w_BP):
+        torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgc", "mlp"])
+def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client: Callable[..., Client]) -> None:
+    """A step of SGD: nearer to the loop in bfloat16 than that is to float32 (what is fused rounds elsewhere)."""
+    options = TrainOptions(epochs=1, weight_decay=0.0, **OPTIMIZERS["sgd"])
+    made = MODULES[name]()
+    ends = {}
+    for bfloat16 in (False, True):
+        alone, stacked, model = side_by_side(made, views, make_client, bfloat16)
+        w_BP = torch.stack([client.model.w.clone() for client in alone])
+        losses = fit_alone(alone, options)
+        found = StackedTrainer(model, options).fit(stacked, w_BP)
+        assert found == pytest.approx(losses, rel=1e-4)
+        ends[bfloat16] = torch.stack([client.model.w.clone() for client in alone]), w_BP
+    rounding = (ends[True][0] - ends[False][0]).abs().max()
+    assert rounding > 1e-5
+    assert (ends[True][1] - ends[True][0]).abs().max() < 0.5 * rounding
+
+
+def test_what_is_missing_to_train_in_one_batch_is_said() -> None:
+    class Own(Algorithm):
+        def regularizer(self, client: Client, given: Tree) -> None:
+            return None
+
+    rows, edges = (FlatModel(build(name, 4, 3, 0, 0.0, {})) for name in ("mlp", "gcn"))
+    whole, batch = TrainOptions(), TrainOptions(batch_size=4)
+    assert needed_to_stack(Algorithm(), rows, whole) is None
+    assert needed_to_stack(Algorithm(), edges, whole) == "a decoupled model (sgc, gamlp, mlp)"
+    assert needed_to_stack(Algorithm(), rows, batch) == "whole batches (train.batch_size: null)"
+    assert needed_to_stack(Own(), rows, whole) == "a method of plain cross-entropy, which Own is not"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgta", "local"])
