@@ -19,35 +19,6 @@ from storage.view import View, smoothed
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-@pytest.mark.parametrize(
-    ("keys", "device"),
-    [
-        ({}, "cpu"),
-        ({"resources.gpus_per_host": 0.25}, "cuda"),
-        ({"resources.gpus_per_host": 0.25, "engine.device": "cpu"}, "cpu"),
-        ({"resources.gpus_per_host": 2, "engine.device": "cpu"}, "cpu"),
-        ({"engine.device": "cuda"}, "cuda"),
-    ],
-)
-def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: str) -> None:
-    assert chosen_device(configure(keys)) == device
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"resources.gpus_per_host": 2}, "resources.gpus_per_host: a host computes on one GPU, found 2"),
-        ({"engine.device": "cuda", "engine.backend": "ray"}, "engine.device: cuda needs a share"),
-        ({"engine.precision": "tf32"}, "engine.precision: tf32 is of GPUs"),
-    ],
-)
-def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
-        chosen_device(configure(keys))
-    with pytest.raises(ShoalError, match=line):
-        show_plan(configure(keys))
-
-
 @no_gpu
 def test_a_host_without_a_gpu_says_what_to_do(configure: Callable[..., Config], tmp_path: Any) -> None:
     config = configure({"engine.device": "cuda", "run.root": str(tmp_path)})
@@ -80,14 +51,3 @@ def test_bfloat16_is_near_float32_and_keeps_float32_parameters(
     assert float((w - near).norm() / w.norm()) < 0.05
     moments: Tree = rounded.state.clients[0]
     assert {t.dtype for t in moments.values()} == {torch.float32}
-
-
-def test_bfloat16_is_refused_for_coupled_models(start: Callable[..., Server]) -> None:
-    with pytest.raises(ShoalError, match=r"engine\.precision: bfloat16 is for decoupled models, gcn is not"):
-        start({"model.name": "gcn", "engine.precision": "bfloat16"})
-
-
-@pytest.mark.parametrize("keys", [{"engine.precision": "bfloat16"}, {"engine.path": "stacked"}])
-def test_a_dry_run_refuses_what_the_run_would(configure: Callable[..., Config], keys: dict[str, Any]) -> None:
-    with pytest.raises(ShoalError, match=r"decoupled model"):
-        show_plan(configure({"model.name": "gcn", **keys}))
