@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from algorithms.protocol import Tree
-from engine.commands.dry_run import show_plan
 from engine.commands.run import run as run_config
 from engine.hosts.device import cache_bytes, take_device
 from engine.rounds.server import Server
-from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from storage.errors import ShoalError
 from storage.view import View, smoothed
