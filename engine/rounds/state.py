@@ -73,6 +73,13 @@ class FederationState:
             mine.pop(client, None)
             if client in earlier:
                 mine[client] = dict(earlier[client])
+        self.touched.pop(client, None)
+        if client in before.touched:
+            self.touched[client] = before.touched[client]
+        trained, earlier_trained = self.scores.get("trained", {}), before.scores.get("trained", {})
+        trained.pop(client, None)
+        if client in earlier_trained:
+            trained[client] = earlier_trained[client]
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
         """The state as flat named tensors and plain values, ready for a file."""
