@@ -103,7 +103,7 @@ def test_a_file_that_holds_no_keys(tmp_path: Path, content: str) -> None:
 
 def test_a_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").mkdir()
-    with pytest.raises(ShoalError, match="not a config: .*Is a directory"):
+    with pytest.raises(ShoalError, match=r"not a config: .*Is a directory"):
         load_config(tmp_path)
 
 
