@@ -14,8 +14,8 @@ from engine.settings.sizes import size
 from storage.datasets import data_root
 
 REQUIRED = (
-    "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "networkit", "scikit-learn",
-    "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard", "psutil",
+    "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "kaminpar", "networkit",
+    "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard", "psutil",
 )  # fmt: skip
 OPTIONAL = {
     "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.\\[ogb]')",

@@ -79,9 +79,13 @@ class Exchange:
         for outcome in outcomes:
             draft.clients.update(outcome.states)
             draft.touched.update({i: i in outcome.scores for i in outcome.ids})
-            draft.scores.setdefault("trained", {}).update(outcome.scores)
+            trained = draft.scores.setdefault("trained", {})
             if ask.train:
+                # Those that come back are evaluated then; should they fail, no older counts stand for this training.
+                for i in outcome.ids:
+                    trained.pop(i, None)
                 self._meter.trained(outcome)
+            trained.update(outcome.scores)
         answered = [outcome for outcome in outcomes if outcome.ids]
         if ids and not answered:
             line, detail = next(iter(outcomes[0].failures.values()))

@@ -47,7 +47,8 @@ class Schedule:
         """Whether a client takes no part in a later round up to the next evaluation."""
         end = self._next_evaluation(round_number)
         if end not in self._last_visits:
-            rounds = range(round_number, end + 1)
+            every = self._plan.evaluate_every
+            rounds = range((round_number - 1) // every * every + 1, end + 1)
             self._last_visits = {end: {client: later for later in rounds for client in self.cohort(later)}}
         return self._last_visits[end].get(client, round_number) <= round_number
 

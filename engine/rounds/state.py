@@ -68,23 +68,18 @@ class FederationState:
         self.downloads = {r: tree for r, tree in self.downloads.items() if r in used}
 
     def restore(self, client: int, before: "FederationState") -> None:
-        """A client is as it was before the round, whatever it did in it.
-
-        Its newest counts as `trained` go if it trained since they were made: they are of an older model.
-        """
+        """A client is as it was before the round, whatever it did in it."""
         for mine, earlier in ((self.clients, before.clients), (self.inboxes, before.inboxes)):
             mine.pop(client, None)
             if client in earlier:
                 mine[client] = dict(earlier[client])
         self.touched.pop(client, None)
-        trained = self.scores.setdefault("trained", {})
-        trained.pop(client, None)
-        counted_after_it_trained = True
         if client in before.touched:
-            self.touched[client] = counted_after_it_trained = before.touched[client]
-        counts = before.scores.get("trained", {}).get(client)
-        if counts is not None and counted_after_it_trained:
-            trained[client] = counts
+            self.touched[client] = before.touched[client]
+        trained, earlier_trained = self.scores.get("trained", {}), before.scores.get("trained", {})
+        trained.pop(client, None)
+        if client in earlier_trained:
+            trained[client] = earlier_trained[client]
 
     def to_tensors(self) -> tuple[Tree, dict[str, Any]]:
         """The state as flat named tensors and plain values, ready for a file."""

@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.commands.run import run
-from engine.records.run_folder import read_metrics, read_summary
-from engine.settings.config import load_config
+from engine.records.run_folder import METRICS, SUMMARY, read_metrics, read_summary
+from engine.settings.config import load_config, parse_config
 from storage.errors import ShoalError
+
+Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -128,3 +133,180 @@ def test_a_run_of_another_config_is_not_resumed(config: Path) -> None:
         ShoalError, match=rf"{folder.name}: the unfinished run differs from this config in seed \(0 -> 1\)"
     ):
         run(load_config(config, ["seed=1"]), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("data.dataset=corra", ("data.dataset", "corra", "cora")),
+        ("data.options.homophilia=1", ("data.options.homophilia", "homophily")),
+        ("data.options.nodes=few", ("data.options.nodes", "few")),
+        ("partition.clients=121", ("partition.clients", "121", "120 nodes")),
+        ("algorithm.name=fedsgd", ("algorithm.name", "fedsgd", "fedavg")),
+        ("algorithm.mu=1", ("algorithm.mu", "unknown", "weight")),
+        ("algorithm.weight=rows", ("algorithm.weight", "rows")),
+        ("algorithm.name=missing.py:Mine", ("algorithm.name", "missing.py")),
+        ("model.name=gnn", ("model.name", "gnn", "sgc")),
+        ("model.hiden=3", ("model.hiden", "hidden")),
+        ("model.hidden=wide", ("model.hidden", "wide")),
+    ],
+)
+def test_what_a_config_chooses_and_is_not_there(
+    tiny: Path, refused: Refused, override: str, parts: tuple[str, ...]
+) -> None:
+    line = refused("run", tiny, override)
+    assert all(part in line for part in parts), line
+
+
+def shard(tiny: Path, client: int = 2) -> Path:
+    return tiny.parent / "store" / "clients" / f"{client:05d}.arrow"
+
+
+def test_missing_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    shard(tiny).unlink()
+    line = refused("run", tiny)
+    assert str(shard(tiny)) in line
+    assert "missing; run `shoal prepare`" in line
+
+
+def test_truncated_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    os.truncate(shard(tiny), 1000)
+    line = refused("run", tiny)
+    assert "client 2" in line
+    assert f"{shard(tiny)}: 1000 bytes, the manifest says" in line
+
+
+def test_manifest_of_another_version(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    manifest = tiny.parent / "store" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99', 1))
+    line = refused("run", tiny)
+    assert str(manifest) in line
+    assert "format 1" in line
+
+
+def unfinished(tiny: Path) -> Path:
+    """Makes a finished run look cut off after its first round."""
+    (run,) = (tiny.parent / "runs").iterdir()
+    (run / SUMMARY).unlink()
+    (run / METRICS).write_text((run / METRICS).read_text().splitlines()[0] + "\n")
+    return run
+
+
+def test_resume_with_a_changed_config(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("run", tiny)
+    run = unfinished(tiny)
+    line = refused("run", tiny, "train.lr=0.5", "--resume")
+    assert str(run) in line
+    assert "train.lr (0.01 -> 0.5)" in line
+    line = refused("run", tiny)
+    assert "--resume" in line
+    assert "--fresh" in line
+    shoal("run", tiny, "engine.retries=9", "--resume")
+
+
+def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from algorithms.methods.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def upload(self, client, given, phase):\n"
+        "        if client.info.client == 3:\n"
+        "            raise RuntimeError('no luck')\n"
+        "        return super().upload(client, given, phase)\n"
+    )
+    line = refused("run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
+    assert "round 1, client 3: RuntimeError: no luck" in line
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "in upload" in (run / "run.log").read_text()
+
+
+def test_damaged_checkpoint_falls_back(tiny: Path, shoal: Callable[..., None]) -> None:
+    shoal("run", tiny, "run.checkpoint_every=1")
+    (run,) = (tiny.parent / "runs").iterdir()
+    final = (run / "checkpoints" / "round-000002" / "state.safetensors").read_bytes()
+    (run / SUMMARY).unlink()
+    os.truncate(run / "checkpoints" / "round-000002" / "state.safetensors", 100)
+    shoal("run", tiny, "run.checkpoint_every=1", "--resume")
+    assert (run / "checkpoints" / "round-000002" / "state.safetensors").read_bytes() == final
+    shutil.rmtree(run)
+
+
+METHOD = """
+from dataclasses import dataclass
+import torch
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import Upload
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    kind: str = "raises"
+
+    def upload(self, client, given, phase):
+        sent = super().upload(client, given, phase)
+        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
+        if client.info.client != 2:
+            return sent
+        if self.kind == "raises":
+            raise RuntimeError("no luck")
+        if self.kind == "nan":
+            return Upload({"w": sent.entries["w"] * float("nan")}, sent.weight)
+        return Upload({"other": sent.entries["w"]}, sent.weight)
+"""
+
+
+def run_failing(folder: Path, **changes: Any) -> Path:
+    (folder / "failing.py").write_text(METHOD)
+    plain = {
+        "name": "failing",
+        "rounds": 2,
+        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
+        "partition": {"clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": f"{folder / 'failing.py'}:Failing"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(folder / "runs"), "tensorboard": False},
+    }
+    return run(parse_config({**plain, **changes}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("raises", "RuntimeError: no luck"), ("nan", "NaN or infinity in 'w'"), ("other", "gives no 'w'")],
+)
+def test_left_out_or_the_end(tmp_path: Path, kind: str, message: str) -> None:
+    algorithm = {"name": f"{tmp_path / 'failing.py'}:Failing", "kind": kind}
+    with pytest.raises(ShoalError, match=rf"round 1, client 2: .*{message}"):
+        run_failing(tmp_path, algorithm=algorithm)
+    folder = run_failing(
+        tmp_path, algorithm=algorithm, name="skipping", engine={"backend": "local", "on_client_error": "skip"}
+    )
+    lines = read_metrics(folder)
+    assert [line["cohort"] for line in lines] == [[0, 1, 3], [0, 1, 3]]
+    assert all(message.split(":")[0] in line["failures"]["2"] for line in lines)
+    assert "Traceback" in (folder / "run.log").read_text()
+    assert np.isfinite(lines[-1]["loss"])
+    assert read_summary(folder)["scopes"]["global"]["last"]["test"]["rows"] > 0
+
+
+def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
+    method = METHOD.replace("if client.info.client != 2:", "if client.state['visits'] < 3:")
+    (tmp_path / "late.py").write_text(method)
+    algorithm = {"name": f"{tmp_path / 'late.py'}:Failing"}
+    with pytest.raises(ShoalError, match="round 3, client 0"):
+        run_failing(tmp_path, algorithm=algorithm, rounds=5)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]
+
+
+def test_out_of_time(tmp_path: Path) -> None:
+    limited = {"root": str(tmp_path / "runs"), "tensorboard": False, "max_seconds": 1e-6}
+    with pytest.raises(KeyboardInterrupt):
+        run_failing(tmp_path, algorithm={"name": "fedavg"}, run=limited)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(read_metrics(folder)) == 1
+    assert (folder / "checkpoints" / "round-000001").is_dir()

@@ -1,10 +1,18 @@
-"""How many hosts a machine has room for, by hand."""
+"""How many hosts the machines have room for, beside the server, by hand; and a cluster that cannot be had."""
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
-from engine.hosts.cluster import places
+from engine.hosts.cluster import _room, places
+from engine.settings.sections import ResourcesConfig
+
+Machines = list[dict[str, float]]
 
 
 @pytest.mark.parametrize(
@@ -27,3 +35,63 @@ from engine.hosts.cluster import places
 )
 def test_places(machine: dict[str, float], cpus: float, gpus: float, room: float) -> None:
     assert places(machine, cpus, gpus) == room
+
+
+@pytest.mark.parametrize(
+    ("machines", "share", "room"),
+    [
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {}, 6),
+        # The server takes its processors from one machine.
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 1.0}, 5),
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 3.0}, 3),
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 5.0}, 0),
+        # It stands where the fewest hosts are lost: on the machine whose last processor no host can use.
+        ([{"CPU": 4.0}, {"CPU": 3.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
+        ([{"CPU": 3.0}, {"CPU": 4.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
+        # Shares of a GPU: beside the server's half there is room for one host of half a GPU.
+        ([{"CPU": 8.0, "GPU": 1.0}], {"gpus_per_host": 0.5}, 2),
+        ([{"CPU": 8.0, "GPU": 2.0}], {"gpus_per_host": 0.5, "server_gpus": 1.0}, 2),
+        ([{"CPU": 8.0, "GPU": 1.0}], {"gpus_per_host": 1.0, "server_gpus": 1.0}, 0),
+        ([{"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}], {"server_gpus": 0.5}, 16),
+        ([{"CPU": 8.0}, {"CPU": 8.0}], {"server_gpus": 0.5}, 0),
+        ([{"CPU": 1.0}], {"cpus_per_host": 0.0, "server_cpus": 1.0}, math.inf),
+        ([{}], {"cpus_per_host": 0.0}, math.inf),
+        ([], {}, 0),
+    ],
+)
+def test_room_beside_the_server(machines: Machines, share: dict[str, float], room: float) -> None:
+    before = [dict(machine) for machine in machines]
+    assert _room(machines, ResourcesConfig(**share)) == room
+    assert machines == before
+
+
+def refused(folder: Path, *overrides: str) -> str:
+    """Runs a config on Ray, in a process of its own, that must be refused; gives what it says."""
+    plain = {
+        "name": "refused",
+        "rounds": 1,
+        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 60, "features": 4, "classes": 3}},
+        "partition": {"clients": 2},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "run": {"root": str(folder / "runs")},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain))
+    command = [sys.executable, "-m", "engine", "run", folder / "config.yaml", *overrides]
+    env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
+    assert "no Ray cluster can be reached at 127.0.0.1:1" in refused(tmp_path, "ray.address=127.0.0.1:1")
+
+
+def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
+    errors = refused(tmp_path, "engine.hosts=9000", "resources.server_cpus=0.5")
+    assert "engine.hosts 9000 with resources.cpus_per_host 1 and gpus_per_host 0: the cluster has room for " in errors
+    assert " beside the server (resources.server_cpus 0.5, server_gpus 0) (1 machines, " in errors
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600

@@ -7,45 +7,14 @@ import pytest
 import torch
 
 from algorithms.protocol import Tree
-from engine.commands.dry_run import show_plan
 from engine.commands.run import run as run_config
 from engine.hosts.device import cache_bytes, take_device
 from engine.rounds.server import Server
-from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from storage.errors import ShoalError
 from storage.view import View, smoothed
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
-@pytest.mark.parametrize(
-    ("keys", "device"),
-    [
-        ({}, "cpu"),
-        ({"resources.gpus_per_host": 0.25}, "cuda"),
-        ({"resources.gpus_per_host": 0.25, "engine.device": "cpu"}, "cpu"),
-        ({"resources.gpus_per_host": 2, "engine.device": "cpu"}, "cpu"),
-        ({"engine.device": "cuda"}, "cuda"),
-    ],
-)
-def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: str) -> None:
-    assert chosen_device(configure(keys)) == device
-
-
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"resources.gpus_per_host": 2}, "resources.gpus_per_host: a host computes on one GPU, found 2"),
-        ({"engine.device": "cuda", "engine.backend": "ray"}, "engine.device: cuda needs a share"),
-        ({"engine.precision": "tf32"}, "engine.precision: tf32 is of GPUs"),
-    ],
-)
-def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
-    with pytest.raises(ShoalError, match=line):
-        chosen_device(configure(keys))
-    with pytest.raises(ShoalError, match=line):
-        show_plan(configure(keys))
 
 
 @no_gpu
@@ -80,14 +49,3 @@ def test_bfloat16_is_near_float32_and_keeps_float32_parameters(
     assert float((w - near).norm() / w.norm()) < 0.05
     moments: Tree = rounded.state.clients[0]
     assert {t.dtype for t in moments.values()} == {torch.float32}
-
-
-def test_bfloat16_is_refused_for_coupled_models(start: Callable[..., Server]) -> None:
-    with pytest.raises(ShoalError, match=r"engine\.precision: bfloat16 is for decoupled models, gcn is not"):
-        start({"model.name": "gcn", "engine.precision": "bfloat16"})
-
-
-@pytest.mark.parametrize("keys", [{"engine.precision": "bfloat16"}, {"engine.path": "stacked"}])
-def test_a_dry_run_refuses_what_the_run_would(configure: Callable[..., Config], keys: dict[str, Any]) -> None:
-    with pytest.raises(ShoalError, match=r"decoupled model"):
-        show_plan(configure({"model.name": "gcn", **keys}))

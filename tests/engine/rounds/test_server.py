@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,17 @@ def test_mixing_what_nobody_uploaded_for_it_is_refused(start: Start) -> None:
     with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as How\.MIX"):
         server.round()
     assert server.state.round == 1
+
+
+def test_a_round_in_which_nobody_is_online(start: Start, tmp_path: Path) -> None:
+    np.save(tmp_path / "trace.npy", np.array([[1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0]]))
+    server = start({"algorithm.name": "fedgta", "participation.trace": str(tmp_path / "trace.npy"), "rounds": 4})
+    before, lines = server.state, []
+    for number in range(1, 5):
+        lines.append(server.round())
+        if number % 2 == 0:
+            assert all(torch.equal(t, before.to_tensors()[0][name]) for name, t in tensors(server).items())
+        before = server.state
+    assert [line["cohort"] for line in lines] == [[0, 1, 3], [], [0, 1, 3], []]
+    assert lines[0]["scopes"]["served"] == lines[1]["scopes"]["served"]
+    assert (lines[1]["bytes_up"], lines[1]["bytes_down"], lines[1]["loss"]) == (0, 0, None)

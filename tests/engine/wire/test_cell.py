@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.client import ClientInfo
-from engine.wire.cell import evaluation_cell, form_cells
+from algorithms.protocol import How
+from engine.wire.cell import Cell, evaluation_cell, form_cells, one_by_one
 
 
 def infos(models: list[int]) -> list[ClientInfo]:
@@ -52,3 +53,29 @@ def test_moments_stay_behind_at_an_evaluation() -> None:
     assert set(cell.inboxes) == {2}
     assert cell.score == {1, 2, 4}
     assert (cell.phase, cell.train) == ("", False)
+
+
+def test_clients_of_a_cell_one_by_one() -> None:
+    w = torch.ones(2)
+    cell = Cell(
+        3,
+        [1, 2, 4],
+        "train",
+        {"w": How.SUM},
+        True,
+        private={2: {"w": w}},
+        states={1: {"model.w": w}},
+        inboxes={4: {"c": w}},
+        score=frozenset({1, 4}),
+        cost=6.0,
+    )
+    singles = one_by_one(cell)
+    assert [list(single.ids) for single in singles] == [[1], [2], [4]]
+    assert [single.cost for single in singles] == [2.0] * 3
+    assert [single.score for single in singles] == [{1}, set(), {4}]
+    for name in ("private", "states", "inboxes"):
+        whole, parts = getattr(cell, name), [getattr(single, name) for single in singles]
+        assert all(part.keys() <= set(single.ids) for part, single in zip(parts, singles))
+        assert {i: tree for part in parts for i, tree in part.items()} == whole
+    for single in singles:
+        assert (single.round, single.phase, single.up, single.train) == (3, "train", {"w": How.SUM}, True)

@@ -227,16 +227,6 @@ def test_a_wrong_option_in_a_list_names_its_model(plain: dict[str, Any]) -> None
         run_config(parse_config(plain, "test"))
 
 
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
-        ({"model.name": "gcn"}, "a decoupled model"),
-        ({"train.batch_size": 8}, "whole batches"),
-        ({"algorithm.name": "fedpg"}, "a method of plain cross-entropy, which FedPG is not"),
-    ],
-)
-def test_what_one_batch_cannot_train_is_refused(
-    configure: Callable[..., Config], tmp_path: Path, keys: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(ShoalError, match=f"^engine.path: stacked needs {why}"):
-        run_config(configure({"engine.path": "stacked", "run.root": str(tmp_path), **keys}))
+def test_bfloat16_is_refused_for_coupled_models(start: Callable[..., Server]) -> None:
+    with pytest.raises(ShoalError, match=r"engine\.precision: bfloat16 is for decoupled models, gcn is not"):
+        start({"model.name": "gcn", "engine.precision": "bfloat16"})

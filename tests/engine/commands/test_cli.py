@@ -1,0 +1,143 @@
+"""The command as a user types it: each way that ends well, and how the others end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.commands import cli
+from engine.records.run_folder import read_metrics
+
+Refused = Callable[..., str]
+Shoal = Callable[..., None]
+
+
+@pytest.fixture
+def printed(shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must succeed, and gives what it prints, its lines joined."""
+
+    def printed(*arguments: object) -> str:
+        capsys.readouterr()
+        shoal(*arguments)
+        return " ".join(capsys.readouterr().out.split())
+
+    return printed
+
+
+def shard(tiny: Path, client: int = 2) -> Path:
+    return tiny.parent / "store" / "clients" / f"{client:05d}.arrow"
+
+
+def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]) -> None:
+    folder, store = tiny.parent, tiny.parent / "store"
+    assert "dry run of tiny" in printed("run", tiny, "--dry-run")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml"]
+    assert "120 nodes, 8 features" in printed("prepare", tiny)
+    assert f"{store}: " in printed("verify", store)
+    assert "4, of " in printed("inspect", store)
+    text = printed("run", tiny)
+    (run,) = (folder / "runs").iterdir()
+    assert "fedavg on sbm (synthetic): 4 clients, 2 rounds, sgc" in text
+    assert f"run folder: {run}" in text
+    assert f"shoal sweep {tiny}" in text
+    assert [line["round"] for line in read_metrics(run)] == [1, 2]
+    text = printed("inspect", run)
+    assert "2 rounds logged" in text
+    assert "fedavg on sbm (synthetic)" in text
+    assert printed("export", run) == f"written: {run / 'export'}"
+    assert (run / "export" / "predictions.arrow").exists()
+    assert "seed" not in printed("sweep", tiny, "seed=0,1", "train.lr=0.01,0.1")
+    assert len(list((folder / "runs").iterdir())) == 4
+
+
+def test_overrides_and_fresh(tiny: Path, shoal: Shoal) -> None:
+    shoal("run", tiny, "rounds=1", "seed=7")
+    (run,) = (tiny.parent / "runs").iterdir()
+    (line,) = read_metrics(run)
+    assert "seed: 7" in (run / "config.yaml").read_text()
+    # It is finished, and stays as it is, unless asked.
+    (run / "mark").touch()
+    stamp = (run / "metrics.jsonl").stat().st_mtime_ns
+    shoal("run", tiny, "rounds=1", "seed=7")
+    assert (run / "metrics.jsonl").stat().st_mtime_ns == stamp
+    shoal("run", tiny, "rounds=1", "seed=7", "--fresh")
+    (again,) = read_metrics(run)
+    assert (run / "metrics.jsonl").stat().st_mtime_ns != stamp
+    assert again["loss"] == line["loss"]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_debug_shows_the_traceback(
+    tiny: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    wrong = ("run", tiny, "rounds=0")
+    assert status(*wrong) == 2
+    errors = capsys.readouterr().err
+    assert errors.splitlines() == [f"shoal: {tiny}: rounds: Input should be greater than or equal to 1, found 0"]
+    assert status(*(("--debug", *wrong) if place == "before" else (*wrong, "--debug"))) == 2
+    debugged = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in debugged
+    assert ", in parse_config" in debugged
+    assert debugged.splitlines()[-1] == errors.strip()
+
+
+def test_debug_shows_what_went_wrong_at_a_client(
+    tiny: Path, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from algorithms.methods.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def upload(self, client, given, phase):\n"
+        "        return 1 / 0\n"
+    )
+    assert status("--debug", "run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine") == 2
+    errors = capsys.readouterr().err
+    assert "ZeroDivisionError: division by zero" in errors
+    assert errors.splitlines()[-1].startswith("shoal: round 1, client 0: ZeroDivisionError")
+
+
+def test_an_interruption_ends_with_130(
+    tiny: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a Ctrl-C: the run ends after its round, since its time is over, and says how to go on."""
+    assert status("run", tiny, "run.max_seconds=1e-6") == 130
+    errors = capsys.readouterr().err
+    (run,) = (tiny.parent / "runs").iterdir()
+    assert f"stopped after round 1; go on with: shoal run {run} --resume" in errors
+    assert "Traceback" not in errors
+    assert status("run", run, "run.max_seconds=null", "--resume") == 0
+    assert [line["round"] for line in read_metrics(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["run"], ["run", "x.yaml", "--quickly"], ["sweep", "x.yaml"]])
+def test_what_is_no_command(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
+
+
+def test_help_names_every_command() -> None:
+    text = CliRunner().invoke(cli.app, ["--help"]).output
+    names = ("prepare", "run", "sweep", "inspect", "verify", "export", "synthesize", "doctor", "--debug")
+    assert all(name in text for name in names)
+
+
+def test_damaged_shard_is_mended_by_prepare(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    sound = shard(tiny).read_bytes()
+    shard(tiny).write_bytes(sound[:-50] + bytes(50))
+    line = refused("verify", tiny.parent / "store")
+    assert f"{shard(tiny)}: checksum does not match" in line
+    shard(tiny).unlink()
+    shoal("prepare", tiny)
+    assert shard(tiny).read_bytes() == sound
+    shoal("verify", tiny.parent / "store")
+
+
+def test_export_of_nothing(tmp_path: Path, refused: Refused) -> None:
+    assert "no such config" in refused("export", tmp_path)
+    assert "manifest.json" in refused("verify", tmp_path)
+    assert "manifest.json" in refused("inspect", tmp_path)

@@ -1,0 +1,91 @@
+"""A dry run says what the run would take, from its own sizes, and refuses what the run would; it writes nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.commands.dry_run import show_plan
+from engine.records.run_folder import run_path
+from engine.screen.report import console
+from engine.settings.config import Config, load_config
+from storage.errors import ShoalError
+from storage.manifest import read_manifest
+
+
+def plan(config: Config) -> dict[str, str]:
+    """The table's rows by name."""
+    with console.capture() as captured:
+        show_plan(config)
+    rows: dict[str, str] = {}
+    name = ""
+    for line in captured.get().splitlines():
+        cells = [cell.strip() for cell in line.split("│")]
+        if len(cells) == 4:
+            name = cells[1] or name
+            rows[name] = f"{rows.get(name, '')} {cells[2]}".strip()
+    return rows
+
+
+def test_sizes_by_hand(tiny: Path) -> None:
+    config = load_config(tiny, ["participation.ratio=0.5", "engine.cell_size=2", "rounds=10", "run.keep=3"])
+    rows = plan(config)
+    assert rows["store"].replace(" ", "").endswith("store(tobeprepared)")
+    assert rows["run folder"].replace(" ", "") == str(run_path(config))
+    assert rows["cohort"] == "2 of 4 clients a round, 10 rounds"
+    assert rows["cells"] == "1 of at most 2 clients, on 1 hosts (local)"
+    # 8 features, 3 classes: 24 weights and 3 biases of 4 bytes.
+    assert rows["model"] == "sgc, 27 parameters (108 B)"
+    assert rows["bytes"] == "up to 216 B each way a round where parameters are sent"
+    # Four clients with two moments of Adam each.
+    assert rows["memory"].startswith(f"{4 * 3 * 108 / 1024:.1f} KiB or less of client state")
+    # Features and one hop of float32, 1200 neighbours, and 16 bytes a node: 14,400 bytes.
+    assert rows["disk"].startswith("14.1 KiB for the store, ")
+    assert rows["disk"].endswith("a checkpoint, 3 kept")
+    assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
+
+
+def test_on_ray_no_host_is_started(tiny: Path) -> None:
+    rows = plan(load_config(tiny, ["engine.backend=ray", "engine.hosts=3", "train.optimizer=sgd"]))
+    assert rows["cells"] == "4 of at most 1 clients, on 3 hosts (ray)"
+    assert rows["memory"].startswith("432 B or less of client state")
+
+
+def test_a_store_that_is_there_gives_the_sizes(tiny: Path, status: Callable[..., int]) -> None:
+    before = plan(load_config(tiny))
+    assert status("prepare", tiny) == 0
+    after = plan(load_config(tiny))
+    assert after["store"].replace(" ", "").endswith("store(ready)")
+    same = ("cohort", "cells", "model", "bytes")
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    # Edges between clients are gone.
+    entries = sum(client.entries for client in read_manifest(tiny.parent / "store").clients)
+    assert entries < 1200
+    assert after["disk"].startswith(f"{(2 * 120 * 8 * 4 + 4 * entries + 16 * 120) / 1024:.1f} KiB for the store")
+    assert not (tiny.parent / "runs").exists()
+
+
+def test_the_whole_graph_is_one_client(tiny: Path) -> None:
+    rows = plan(load_config(tiny, ["algorithm.name=global", "participation.ratio=0.25"]))
+    assert rows["cohort"] == "1 of 1 clients a round, 2 rounds"
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"model.name": "gcn", "engine.precision": "bfloat16"}, "decoupled model"),
+        ({"model.name": "gcn", "engine.path": "stacked"}, "decoupled model"),
+        ({"resources.gpus_per_host": 2}, "a host computes on one GPU, found 2"),
+        ({"engine.device": "cuda", "engine.backend": "ray"}, "cuda needs a share"),
+        ({"engine.precision": "tf32"}, "tf32 is of GPUs"),
+        ({"algorithm.name": "fedsgd"}, "algorithm.name: 'fedsgd' is unknown"),
+        ({"algorithm.mu": 1}, "algorithm.mu: unknown"),
+        ({"model.depth": 1}, "model.depth"),
+        ({"model": [{"name": "gcn"}, {"name": "sgc"}]}, "fedavg needs the same model"),
+        ({"participation.trace": "/gone.npy"}, "participation.trace cannot be read"),
+    ],
+)
+def test_what_the_run_would_be_refused_for(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(ShoalError, match=line):
+        show_plan(configure(keys))

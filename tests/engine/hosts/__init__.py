@@ -1,0 +1,1 @@
+"""A package, so that its files share one Ray; see conftest.py."""

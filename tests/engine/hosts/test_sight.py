@@ -1,0 +1,50 @@
+"""Of which clients a machine has all files, by what lies in its folders."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.hosts.sight import look
+from engine.records.environment import environment
+from engine.rounds.server import Server
+from engine.wire.job import Job
+from storage.manifest import NAME
+from storage.store import hops_path, shard_path, split_path
+
+
+@pytest.fixture
+def job(start: Callable[..., Server], tmp_path: Path) -> Job:
+    job = start().job
+    return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
+
+
+def test_everything_is_here(job: Job) -> None:
+    sight = look(job, "10.0.0.1")
+    assert (sight.machine, sight.clients) == ("10.0.0.1", frozenset(range(6)))
+    assert sight.environment == environment("cpu")
+
+
+def test_a_client_needs_shard_split_and_hops(job: Job) -> None:
+    assert job.kernel is not None
+    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.kernel, 5))):
+        (job.store_path / path).unlink()
+        assert client not in look(job, "here").clients
+    assert look(job, "here").clients == {1, 3, 4}
+    # Without hops none are missed.
+    assert look(replace(job, kernel=None), "here").clients == {1, 3, 4, 5}
+
+
+def test_other_files_are_no_clients(job: Job) -> None:
+    for name in ("00009.arrow.unfinished", "notes.arrow", "00008"):
+        (job.store_path / shard_path(0)).with_name(name).touch()
+    assert look(job, "here").clients == set(range(6))
+
+
+@pytest.mark.parametrize("missing", [NAME, "clients", "splits", "hops"])
+def test_nothing_without_manifest_or_folder(job: Job, missing: str) -> None:
+    path = job.store_path / missing
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert look(job, "here").clients == frozenset()

@@ -1,0 +1,35 @@
+"""Events as TensorBoard itself reads them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from engine.records.tensorboard import TensorBoard
+
+
+def line(number: int, loss: float | None, **more: Any) -> dict[str, Any]:
+    seconds = {"round": 0.5 * number}
+    return {"round": number, "loss": loss, "bytes_up": 10 * number, "bytes_down": 7, "seconds": seconds, **more}
+
+
+def test_scalars_of_every_round(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board.write(line(1, 0.25))
+    scopes = {"served": {"val": {"nodes": 0.5, "f1": 0.1}, "test": {"nodes": 0.75}}, "global": {"val": {"nodes": 0.1}}}
+    board.write(line(2, None, scopes=scopes))
+    board.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found == {
+        "bytes/up": [(1, 10), (2, 20)],
+        "bytes/down": [(1, 7), (2, 7)],
+        "seconds/round": [(1, 0.5), (2, 1.0)],
+        # A round in which nobody trained has no loss.
+        "loss": [(1, 0.25)],
+        "accuracy_val/served": [(2, 0.5)],
+        "accuracy_test/served": [(2, 0.75)],
+        "accuracy_val/global": [(2, pytest.approx(0.1))],
+    }

@@ -1,0 +1,24 @@
+"""Parts of a round, made as the server makes them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from engine.rounds.exchange import Exchange
+from engine.rounds.metering import Meter
+from engine.rounds.server import Server
+from engine.wire.live import Watch, unwatched
+
+
+@pytest.fixture(scope="session")
+def exchange_of() -> Callable[..., Exchange]:
+    """Gives the exchange of a server's next round with some cohort."""
+
+    def exchange_of(server: Server, cohort: Sequence[int], watch: Watch = unwatched, cell_size: Any = 1) -> Exchange:
+        number = server.state.round + 1
+        meter = Meter(number, server.infos, server._pool, watch)
+        draft = server.state.draft(number)
+        return Exchange(server.infos, cell_size, server._pool, server.state, draft, cohort, meter)
+
+    return exchange_of

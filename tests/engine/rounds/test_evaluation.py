@@ -1,0 +1,169 @@
+"""Who is evaluated at the end of a round, and that no score outlives the model it was counted with."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.base import Algorithm, Client, Context, Given, Steps, Tree, Upload
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import Ask
+from engine.rounds.pool import Pool
+from engine.rounds.scoring import summarize
+from engine.rounds.server import Server
+from engine.wire.cell import Cell, Outcome
+from storage.view import View
+
+Start = Callable[..., Server]
+EVERYONE = list(range(6))
+
+
+class Seen:
+    """A pool that remembers which clients were evaluated without a visit of another kind."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.evaluated: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterable[tuple[int, Outcome]]:
+        self.evaluated += [i for cell in cells if not cell.phase for i in cell.ids]
+        return self.pool.run_cells(cells, shared)
+
+
+def evaluated(server: Server) -> list[int]:
+    """Runs a round and says who was evaluated beside it."""
+    server._pool.evaluated.clear()  # type: ignore[attr-defined]
+    server.round()
+    return sorted(server._pool.evaluated)  # type: ignore[attr-defined]
+
+
+def test_what_a_client_trains_and_keeps_is_evaluated_at_the_end_of_its_visit(start: Start) -> None:
+    server = start({"algorithm.name": "local", "participation.ratio": 0.34}, pool=Seen)
+    # Those that were never asked have their initial model, and keep it.
+    assert evaluated(server) == sorted(set(EVERYONE) - set(server.cohort(1)))
+    for _ in range(3):
+        assert evaluated(server) == []
+
+
+def test_the_servers_model_is_evaluated_everywhere_once(start: Start) -> None:
+    server = start({"participation.ratio": 0.34}, pool=Seen)
+    assert evaluated(server) == sorted([*EVERYONE, *(set(EVERYONE) - set(server.cohort(1)))])
+    # The cohort was given this very model, the others have what they had.
+    for _ in range(3):
+        assert evaluated(server) == EVERYONE
+
+
+def test_what_waits_in_an_inbox_is_evaluated(start: Start) -> None:
+    server = start({"algorithm.name": "fedgta", "participation.ratio": 0.34}, pool=Seen)
+    assert evaluated(server) == EVERYONE
+    for number in (2, 3):
+        assert evaluated(server) == server.cohort(number)
+
+
+def test_between_evaluations_nobody_is(start: Start) -> None:
+    server = start({"participation.ratio": 0.34, "evaluation.every": 3, "rounds": 4}, pool=Seen)
+    first = [evaluated(server) for _ in range(2)]
+    assert first == [[], []]
+    cohorts = {i for number in (1, 2, 3) for i in server.cohort(number)}
+    # Clients of earlier rounds were given older models, each evaluated with its own.
+    assert evaluated(server) == sorted([*EVERYONE, *(set(EVERYONE) - set(server.cohort(3)))])
+    assert len(server.cohort(3)) < len(cohorts)
+    assert server.state.touched == {}
+
+
+@dataclass(frozen=True)
+class Fails(Algorithm):
+    """Clients train models of their own; one fails in some round, before it trains or after it."""
+
+    keeps_model: ClassVar[bool] = True
+    client: int = 2
+    in_round: int = -1
+    in_phase: str = "train"
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        number = torch.tensor(ctx.round)
+        yield Ask("train", {}, {"round": number})
+        yield Ask("after", {}, {"round": number}, train=False)
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        if (client.info.client, int(given["round"]), phase) == (self.client, self.in_round, self.in_phase):
+            raise RuntimeError
+        return Upload({})
+
+
+def fails(in_round: int, in_phase: str, **keys: Any) -> dict[str, Any]:
+    method = {"name": f"{__file__}:Fails", "in_round": in_round, "in_phase": in_phase}
+    # Steps so large that predictions change with every round.
+    options = {"train.lr": 0.5, "rounds": 6, "engine.on_client_error": "skip", **keys}
+    return {**{f"algorithm.{name}": value for name, value in method.items()}, **options}
+
+
+@pytest.mark.parametrize("in_phase", ["train", "after"])
+def test_a_client_that_failed_keeps_no_older_score_as_if_it_were_new(
+    start: Start, views: Callable[..., list[View]], counts_of: Callable[..., np.ndarray], in_phase: str
+) -> None:
+    """It trained after the evaluation of round 3, and failed in the visit that would have been evaluated."""
+    server = start({**fails(6, in_phase), "evaluation.every": 3})
+    of_round: dict[int, np.ndarray] = {}
+    for number in range(1, 7):
+        line = server.round()
+        assert ("failures" in line) == (number == 6)
+        of_round[number] = counts_of(server, views(server)[2], server.state.clients[2]["model.w"])
+    assert np.array_equal(of_round[5], of_round[6])
+    assert not np.array_equal(of_round[3], of_round[6])
+    nodes = dict.fromkeys(EVERYONE, 30)
+    truth = {i: counts_of(server, view, server.state.clients[i]["model.w"]) for i, view in enumerate(views(server))}
+    assert line["scopes"] == {scope: summarize(truth, nodes) for scope in ("trained", "served")}
+
+
+def test_a_training_that_was_taken_back_counts_nowhere(
+    start: Start, views: Callable[..., list[View]], counts_of: Callable[..., np.ndarray]
+) -> None:
+    """The client trained, was evaluated, and failed later in the round."""
+    server = start(fails(2, "after"))
+    server.round()
+    w = server.state.clients[2]["model.w"].clone()
+    line = server.round()
+    assert line["failures"].keys() == {"2"}
+    assert torch.equal(server.state.clients[2]["model.w"], w)
+    counts = counts_of(server, views(server)[2], w)
+    for scope in ("served", "trained"):
+        np.testing.assert_array_equal(server.state.scores[scope][2], counts)
+    # It goes on from there.
+    server.round()
+    again = counts_of(server, views(server)[2], server.state.clients[2]["model.w"])
+    np.testing.assert_array_equal(server.state.scores["trained"][2], again)
+
+
+@dataclass(frozen=True)
+class Silent(FedAvg):
+    """FedAvg whose client 2 cannot be evaluated once it was trained."""
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        client.state["trained"] = torch.ones(())
+        return super().upload(client, given, phase)
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        if client.info.client == 2 and "trained" in client.state:
+            raise RuntimeError("no luck")
+        return super().predict(client, given, part)
+
+
+def test_a_client_that_cannot_be_evaluated_has_no_counts_rather_than_old_ones(start: Start) -> None:
+    server = start({"algorithm.name": f"{__file__}:Silent", "engine.on_client_error": "skip", "evaluation.every": 2})
+    old = np.full((2, 3, 4), 7)
+    server.state.scores.update({"trained": {2: old}, "served": dict.fromkeys(EVERYONE, old)})
+    server.round()
+    line = server.round()
+    assert list(line["failures"]) == ["2"]
+    assert 2 not in server.state.scores["trained"]
+    assert 2 not in server.state.scores["served"]
+    assert server.state.scores["served"].keys() == set(EVERYONE) - {2}
+    assert not any(counts is old for scope in server.state.scores.values() for counts in scope.values())

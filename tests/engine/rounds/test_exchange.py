@@ -1,0 +1,187 @@
+"""One phase on clients: who is asked with what, what comes back, and what is left of those that fail."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.base import Client, Given, Tree, Upload
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import Ask, How
+from engine.rounds.exchange import Exchange
+from engine.rounds.server import Server
+from engine.wire.live import Live
+from storage.errors import ShoalError
+from storage.view import View
+
+Start = Callable[..., Server]
+ExchangeOf = Callable[..., Exchange]
+
+
+@dataclass(frozen=True)
+class Echo(FedAvg):
+    """Clients send what they were given and count their visits; some fail."""
+
+    keeps_model: ClassVar[bool] = True
+    failing: tuple[int, ...] = ()
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
+        i = client.info.client
+        if i in self.failing:
+            raise RuntimeError(f"client {i}")
+        tell = given.get("tell", torch.tensor(-1.0))
+        inbox = client.inbox.get("c", torch.tensor(-1.0))
+        size = torch.full((i % 3,), float(i))
+        return Upload({"tell": tell, "inbox": inbox, "list": size, "sum": torch.tensor(float(i))}, {"sum": 1.0 + i})
+
+
+UP = {"tell": How.KEEP, "inbox": How.KEEP, "list": How.LIST, "sum": How.SUM}
+
+
+@pytest.fixture
+def echo(start: Start) -> Callable[..., Server]:
+    def echo(failing: Sequence[int] = (), **keys: Any) -> Server:
+        method = {"algorithm.name": f"{__file__}:Echo", "algorithm.failing": list(failing)}
+        return start({**method, "engine.on_client_error": "skip", **keys})
+
+    return echo
+
+
+def never(client: int) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("cell_size", [1, 2, "auto"])
+def test_everybody_is_given_its_own_and_answers_in_order(
+    echo: Callable[..., Server], exchange_of: ExchangeOf, cell_size: int | str
+) -> None:
+    exchange = exchange_of(echo(), [0, 1, 2, 4, 5], cell_size=cell_size)
+    exchange.draft.inboxes[4] = {"c": torch.tensor(7.0)}
+    private = {2: {"tell": torch.tensor(2.0)}, 3: {"tell": torch.tensor(3.0)}}
+    replies, held = exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private, train=False), never)
+    assert replies.ids == [0, 1, 2, 4, 5]
+    assert replies["tell"].tolist() == [9, 9, 2, 9, 9]
+    assert replies["inbox"].tolist() == [-1, -1, -1, 7, -1]
+    assert [t.tolist() for t in replies.lists["list"]] == [[], [1.0], [2.0] * 2, [4.0], [5.0] * 2]
+    assert replies["sum"].item() == pytest.approx((0 + 2 + 6 + 20 + 30) / (1 + 2 + 3 + 5 + 6))
+    assert held == {}
+    assert exchange.draft.touched == dict.fromkeys([0, 1, 2, 4, 5], False)
+    assert {i: float(tree["visits"]) for i, tree in exchange.draft.clients.items()} == dict.fromkeys([0, 1, 2, 4, 5], 1)
+    # It stays until a newer one takes its place.
+    assert exchange.draft.inboxes[4]["c"] == 7
+
+
+def test_a_phase_may_ask_others_than_the_cohort(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
+    exchange = exchange_of(echo(), [0, 1])
+    replies, _ = exchange.ask(Ask("p", {"sum": How.SUM}, train=False, to=[5, 3, 3]), never)
+    assert replies.ids == [3, 5]
+    assert exchange.cohort == [0, 1]
+    replies, held = exchange.ask(Ask("p", {"sum": How.SUM}, train=False, to=[]), never)
+    assert (replies.ids, replies.entries, held) == ([], {}, {})
+
+
+def test_states_go_from_phase_to_phase(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
+    server = echo()
+    exchange = exchange_of(server, [0, 1])
+    for _ in range(3):
+        exchange.ask(Ask("p", {}, train=False), never)
+    assert [float(exchange.draft.clients[i]["visits"]) for i in (0, 1)] == [3, 3]
+    # The draft's alone.
+    assert server.state.clients == {}
+
+
+def test_those_that_do_not_come_back_are_evaluated_after_training(
+    echo: Callable[..., Server],
+    exchange_of: ExchangeOf,
+    views: Callable[..., list[View]],
+    counts_of: Callable[..., Any],
+) -> None:
+    server = echo()
+    exchange = exchange_of(server, [0, 1, 3], cell_size=2)
+    exchange.ask(Ask("p", {}), lambda client: client != 1)
+    draft = exchange.draft
+    assert draft.touched == {0: True, 1: False, 3: True}
+    assert draft.scores["trained"].keys() == {0, 3}
+    for i in (0, 3):
+        w = draft.clients[i]["model.w"]
+        assert not torch.equal(w, server._initial)
+        np.testing.assert_array_equal(draft.scores["trained"][i], counts_of(server, views(server)[i], w))
+    # Without training nobody is.
+    exchange.ask(Ask("p", {}, train=False), lambda client: True)
+    assert draft.touched == {0: False, 1: False, 3: False}
+
+
+def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
+    server = echo(failing=[1, 4])
+    server.state.clients[1] = {"visits": torch.tensor(5.0)}
+    server.state.inboxes[1] = {"c": torch.tensor(6.0)}
+    exchange = exchange_of(server, [0, 1, 3], cell_size=2)
+    exchange.draft.put_into_inbox(1, "c", torch.tensor(8.0))
+    replies, _ = exchange.ask(Ask("p", UP), lambda client: True)
+    draft = exchange.draft
+    assert replies.ids == [0, 3]
+    assert exchange.cohort == [0, 3]
+    assert draft.clients[1] == {"visits": torch.tensor(5.0)}
+    assert draft.inboxes[1] == {"c": torch.tensor(6.0)}
+    assert 1 not in draft.scores["trained"]
+    assert exchange._meter.failures[1][0] == "round 1, client 1: RuntimeError: client 1"
+    # Nor in a later phase, even if the method asks for it; a client that was no part of the cohort may fail, too.
+    replies, _ = exchange.ask(Ask("q", UP, to=[1, 3, 4]), never)
+    assert replies.ids == [3]
+    assert exchange._meter.failures.keys() == {1, 4}
+    assert 4 not in draft.clients
+
+
+def test_nobody_answers(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
+    exchange = exchange_of(echo(failing=range(6)), [2, 3], cell_size=2)
+    with pytest.raises(ShoalError) as ended:
+        exchange.ask(Ask("p", UP), never)
+    line = "no client of the cohort answered; the first: round 1, client 2: RuntimeError: client 2"
+    assert str(ended.value) == line
+    assert "in upload" in ended.value.detail
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_evaluation_alone(
+    echo: Callable[..., Server],
+    exchange_of: ExchangeOf,
+    views: Callable[..., list[View]],
+    counts_of: Callable[..., Any],
+    fresh: bool,
+) -> None:
+    """After a download; fresh clients bring nothing of their own."""
+    server = echo()
+    exchange = exchange_of(server, [])
+    own = server._initial + 1
+    exchange.draft.clients = {i: {"model.w": own} for i in range(6)}
+    before = dict(exchange.draft.clients)
+    found = exchange.score([1, 2, 5], {}, fresh=fresh)
+    assert found.keys() == {1, 2, 5}
+    for i, counts in found.items():
+        np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], server._initial if fresh else own))
+    given: Tree = {"w": server._initial - 1}
+    for i, counts in exchange.score([1], given, fresh=fresh).items():
+        np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], given["w"]))
+    assert exchange.draft.clients == before
+    assert (exchange.draft.touched, exchange.draft.scores) == ({}, {})
+
+
+def test_visits_and_bytes_are_counted(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
+    seen: list[Live] = []
+    exchange = exchange_of(echo(), [0, 1, 2], watch=seen.append, cell_size=2)
+    shared = {"tell": torch.tensor(9.0)}
+    private: dict[int, dict[str, Tensor]] = {1: {"more": torch.zeros(4)}}
+    exchange.ask(Ask("p", UP, shared, private), never)
+    assert [(live.visits, live.expected) for live in seen] == [(2, 3), (3, 3)]
+    # Two scalars and a sum with its weight, and a list of `i mod 3`, each of four bytes.
+    assert seen[-1].bytes_up == 3 * 16 + 4 * (0 + 1 + 2)
+    assert seen[-1].bytes_down == 3 * 4 + 16
+    exchange.score([0], {})
+    assert (seen[-1].visits, seen[-1].expected) == (4, 4)
+    line = exchange._meter.line(exchange.cohort, None)
+    assert line["loss"] > 0

@@ -1,0 +1,75 @@
+"""Nothing that is not finite gets into a sum or a state; what has no weight may hold anything."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.protocol import How, Upload
+from engine.rounds.soundness import counted, require_finite, require_sound
+from storage.errors import ShoalError
+
+NAN, INF = float("nan"), float("inf")
+POISONS = [NAN, INF, -INF]
+
+
+def test_an_entry_that_is_not_there() -> None:
+    with pytest.raises(ShoalError, match=r"^upload\(\) gives no 'w', which the round asks for$"):
+        require_sound(Upload({"v": torch.ones(2)}), {"w": How.SUM})
+
+
+@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("bad", POISONS)
+def test_an_entry_that_is_not_finite(bad: float, how: How) -> None:
+    with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'; a smaller train\.lr may help$"):
+        require_sound(Upload({"v": torch.ones(2), "w": torch.tensor([1.0, bad])}), {"v": how, "w": how})
+
+
+def test_what_nobody_asked_for_may_be_anything() -> None:
+    require_sound(Upload({"w": torch.ones(2), "unasked": torch.tensor(NAN)}), {"w": How.SUM})
+
+
+def test_finite_numbers_whose_sum_is_not() -> None:
+    require_sound(Upload({"w": torch.tensor([3e38, 3e38])}), {"w": How.SUM})
+    require_finite({"w": torch.tensor([3e38, 3e38])}, "here")
+
+
+@pytest.mark.parametrize(
+    ("weight", "how"),
+    [
+        (torch.tensor([[1.0], [0.0]]), How.SUM),
+        (torch.tensor([[1.0], [2.0]]), How.SUM),
+        (1.0, How.SUM),
+        (NAN, How.SUM),
+        (torch.tensor([[0.0], [INF]]), How.SUM),
+        # Weights are of sums alone.
+        (0.0, How.KEEP),
+        (torch.tensor([[0.0], [2.0]]), How.MIX),
+    ],
+)
+def test_what_has_weight_must_be_finite(weight: float | Tensor, how: How) -> None:
+    rows = torch.tensor([[NAN], [1.0]])
+    with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'"):
+        require_sound(Upload({"w": rows}, {"w": weight}), {"w": how})
+
+
+@pytest.mark.parametrize("weight", [0.0, torch.tensor(0.0), torch.tensor([[0.0], [2.0]])])
+def test_what_has_no_weight_is_not_read(weight: float | Tensor) -> None:
+    rows = torch.tensor([[NAN], [1.0]])
+    require_sound(Upload({"w": rows}, {"w": weight}), {"w": How.SUM})
+    kept = counted(rows, weight)
+    assert kept[0] == 0
+    assert kept[1] == (1 if isinstance(weight, Tensor) and weight.dim() else 0)
+
+
+def test_with_weight_the_tensor_is_handed_on() -> None:
+    rows = torch.tensor([[2.0], [1.0]])
+    assert counted(rows, 0.5) is rows
+    assert counted(rows, torch.tensor([[0.5], [-1.0]])) is rows
+
+
+@pytest.mark.parametrize("bad", POISONS)
+def test_what_the_server_made(bad: float) -> None:
+    require_finite({}, "here")
+    require_finite({"w": torch.ones(2), "n": torch.tensor(2), "met": torch.tensor([True])}, "here")
+    with pytest.raises(ShoalError, match=r"^round 2: Mine: the state 'v' holds NaN or infinity; the round is not comm"):
+        require_finite({"w": torch.ones(2), "v": torch.tensor([[0.0, bad]])}, "round 2: Mine: the state")

@@ -1,0 +1,28 @@
+"""The first signal asks, the second one interrupts; afterwards all is as before."""
+
+import signal
+
+import pytest
+
+from engine.screen.interrupt import graceful
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_asks_and_the_second_interrupts(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt), graceful() as interrupt:  # noqa: PT012
+        assert not interrupt.asked
+        signal.raise_signal(number)
+        assert interrupt.asked
+        signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_nobody_asks() -> None:
+    with graceful() as interrupt:
+        pass
+    assert not interrupt.asked
+    # Each run is asked by itself.
+    with graceful() as again:
+        signal.raise_signal(signal.SIGTERM)
+    assert (interrupt.asked, again.asked) == (False, True)

@@ -1,0 +1,137 @@
+"""Tables: the numbers that stand in them are those of the files, in the columns that name them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.preparing.prepare import prepare
+from engine.screen.report import console, show_next, show_rounds, show_run, show_store, show_sweep
+from engine.settings.config import Config
+
+TEST = {"nodes": 0.5, "rows": 0.61, "clients": 0.42, "f1": 0.33, "min": 0.1, "median": 0.45, "max": 0.9}
+
+
+def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes: Any) -> dict[str, Any]:
+    last = {"round": 9, "test": TEST}
+    parts = ("train", "evaluate", "upload", "aggregate", "transfer", "wait")
+    return {
+        "dataset": "cora",
+        "synthetic": True,
+        "clients": 3,
+        "rounds": 9,
+        "scopes": scopes or {"served": {"last": last, "best": best}},
+        "bytes": {"up": 2048, "down": 4096, "up_per_client_round": 1024, "down_per_client_round": 2048},
+        "scalars": {"up_per_client_round": 256, "down_per_client_round": 512.0},
+        "seconds": {"round_median": seconds, "rounds": 2.5, **{part: float(i) for i, part in enumerate(parts)}},
+        "retries": 2,
+        "peak_memory_bytes": 3 * 2**30,
+        "resident_bytes": {"driver": 2**20},
+    }
+
+
+def written(folder: Path, found: dict[str, Any], model: Any = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(found))
+    config = {"algorithm": {"name": "fedavg"}, "model": model or {"name": "sgc"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def printed(show: Callable[..., None], *arguments: Any) -> list[str]:
+    with console.capture() as captured:
+        show(*arguments)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    run = written(tmp_path, summary(best={"round": 4, "test": {"nodes": 0.55}}))
+    lines = printed(show_run, run)
+    assert lines[0].startswith("fedavg on cora (synthetic): 3 clients, 9 rounds, sgc")
+    (row,) = [line.split() for line in lines if line.startswith("served ")]
+    assert row == ["served", "50.00", "55.00", "@4", "61.00", "42.00", "33.00", "10.00", "45.00", "90.00"]
+    text = "\n".join(lines)
+    assert "sent by a client and round: 1.0 KiB up (256 scalars) and 2.0 KiB down (512 scalars)" in text
+    assert "in all 2.0 KiB up, 4.0 KiB down" in text
+    assert "0.250 s a round (median), 2.5 s in all rounds" in text
+    assert "hosts: 0.0 s training, 1.0 s evaluating, 2.0 s preparing uploads" in text
+    assert "server: 3.0 s aggregating, 4.0 s sending and receiving, 5.0 s waiting" in text
+    assert "peak memory of all processes 3.0 GiB (driver 1.0 MiB); 2 times a cell was lost" in text
+    assert lines[-1] == f"run folder: {run}"
+
+
+def test_scopes_without_test_rows_and_without_a_best_round(tmp_path: Path) -> None:
+    scopes = {"served": {"last": {"round": 9, "test": TEST}, "best": None}, "global": {"last": {}, "best": None}}
+    lines = printed(show_run, written(tmp_path, summary(**scopes), [{"name": "gcn"}, {"name": "mlp"}]))
+    assert lines[0].endswith("gcn, mlp")
+    (row,) = [line.split() for line in lines if line.startswith("served ")]
+    assert row[2] == "-"
+    assert not [line for line in lines if line.startswith("global")]
+
+
+def test_a_sweep_takes_seeds_together(tmp_path: Path) -> None:
+    runs = []
+    accuracies = {("0.5", "0"): 0.5, ("0.5", "1"): 0.7, ("1.0", "0"): 0.25, ("1.0", "1"): 0.25}
+    for number, ((ratio, seed), accuracy) in enumerate(accuracies.items()):
+        best = {"round": 1, "test": {"nodes": accuracy}}
+        run = written(tmp_path / str(number), summary(seconds=number + 1.0, best=best))
+        runs.append((run, {"participation.ratio": ratio, "seed": seed, "train.lr": "1"}))
+    lines = [line.split() for line in printed(show_sweep, runs)]
+    (head,) = [line for line in lines if "runs" in line]
+    # What is the same in all runs is no column.
+    assert head == ["participation.ratio", "runs", "served", "s/round", "up", "down"]
+    # Mean 0.6, and a deviation of sqrt(0.02); of four rounds' seconds the median of each two.
+    assert [line for line in lines if line[:1] in (["0.5"], ["1.0"])] == [
+        ["0.5", "2", "60.00", "±", "14.14", "1.500", "1.0", "KiB", "2.0", "KiB"],
+        ["1.0", "2", "25.00", "±", "0.00", "3.500", "1.0", "KiB", "2.0", "KiB"],
+    ]
+    (alone,) = [line.split() for line in printed(show_sweep, runs[:1]) if "KiB" in line]
+    assert alone == ["1", "50.00", "1.000", "1.0", "KiB", "2.0", "KiB"]
+
+
+def test_the_newest_rounds(tmp_path: Path) -> None:
+    def line(number: int) -> dict[str, Any]:
+        scopes = {"trained": {"val": {"nodes": 0.125}}, "served": {"test": {"nodes": 1.0}}}
+        return {
+            "round": number, "cohort": [1, 2], "loss": None if number == 12 else 0.5, "seconds": {"round": 0.25},
+            "bytes_up": 1024, "bytes_down": 0, **({"scopes": scopes} if number == 11 else {}),
+        }  # fmt: skip
+
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 13)))
+    lines = printed(show_rounds, tmp_path)
+    assert "12 rounds logged" in " ".join(" ".join(lines).split())
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit() and "KiB" in line]
+    assert [row[0] for row in rows] == [str(number) for number in range(3, 13)]
+    assert rows[-3] == ["10", "2", "0.5000", "-", "-", "0.250", "1.0", "KiB", "0", "B"]
+    assert rows[-2][3:5] == ["12.50", "-"]
+    assert rows[-1][2] == "-"
+
+
+def test_a_store(configure: Callable[..., Config]) -> None:
+    store = prepare(configure({}))
+    rows = {
+        name: line.partition(name)[2]
+        for line in printed(show_store, store.path, store.manifest)
+        for name in ("dataset", "partition", "clients", "edges kept", "labels", "splits", "hops")
+        if line.strip("│ ").startswith(name + " ")
+    }
+    assert "180 nodes, 5 features (float32), 4 classes" in rows["dataset"]
+    assert "method file" in rows["partition"]
+    assert "6, of 30 to 30 nodes (largest over mean 1.000)" in rows["clients"]
+    entries = sum(len(store.shard(i).indices) for i in range(6))
+    assert f"{entries // 2} undirected" in rows["edges kept"]
+    # Client 5 has no training node and client 4 no test node: those are validation nodes of client 4.
+    assert "public (50 / 70 / 50)" in rows["splits"]
+    assert "r0.5-k2-float32" in rows["hops"]
+
+
+@pytest.mark.parametrize(
+    ("models", "part"), [(1, "participation.ratio=0.5 model.name=sgc"), (2, "heterogeneity.rule=")]
+)
+def test_what_to_try_next(models: int, part: str) -> None:
+    text = "\n".join(printed(show_next, "my.yaml", models))
+    assert "shoal sweep my.yaml " in text
+    assert part in text

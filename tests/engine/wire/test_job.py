@@ -1,0 +1,112 @@
+"""What hosts are told of a run, against the config, the graph's own arrays and modules built by hand."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from algorithms.backbones import build
+from algorithms.protocol import MODEL
+from engine.preparing.prepare import prepare
+from engine.rounds.server import Server
+from engine.settings.config import Config
+from engine.wire.job import Job, make_job
+from engine.wire.randomness import key
+from storage.errors import ShoalError
+from storage.graph import TRAIN
+from storage.store import Store
+from storage.view import Memo
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def job_of(configure: Callable[..., Config]) -> MakeJob:
+    def job_of(**keys: Any) -> Job:
+        config = configure({name.replace("__", "."): value for name, value in keys.items()})
+        return make_job(config, prepare(config), "job")
+
+    return job_of
+
+
+def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -> None:
+    job = job_of(seed=5, algorithm__weight="train", model__init="own", engine__threads=2)
+    assert (job.id, job.seed, job.threads, job.hops) == ("job", 5, 2, 2)
+    assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
+    assert job.models == configure({"model.init": "own"}).models()
+    assert job.model_of == (0,) * 6
+    assert (job.path, job.device, job.gpu_share, job.precision) == ("auto", "cpu", 1.0, "float32")
+    assert not job.skip_failed_clients
+    assert job_of(engine__on_client_error="skip").skip_failed_clients
+    assert job_of(engine__on_client_error="skip", resources__gpus_per_host=0.25).gpu_share == 0.25
+    assert Path(job.store).is_absolute()
+
+
+def test_hops_that_are_not_stored_have_no_name(job_of: MakeJob) -> None:
+    assert job_of(propagation__hops=0).kernel is None
+    assert job_of().kernel == "r0.5-k2-float32"
+
+
+def test_hosts_share_half_of_the_memory(job_of: MakeJob) -> None:
+    assert job_of(engine__memory_limit=9000, engine__hosts=3).memo_bytes == 4500
+    assert job_of(engine__memory_limit=9000, engine__hosts=3, engine__backend="ray").memo_bytes == 1500
+
+
+def test_it_travels(job_of: MakeJob) -> None:
+    job = job_of(algorithm__name=f"{__file__}:nothing")
+    assert job.method.source == Path(__file__).read_text()
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_a_wrong_option_of_the_method(job_of: MakeJob) -> None:
+    with pytest.raises(ShoalError, match=r"^algorithm\.mu: unknown; fedavg has weight"):
+        job_of(algorithm__mu=1).algorithm()
+
+
+def test_sizes_and_data_are_those_of_the_graph(job_of: MakeJob, graphs: Mapping[str, Path]) -> None:
+    job = job_of(heterogeneity__rule="blocks", model=[{"name": "sgc"}, {"name": "mlp"}], algorithm__name="local")
+    store = Store(job.store_path)
+    y, split, assignment, x = (np.load(graphs["plain"] / f"{name}.npy") for name in ("y", "split", "assignment", "x"))
+    infos = job.infos(store)
+    assert [info.client for info in infos] == list(range(6))
+    for i, info in enumerate(infos):
+        mine = assignment == i
+        assert (info.nodes, info.train) == (mine.sum(), (split[mine] == TRAIN).sum())
+        assert (info.classes, info.model) == (4, [0, 0, 0, 1, 1, 1][i])
+        view, node = job.view(store, i, Memo(0)), store.shard(i).node
+        assert sorted(node) == np.flatnonzero(mine).tolist()
+        assert view.label.tolist() == y[node].tolist()
+        assert np.array_equal(view.x.numpy(), x[node])
+        assert sorted(view.train.tolist()) == np.flatnonzero(split[node] == TRAIN).tolist()
+
+
+def test_seeds_of_a_visit(job_of: MakeJob) -> None:
+    assert job_of(seed=3).random(7, 2)("train") == key(3, 7, 2, "train")
+
+
+def drawn(seed: int) -> torch.Tensor:
+    """Parameters of the config's model from a seed, by torch alone."""
+    torch.manual_seed(seed)
+    module = build("gamlp", 5, 4, 2, 0.5, {"hidden": 8})
+    torch.manual_seed(seed)
+    module.reset_parameters()  # type: ignore[operator]
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def test_initial_parameters(start: Callable[..., Server]) -> None:
+    job = start({"seed": 4}).job
+    (kind,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
+    with torch.random.fork_rng():
+        assert torch.equal(job.initial(kind, MODEL, 0), drawn(key(4, "init")))
+        assert torch.equal(job.initial(kind, MODEL, 3), job.initial(kind, MODEL, 0))
+        # Another model of the same client, and clients that each have their own.
+        assert torch.equal(job.initial(kind, "copilot", 3), drawn(key(4, "init", "copilot")))
+        own = replace(kind, choice=kind.choice.model_copy(update={"init": "own"}))
+        assert torch.equal(job.initial(own, MODEL, 3), drawn(key(4, "init", 3)))
+        assert torch.equal(job.initial(own, "copilot", 3), drawn(key(4, "init", "copilot", 3)))
