@@ -106,7 +106,7 @@ class Tests:
         gc.freeze()
         start = time.monotonic()
         report = self.run(source)
-        self.limit = 20 + 4 * (time.monotonic() - start)
+        self.limit = 30 + 10 * (time.monotonic() - start)
         self.order = sorted(report.seconds, key=report.seconds.__getitem__)
         return report
 
