@@ -18,8 +18,8 @@ from engine.wire.cell import Cell, Outcome
 from engine.wire.randomness import key
 from storage.view import View
 
-# Client 3 comes late, 4 later still, 2 never again; round 4 has client 5 alone, which has no training node.
-COHORTS = [[0, 1, 2, 5], [0, 1, 3, 5], [0, 1, 3, 5], [5], [0, 1, 3, 4]]
+# Client 3 comes late, 4 later still, 2 goes for long. Client 5, alone in round 4, has no training node.
+COHORTS = [[0, 1, 2, 5], [0, 1, 3, 5], [0, 1, 3, 5], [5], [0, 1, 3, 4], [2, 5]]
 
 
 class Recorded:
