@@ -1,4 +1,4 @@
-"""FedProto by hand on clients that lack classes, and through the engine against Local and brute force."""
+"""FedProto by hand on clients that lack classes, in whole rounds written out, and through the engine against Local."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,12 +15,15 @@ from algorithms.backbones import build
 from algorithms.base import Algorithm, Client, Context, Output, Tree
 from algorithms.client import ClientInfo
 from algorithms.methods.fedproto import FedProto
+from algorithms.methods.loading import describe, load
 from algorithms.protocol import Ask, Replies
 from algorithms.train_options import TrainOptions
 from engine.commands.run import run as run_config
 from engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
 from engine.rounds.server import Server
+from engine.settings.config import Config
 from engine.wire.cell import Outcome
+from engine.wire.models import require_mixable
 from storage.view import View
 
 Run = Callable[..., Server]
@@ -116,6 +119,14 @@ def test_loss_by_hand(clients: list[Client]) -> None:
 def test_bytes_are_those_of_the_rows_that_exist(clients: list[Client]) -> None:
     sizes = [upload_bytes(FedProto().upload(client, {}, "train")) for client in clients]
     assert sizes == [4 * (2 * 2 + 4), 4 * (1 * 2 + 4), 4 * (0 + 4)]
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
+def test_clients_may_train_different_models(configure: Callable[..., Config], name: str) -> None:
+    """No parameters are averaged, so that the command refuses no list of models."""
+    models = {"model": [{"name": "mlp"}, {"name": "sgc"}], "heterogeneity.embedding": 8}
+    config = configure({"algorithm.name": name, **models})
+    require_mixable(config, load(describe(name, {})))
 
 
 def test_a_negative_weight_is_refused() -> None:
