@@ -198,6 +198,13 @@ def test_defaults(view: View) -> None:
     assert torch.equal(plain(around(plain, view)).logits_NC, said(around(said, view)).logits_NC)
 
 
+@pytest.mark.parametrize(("hidden", "heads"), [(6, 1), (6, 6), (1, 1)])
+def test_gat_takes_any_number_of_heads_that_divides_its_width(hidden: int, heads: int) -> None:
+    first, last = make("gat", hidden=hidden, heads=heads).convs
+    assert first.att_src.shape == (1, heads, hidden // heads)
+    assert last.att_src.shape == (1, 1, hidden)
+
+
 @every_backbone
 def test_fanouts_are_kept_for_training_steps(name: str) -> None:
     assert make(name, fanouts=[3, -1]).fanouts == (3, -1)
