@@ -205,6 +205,11 @@ def test_gat_takes_any_number_of_heads_that_divides_its_width(hidden: int, heads
     assert last.att_src.shape == (1, 1, hidden)
 
 
+@pytest.mark.parametrize("name", ["sage", "gin"])
+def test_sums_and_means_need_no_copy_of_the_graph(name: str, view: View) -> None:
+    assert all(operator is view.adjacency for operator in around(make(name), view).operators)
+
+
 def test_gin_s_sum_is_as_large_as_that_of_all_neighbours(make_view: MakeView) -> None:
     """Two of four neighbours are drawn, each stands for two."""
     x = np.arange(10, dtype=np.float32).reshape(5, 2)
