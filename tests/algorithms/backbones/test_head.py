@@ -23,14 +23,23 @@ def test_equals_a_stack_of_torch_modules(activation: str) -> None:
     torch.testing.assert_close(out.logits_NC, last(hidden))
 
 
+@pytest.mark.parametrize(("layers", "slopes"), [(1, 0), (2, 1), (3, 1)])
+def test_a_slope_needs_a_hidden_layer(layers: int, slopes: int) -> None:
+    head = Head(5, 1, 3, layers, 0.0, activation="prelu")
+    assert sum(p.dim() == 1 and len(p) == 1 and p.item() == 0.25 for p in head.parameters()) == slopes
+
+
 def test_one_prelu_is_shared_and_counted_once() -> None:
     assert sum(p.numel() for p in Head(5, 8, 3, 4, 0.0, activation="prelu").parameters()) == 48 + 72 + 72 + 27 + 1
 
 
-@pytest.mark.parametrize("gain", [1.0, math.sqrt(2)])
-def test_weights_are_xavier_uniform_and_biases_zero(gain: float) -> None:
+@pytest.mark.parametrize("gain", [None, 1.0, math.sqrt(2)])
+def test_weights_are_xavier_uniform_and_biases_zero(gain: float | None) -> None:
+    """The gain is that of a ReLU, sqrt 2, where none is given."""
     torch.manual_seed(0)
-    for linear in Head(300, 200, 100, 2, 0.0, gain=gain).linears:
+    head = Head(300, 200, 100, 2, 0.0) if gain is None else Head(300, 200, 100, 2, 0.0, gain=gain)
+    gain = gain or nn.init.calculate_gain("relu")
+    for linear in head.linears:
         bound = gain * math.sqrt(6 / (linear.in_features + linear.out_features))
         assert 0.99 * bound < linear.weight.abs().max() <= bound
         assert linear.weight.var().item() == pytest.approx(bound**2 / 3, rel=0.05)

@@ -80,6 +80,8 @@ def test_equals_the_loop_over_two_visits(
     w_BP = torch.stack([client.model.w.clone() for client in alone])
     for _ in range(2):
         losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
+        # As an evaluation leaves it.
+        model.module.eval()
         assert StackedTrainer(model, options).fit(stacked, w_BP) == pytest.approx(losses, rel=1e-4)
         for client, twin, w in zip(alone, stacked, w_BP):
             torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
