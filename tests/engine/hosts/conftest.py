@@ -48,8 +48,8 @@ class Harmful(FedAvg):
 """
 
 
-# One Ray for the tests of this folder, which is a package for that; other tests of this process start their own.
-@pytest.fixture(scope="package")
+# Of a file, not of the session: other tests of this process start a Ray of their own.
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[list[Any]]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     tensor_transport.register()

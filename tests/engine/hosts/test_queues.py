@@ -81,6 +81,13 @@ def test_what_was_lost_runs_alone() -> None:
     assert take(queues, 0) == [3]
 
 
+def test_what_was_lost_does_not_follow_others_in_a_call() -> None:
+    queues = Queues(1, lambda piece: 0.0)
+    queues.add(0, [piece(7, losses=1), piece(1), piece(2)])
+    assert take(queues, 0, alone=True) == [2, 1]
+    assert take(queues, 0, alone=True) == [7]
+
+
 def test_added_pieces_are_taken_first() -> None:
     queues = filled([0, 1])
     queues.add(0, [piece(5), piece(6)])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Client, Context, Given, Steps, Tree, Upload
+from algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import Ask
+from algorithms.protocol import Ask, How
 from engine.rounds.pool import Pool
 from engine.rounds.scoring import summarize
 from engine.rounds.server import Server
@@ -167,3 +167,53 @@ def test_a_client_that_cannot_be_evaluated_has_no_counts_rather_than_old_ones(st
     assert 2 not in server.state.scores["served"]
     assert server.state.scores["served"].keys() == set(EVERYONE) - {2}
     assert not any(counts is old for scope in server.state.scores.values() for counts in scope.values())
+
+
+@dataclass(frozen=True)
+class Personal(Algorithm):
+    """In round 1 client 0 is sent a model of its own, which it starts every visit from; others train what they have."""
+
+    keeps_model: ClassVar[bool] = True
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.initial}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        yield Ask("train", {"w": How.MIX})
+        if ctx.round == 1:
+            # What any training would undo.
+            yield Mix("w", -torch.eye(len(cohort))[:1], dst=[0])
+        # Of SGC the last entries are the biases of the classes: all are of class 2.
+        server["w"] = torch.zeros_like(server["w"])
+        server["w"][-2] = 1.0
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        return super().begin(client, client.inbox or down)
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w})
+
+
+@dataclass(frozen=True)
+class Shared(Personal):
+    """The same with a model of the server's, clients keeping none."""
+
+    keeps_model: ClassVar[bool] = False
+
+    def global_model(self, server: Tree) -> Tree:
+        return {"w": server["w"]}
+
+
+@pytest.mark.parametrize("name", ["Personal", "Shared"])
+def test_an_older_inbox_is_served_still(
+    start: Start, views: Callable[..., list[View]], counts_of: Callable[..., np.ndarray], name: str
+) -> None:
+    """Neither what the client trained in its last visit nor the server's model is what it would deploy."""
+    server = start({"algorithm.name": f"{__file__}:{name}", "model": {"name": "sgc"}, "train.lr": 5.0}, pool=Seen)
+    for _ in range(3):
+        server.round()
+    own = counts_of(server, views(server)[0], server.state.inboxes[0]["w"])
+    np.testing.assert_array_equal(server.state.scores["served"][0], own)
+    assert not np.array_equal(server.state.scores["trained"][0], own)
+    if name == "Shared":
+        assert not np.array_equal(server.state.scores["global"][0], own)

@@ -24,7 +24,7 @@ ExchangeOf = Callable[..., Exchange]
 
 @dataclass(frozen=True)
 class Echo(FedAvg):
-    """Clients send what they were given and count their visits; some fail."""
+    """Clients send what they were given and count their visits; some fail in phase `p`."""
 
     keeps_model: ClassVar[bool] = True
     failing: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class Echo(FedAvg):
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
         i = client.info.client
-        if i in self.failing:
+        if i in self.failing and phase == "p":
             raise RuntimeError(f"client {i}")
         tell = given.get("tell", torch.tensor(-1.0))
         inbox = client.inbox.get("c", torch.tensor(-1.0))
@@ -130,10 +130,13 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     assert draft.inboxes[1] == {"c": torch.tensor(6.0)}
     assert 1 not in draft.scores["trained"]
     assert exchange._meter.failures[1][0] == "round 1, client 1: RuntimeError: client 1"
-    # Nor in a later phase, even if the method asks for it; a client that was no part of the cohort may fail, too.
-    replies, _ = exchange.ask(Ask("q", UP, to=[1, 3, 4]), never)
+    # Nor in a later phase, in which it would not fail.
+    replies, _ = exchange.ask(Ask("q", UP, to=[1, 3]), never)
     assert replies.ids == [3]
+    # A client that was no part of the cohort may fail, too.
+    exchange.ask(Ask("p", UP, to=[3, 4]), never)
     assert exchange._meter.failures.keys() == {1, 4}
+    assert exchange.cohort == [0, 3]
     assert 4 not in draft.clients
 
 

@@ -1,1 +1,0 @@
-"""A package, so that its files share one Ray; see conftest.py."""
