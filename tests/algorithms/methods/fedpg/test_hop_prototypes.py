@@ -146,3 +146,22 @@ def test_gradients(make_view: MakeView) -> None:
         step[hop, u] = 1e-2
         difference = (value(g.detach() + step) - value(g.detach() - step)) / 2e-2
         assert float(gradient[hop, u]) == pytest.approx(float(difference), rel=2e-2, abs=2e-4)
+
+
+def test_a_single_neighbour_whose_own_neighbour_is_of_another_class(make_view: MakeView) -> None:
+    view = make_view(3, [(0, 1), (1, 2)], [0, 0, 1], [], 2)
+    weight, counts = hop_weights(view, torch.tensor([0, 0, 1]), torch.tensor([True, False, False]), 2)
+    assert weight.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert counts.tolist() == [[1, 0], [1, 0], [0, 0]]
+
+
+def test_walks_back_to_a_centre_of_many_neighbours_leave_no_weight(make_view: MakeView) -> None:
+    """Node 0 has thirds of a weight from each of its leaves taken off again; nodes 1, 2, 3 are all that it reaches."""
+    for leaves in range(2, 40):
+        edges = [(0, 4 + leaf) for leaf in range(leaves)] + [(4, far) for far in (1, 2, 3)]
+        nodes = 4 + leaves
+        view = make_view(nodes, edges, [0] * nodes, [], 1)
+        weight, _ = hop_weights(view, torch.zeros(nodes, dtype=torch.long), torch.arange(nodes) == 0, 2)
+        torch.testing.assert_close(weight[2, 1:4], torch.full((3,), 1 / 3))
+        assert 0 <= float(weight[2, 0]) < 1e-12
+        assert not weight[2, 4:].any()
