@@ -1,11 +1,10 @@
 """What the protocol must carry, each proved by a small method and the same computation written out without it:
-prototypes, control variates, a second model, private layers, split learning. The methods are loaded as a user's file.
+prototypes, control variates, private layers, split learning. The methods are loaded as a user's file.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
 from algorithms.base import Algorithm, Client, Context, Given, Mix, Output, Steps, Trainer, Tree, Upload
 from algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
 from engine.rounds.server import Server
-from storage.errors import ShoalError
 from storage.view import View
 
 Run = Callable[..., Server]
@@ -168,94 +165,6 @@ def test_control_variates(run: Run, views: Views, module_of: ModuleOf) -> None:
     for i in range(5):
         if i in server.state.clients:
             torch.testing.assert_close(server.state.clients[i].get("c", own[i]), own[i], rtol=1e-4, atol=1e-5)
-
-
-# A second model, trained by a loop of the method's own
-
-
-@dataclass(frozen=True)
-class Mutual(Algorithm):
-    """A copilot that is averaged, and a model of each client's own that learns from labels and from it, and predicts.
-
-    The copilot takes a step of the trainer's optimizer on labels alone, then the own one on labels and its scores.
-    """
-
-    keeps_model: ClassVar[bool] = True
-
-    def models(self) -> dict[str, Any]:
-        return {"model": None, "copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
-
-    def setup(self, ctx: Context) -> Tree:
-        return {"w": ctx.build("copilot", 0).w.detach().clone()}
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        assert ctx.model_of(0, "copilot").parameters == len(server["w"])
-        got = yield Ask("train", {"w": How.SUM}, shared={"copilot": server["w"]})
-        server["w"] = got["w"]
-
-    def begin(self, client: Client, down: Tree) -> Tree:
-        if "copilot" in down:
-            client.models["copilot"].load(down["copilot"])
-        return down
-
-    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
-        copilot = client.models["copilot"]
-        trainer.fit(client, given, "copilot", self.loss)
-        if not client.info.train:
-            return float("nan")
-        teacher = copilot.output(copilot.gathered("train")).logits_NC.softmax(1)
-        return trainer.fit(client, teacher, loss=self.taught)
-
-    def taught(self, out: Output, y: Tensor, w: Tensor, teacher: Tensor) -> Tensor:
-        return F.cross_entropy(out.logits_NC, y) + F.cross_entropy(out.logits_NC, teacher)
-
-    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
-        return Upload({"w": client.models["copilot"].w}, {"w": float(client.info.train)})
-
-
-def test_a_second_model(start: Run, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
-    """Two named models, each with its optimizer's moments; absent clients keep both, the copilot is overwritten."""
-    keys = {**method("Mutual"), **MLP, "train.epochs": 2, "train.lr": 0.05, "train.weight_decay": 0.0}
-    server = start({**keys, "rounds": 5, "evaluation.every": 2, "engine.cell_size": 3, "participation.ratio": 0.67})
-    data = views(server)
-    w = server.state.server["w"].clone()
-    adam = functools.partial(torch.optim.Adam, lr=0.05)
-    own = [module_of(server, server._initial) for _ in data]
-    copilots = [build("sgc", 5, 4, 2, 0.0, {"layers": 2, "hidden": 6}) for _ in data]
-    optimizers = [(adam(a.parameters()), adam(b.parameters())) for a, b in zip(own, copilots)]
-
-    def fit(module: nn.Module, optimizer: torch.optim.Optimizer, view: View, teacher: Tensor | None) -> None:
-        for _ in range(2):
-            optimizer.zero_grad()
-            logits = module(inputs(module, view, view.train)).logits_NC
-            loss = F.cross_entropy(logits, view.label[view.train])
-            (loss if teacher is None else loss + F.cross_entropy(logits, teacher)).backward()
-            optimizer.step()
-
-    for number in range(1, 6):
-        server.round()
-        models, sizes = [], []
-        for i in server.cohort(number):
-            view = data[i]
-            nn.utils.vector_to_parameters(w.clone(), copilots[i].parameters())
-            if len(view.train):
-                fit(copilots[i], optimizers[i][1], view, None)
-                teacher = copilots[i](inputs(copilots[i], view, view.train)).logits_NC.softmax(1).detach()
-                fit(own[i], optimizers[i][0], view, teacher)
-            models.append(flat(copilots[i]))
-            sizes.append(len(view.train))
-            kept = server.state.clients[i]
-            torch.testing.assert_close(kept["model.w"], flat(own[i]), rtol=1e-3, atol=1e-5)
-            torch.testing.assert_close(kept["copilot.w"], flat(copilots[i]), rtol=1e-3, atol=1e-5)
-            moments = {name for name in kept if ".opt." in name}
-            assert len(moments) == (6 if len(view.train) else 0)
-        w = torch.stack([m * s for m, s in zip(models, sizes)]).sum(0) / sum(sizes)
-        torch.testing.assert_close(server.state.server["w"], w, rtol=1e-3, atol=1e-5)
-        if number % 2 == 0:
-            for i, kept in server.state.clients.items():
-                now = counts_of(server, data[i], kept["model.w"])
-                for scope in ("trained", "served"):
-                    np.testing.assert_array_equal(server.state.scores[scope][i], now)
 
 
 # Private layers: what is served is the download, merged with what the client keeps
@@ -413,77 +322,3 @@ def test_absent_clients_are_served_what_was_sent_to_them(start: Run, views: View
             torch.testing.assert_close(inbox, (i + 1) * first)
             if number % 2 == 0:
                 np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, view, inbox))
-
-
-# Downloads and inboxes are read-only
-
-
-@dataclass(frozen=True)
-class Writes(Algorithm):
-    """Writes into what it was lent, in one of its hooks, by torch or behind its back."""
-
-    where: str = "begin"
-    how: str = "mul_"
-
-    def setup(self, ctx: Context) -> Tree:
-        return {"w": ctx.initial}
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.MIX}, shared={"w": server["w"]}, private={3: {"own": torch.ones(2)}})
-        yield Mix("w", torch.eye(len(got.ids)), dst=got.ids)
-
-    def write(self, where: str, tensor: Tensor) -> None:
-        if where != self.where:
-            return
-        if self.how == "mul_":
-            tensor.mul_(0.9)
-        elif self.how == "data":
-            tensor.data.mul_(0.9)
-        else:
-            tensor.numpy()[0] += 1.0
-
-    def begin(self, client: Client, down: Tree) -> Tree:
-        super().begin(client, down)
-        if "w" in down:
-            self.write("begin", down["w"])
-        if "own" in down:
-            self.write("private", down["own"])
-        if "w" in client.inbox:
-            self.write("inbox", client.inbox["w"])
-        return down
-
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        self.write("upload", given["w"])
-        return Upload({"w": client.model.w})
-
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
-        if "w" in client.inbox:
-            self.write("predict", client.inbox["w"])
-        return super().predict(client, given, part)
-
-
-@pytest.mark.parametrize("how", ["mul_", "data", "numpy"])
-@pytest.mark.parametrize(
-    ("where", "entry"),
-    [("begin", "download 'w'"), ("private", "download 'own'"), ("inbox", "inbox 'w'"), ("upload", "download 'w'")],
-)
-def test_what_is_lent_is_read_only(start: Run, where: str, entry: str, how: str) -> None:
-    skipping = {"engine.on_client_error": "skip", "evaluation.every": 6}
-    server = start({**method("Writes"), **MLP, **skipping, "algorithm.where": where, "algorithm.how": how})
-    number = 2 if where == "inbox" else 1
-    client = 3 if where == "private" else 0
-    if number == 2:
-        server.round()
-    before = server.state.server["w"].clone()
-    with pytest.raises(
-        ShoalError, match=rf"^round {number}, client {client}: Writes writes into the {entry}, which is"
-    ):
-        server.round()
-    assert server.state.round == number - 1
-    assert torch.equal(server.state.server["w"], before)
-
-
-def test_an_evaluation_writes_nothing_either(start: Run) -> None:
-    server = start({**method("Writes"), **MLP, "algorithm.where": "predict"})
-    with pytest.raises(ShoalError, match=r"^round 1, client 0: Writes writes into the inbox 'w'"):
-        server.round()

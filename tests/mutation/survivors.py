@@ -43,12 +43,18 @@ TESTS = {
     "algorithms/client_model.py": ["tests/algorithms/test_client.py", "tests/algorithms/methods/test_across_models.py"],
     "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
     "algorithms/draws.py": ["tests/algorithms/training/test_local_training.py"],
-    "algorithms/protocol.py": ["tests/algorithms/test_protocol.py"],
+    "algorithms/protocol.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/test_named_models.py"],
     "algorithms/backbones/": ["tests/algorithms/backbones"],
     "algorithms/backbones/adapted.py": ["tests/algorithms/training/test_stacked_training.py"],
     "algorithms/backbones/dropout.py": ["tests/algorithms/training/test_stacked_training.py"],
-    "algorithms/methods/centralized.py": ["tests/algorithms/methods/test_local.py"],
+    "algorithms/methods/centralized.py": [
+        "tests/algorithms/methods/test_local.py",
+        "tests/algorithms/methods/test_loading.py",
+    ],
+    "algorithms/methods/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
     "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
+    "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_across_models.py"],
+    "algorithms/methods/local.py": ["tests/algorithms/methods/test_loading.py"],
 }
 
 

@@ -1,0 +1,269 @@
+"""FedGTA in whole rounds, against equations 3 to 7 in NumPy, and against Local and FedAvg where it should be one."""
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.base import Client, Given, Upload
+from algorithms.methods.fedgta import FedGTA, mixing_rows
+from engine.rounds.server import Server
+from engine.wire.randomness import key
+from storage.view import View
+
+Run = Callable[..., Server]
+near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+
+
+def naive_rows(m: np.ndarray, h: np.ndarray, eps: float) -> np.ndarray:
+    rows = np.zeros((len(h), len(h)))
+    for i in range(len(h)):
+        for j in range(len(h)):
+            cosine = m[i] @ m[j] / (np.linalg.norm(m[i]) * np.linalg.norm(m[j]))
+            if i == j or cosine >= eps:
+                rows[i, j] = h[j]
+        rows[i] /= rows[i].sum()
+    return rows
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.3, 0.6])
+def test_rows_equal_a_naive_loop(eps: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    m, h = torch.randn(12, 4, generator=generator), torch.rand(12, generator=generator) * 100
+    rows = mixing_rows(m, h, eps)
+    np.testing.assert_allclose(rows.numpy(), naive_rows(m.double().numpy(), h.double().numpy(), eps), rtol=1e-5)
+    torch.testing.assert_close(rows.sum(1), torch.ones(12))
+    assert 0 < (rows == 0).float().mean() < 0.92
+
+    order = torch.randperm(12, generator=generator)
+    torch.testing.assert_close(mixing_rows(m[order], h[order], eps), rows[order][:, order])
+
+
+@dataclass(frozen=True)
+class Flaky(FedGTA):
+    """FedGTA in which client 3, a newcomer, fails in round 2 and client 1 in round 3, after they trained."""
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        if client.random("train") in (key(0, 2, 3, "train"), key(0, 3, 1, "train")):
+            raise RuntimeError("no luck")
+        return super().upload(client, given, phase)
+
+
+DEFAULTS = {
+    "eps": 0.5,
+    "lp_steps": 5,
+    "lp_seed_weight": 0.5,
+    "lp_seed": "labels",
+    "rows": "stochastic",
+    "orders": 6,
+    "moments": "hybrid",
+    "moment_steps": "all",
+    "confidence": "paper",
+    "cold_start": "warm",
+}
+
+
+def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
+    """Confidence and moments of a client, with the operator written out, in float64.
+
+    Args:
+        view: The client's graph.
+        predicted: Class probabilities of all rows, `[N, C]`.
+        options: As `DEFAULTS` has them.
+    """
+    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
+    d = loops.sum(1)
+    operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)
+    y0 = predicted.copy()
+    if options["lp_seed"] == "labels":
+        y0[view.train] = np.eye(y0.shape[1])[view.label[view.train]]
+    sketch, y, a, orders = [], y0, options["lp_seed_weight"], range(1, options["orders"] + 1)
+    for _ in range(options["lp_steps"]):
+        y = a * y0 + (1 - a) * operator @ y
+        rows = y / y.sum(1, keepdims=True) if options["rows"] == "stochastic" else y
+        raw = [np.mean(rows**q, axis=0) for q in orders]
+        central = [np.mean((rows - rows.mean(0)) ** q, axis=0) for q in orders]
+        sketch.append(np.concatenate({"raw": raw, "central": central, "hybrid": raw + central}[options["moments"]]))
+    y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
+    h = {
+        "paper": d @ (rows.shape[1] / np.e + y_log_y),
+        "normalized": d @ (1 + y_log_y / np.log(rows.shape[1])),
+        "uniform": 1.0,
+    }[options["confidence"]]
+    counts = len(view.train) > 0
+    return float(h) if counts else 1e-12, np.concatenate(sketch if options["moment_steps"] == "all" else sketch[-1:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"eps": 0.913},
+        {"eps": 0.935, "lp_seed": "predictions", "rows": "raw", "moments": "central"},
+        {"eps": 0.92, "moments": "raw", "moment_steps": "last", "lp_steps": 2, "lp_seed_weight": 0.2, "orders": 3},
+        {"eps": 0.913, "confidence": "normalized", "cold_start": "init", "orders": 4},
+        {"eps": 0.915, "confidence": "uniform", "lp_steps": 1},
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())) or "defaults",
+)
+def test_whole_rounds(
+    start: Run,
+    unequal: dict[str, Any],
+    recorded: Any,
+    torch_clients: Callable[..., list[Any]],
+    counts_of: Callable[..., np.ndarray],
+    changes: dict[str, Any],
+) -> None:
+    keys = {"algorithm.name": f"{__file__}:Flaky", "engine.on_client_error": "skip"}
+    server = start({**unequal, **keys, **{f"algorithm.{k}": v for k, v in changes.items()}}, pool=recorded.on)
+    clients, options = torch_clients(server), {**DEFAULTS, **changes}
+    warm = server._initial.double()
+    inboxes: dict[int, Tensor] = {}
+    sizes: list[tuple[int, int]] = []
+    for number in range(1, server.plan.rounds + 1):
+        line = server.round()
+        ids = [i for i in server.cohort(number) if (number, i) not in ((2, 3), (3, 1))]
+        assert recorded.uploads.keys() == set(ids)
+        w: list[Tensor] = []
+        h: list[float] = []
+        m: list[np.ndarray] = []
+        for i in server.cohort(number):
+            sent = recorded.downloads[i]
+            assert sent.keys() == (set() if i in inboxes else {"w"})
+            if i not in inboxes:
+                near(sent["w"].double(), warm)
+            moments_before = copy.deepcopy(clients[i].optimizer.state_dict())
+            clients[i].load(inboxes.get(i, warm))
+            clients[i].train(number)
+            if i not in ids:
+                clients[i].optimizer.load_state_dict(moments_before)
+                continue
+            h_i, m_i = equations_3_to_5(clients[i].view, clients[i].probabilities(), options)
+            w, h, m = [*w, clients[i].w], [*h, h_i], [*m, m_i]
+            near(recorded.uploads[i]["w"].double(), w[-1])
+            np.testing.assert_allclose(recorded.uploads[i]["h"], h_i, rtol=1e-4)
+            np.testing.assert_allclose(recorded.uploads[i]["m"], m_i, rtol=1e-3, atol=1e-6)
+            clients[i].require_kept(server.state.clients[i])
+            scored = counts_of(server, clients[i].view, recorded.uploads[i]["w"])
+            np.testing.assert_array_equal(server.state.scores["trained"][i], scored)
+        rows = naive_rows(np.array(m), np.array(h), options["eps"])
+        sizes += [(admitted, len(ids)) for admitted in (rows > 0).sum(1)]
+        inboxes.update(zip(ids, torch.from_numpy(rows) @ torch.stack(w)))
+        if options["cold_start"] == "warm":
+            warm = torch.from_numpy(np.array(h) / sum(h)) @ torch.stack(w)
+        assert server.state.inboxes.keys() == inboxes.keys()
+        assert torch.equal(server.state.server["met"], torch.tensor([i in inboxes for i in range(6)]))
+        near(server.state.server["warm"].double(), warm)
+        for i, client in enumerate(clients):
+            if i in inboxes:
+                near(server.state.inboxes[i]["w"].double(), inboxes[i])
+            served = server.state.inboxes[i]["w"] if i in inboxes else server._initial
+            np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(server, client.view, served))
+        assert line["notes"] == pytest.approx(
+            {
+                "set size": (rows > 0).sum(1).mean(),
+                "contributors": (1 / (rows**2).sum(1)).mean(),
+                "own weight": rows.diagonal().mean(),
+            },
+            rel=1e-3,
+        )
+    if "eps" in changes:
+        assert any(1 < admitted < all_of_them for admitted, all_of_them in sizes), "no threshold to test"
+
+
+NAMES = ("lp_seed", "rows", "moments", "moment_steps", "confidence")
+FORMS = [
+    dict(zip(NAMES, form))
+    for form in itertools.product(
+        ("labels", "predictions"),
+        ("stochastic", "raw"),
+        ("raw", "central", "hybrid"),
+        ("all", "last"),
+        ("paper", "normalized", "uniform"),
+    )
+    if form[1::3] != ("raw", "normalized")
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(form.values()))
+def test_upload_equals_the_equations(
+    start: Run, views: Callable[..., list[View]], recorded: Any, form: dict[str, str]
+) -> None:
+    options = {**DEFAULTS, "lp_steps": 3, "lp_seed_weight": 0.3, "orders": 3, **form}
+    keys = {"name": "fedgta", **options}
+    server = start({"model.name": "sgc", **{f"algorithm.{k}": v for k, v in keys.items()}}, pool=recorded.on)
+    server.round()
+    for i, view in enumerate(views(server)):
+        sent = recorded.uploads[i]
+        w = sent["w"].double().numpy()
+        weight, bias = w[: 4 * 5].reshape(4, 5), w[4 * 5 :]
+        logits = view.hop(2).double().numpy() @ weight.T + bias
+        h, m = equations_3_to_5(view, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), options)
+        np.testing.assert_allclose(sent["h"], h, rtol=1e-5)
+        np.testing.assert_allclose(sent["m"], m, rtol=1e-4, atol=1e-6)
+
+
+def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:
+    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01}
+    local = run({**keys, "algorithm.name": "local"})
+    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01})
+    for i in range(6):
+        assert torch.equal(alone.state.inboxes[i]["w"], local.state.clients[i]["model.w"])
+        for name, moment in alone.state.clients[i].items():
+            assert torch.equal(moment, local.state.clients[i][name])
+    for scope in ("trained", "served"):
+        for i in range(6):
+            np.testing.assert_array_equal(alone.state.scores[scope][i], local.state.scores[scope][i])
+
+
+def test_cold_starts_above_one_are_local_at_any_participation(run: Run) -> None:
+    keys = {"participation.ratio": 0.4}
+    local = run({**keys, "algorithm.name": "local"})
+    alone = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": 1.01, "algorithm.cold_start": "init"})
+    assert alone.state.inboxes.keys() == {i for i in local.state.clients if "model.w" in local.state.clients[i]}
+    for i, inbox in alone.state.inboxes.items():
+        assert torch.equal(inbox["w"], local.state.clients[i]["model.w"])
+
+
+def test_all_admitted_and_uniform_is_fedavg(run: Run) -> None:
+    keys = {"train.optimizer": "sgd", "train.lr": 0.1}
+    mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
+    server = run({**keys, "algorithm.name": "fedgta", "algorithm.eps": -1, "algorithm.confidence": "uniform"}, rounds=4)
+    for inbox in server.state.inboxes.values():
+        torch.testing.assert_close(inbox["w"], mean, rtol=1e-4, atol=1e-6)
+
+
+def test_messages_have_the_sizes_of_the_paper(start: Run) -> None:
+    server = start({"algorithm.name": "fedgta", "participation.ratio": 0.5, "algorithm.lp_steps": 3})
+    p, q = len(server._initial), 3 * 2 * 6 * 4
+    met: set[int] = set()
+    for _ in range(4):
+        line = server.round()
+        newcomers = set(line["cohort"]) - met
+        met |= newcomers
+        assert line["bytes_up"] == 3 * 4 * (p + q + 1)
+        assert line["bytes_down"] == 4 * p * (3 + len(newcomers))
+
+
+def test_labels_outside_the_training_rows_change_nothing(
+    start: Run, views: Callable[..., list[View]], recorded: Any
+) -> None:
+    uploads = []
+    for graph in ("plain", "shuffled"):
+        server = start({"algorithm.name": "fedgta"}, graph=graph, pool=recorded.on)
+        for _ in range(3):
+            server.round()
+        uploads.append((recorded.uploads, views(server)))
+    (left, plain), (right, shuffled) = uploads
+    for i in range(6):
+        assert not torch.equal(plain[i].label, shuffled[i].label)
+        assert torch.equal(plain[i].label[plain[i].train], shuffled[i].label[shuffled[i].train])
+        for name in ("w", "h", "m"):
+            assert torch.equal(left[i][name], right[i][name]), name

@@ -1,0 +1,129 @@
+"""Downloads and inboxes are lent: a method that writes into one is stopped with its name and the entry."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
+from algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
+from engine.rounds.server import Server
+from storage.errors import ShoalError
+from storage.view import View
+
+Run = Callable[..., Server]
+Views = Callable[..., list[View]]
+ModuleOf = Callable[..., nn.Module]
+CountsOf = Callable[..., np.ndarray]
+
+MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
+SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.epochs": 2}
+
+
+def method(name: str) -> dict[str, str]:
+    return {"algorithm.name": f"{__file__}:{name}"}
+
+
+def flat(module: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def inputs(module: nn.Module, view: View, rows: Tensor) -> list[Tensor]:
+    return [view.hop(k)[rows] for k in module.inputs]
+
+
+# Words
+
+
+def test_entries_of_a_client_s_state_by_model() -> None:
+    assert parameters_key("copilot") == "copilot.w"
+    assert moments_key("copilot", "exp_avg") == "copilot.opt.exp_avg"
+    assert moments_key("copilot") == "copilot.opt."
+    assert is_moment("model.opt.step")
+    assert not any(is_moment(name) for name in ("model.w", "opt.w", "prototypes", "opt"))
+
+
+def test_what_an_ask_and_an_upload_leave_out() -> None:
+    """All of the cohort trains, nothing is sent; weights are one and the bytes those of the tensors."""
+    ask, upload = Ask("train", {}), Upload({})
+    assert (ask.shared, ask.private, ask.train, ask.to) == ({}, {}, True, None)
+    assert (upload.weight, upload.wire) == ({}, {})
+    assert Mix("w", torch.ones(2)).dst is None
+    replies = Replies([1], {"w": torch.ones(2)}, {})
+    assert replies["w"] is replies.entries["w"]
+    assert replies.lists == {}
+    assert len(How) == 4
+
+
+@dataclass(frozen=True)
+class Writes(Algorithm):
+    """Writes into what it was lent, in one of its hooks, by torch or behind its back."""
+
+    where: str = "begin"
+    how: str = "mul_"
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.initial}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"w": How.MIX}, shared={"w": server["w"]}, private={3: {"own": torch.ones(2)}})
+        yield Mix("w", torch.eye(len(got.ids)), dst=got.ids)
+
+    def write(self, where: str, tensor: Tensor) -> None:
+        if where != self.where:
+            return
+        if self.how == "mul_":
+            tensor.mul_(0.9)
+        elif self.how == "data":
+            tensor.data.mul_(0.9)
+        else:
+            tensor.numpy()[0] += 1.0
+
+    def begin(self, client: Client, down: Tree) -> Tree:
+        super().begin(client, down)
+        if "w" in down:
+            self.write("begin", down["w"])
+        if "own" in down:
+            self.write("private", down["own"])
+        if "w" in client.inbox:
+            self.write("inbox", client.inbox["w"])
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        self.write("upload", given["w"])
+        return Upload({"w": client.model.w})
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        if "w" in client.inbox:
+            self.write("predict", client.inbox["w"])
+        return super().predict(client, given, part)
+
+
+@pytest.mark.parametrize("how", ["mul_", "data", "numpy"])
+@pytest.mark.parametrize(
+    ("where", "entry"),
+    [("begin", "download 'w'"), ("private", "download 'own'"), ("inbox", "inbox 'w'"), ("upload", "download 'w'")],
+)
+def test_what_is_lent_is_read_only(start: Run, where: str, entry: str, how: str) -> None:
+    skipping = {"engine.on_client_error": "skip", "evaluation.every": 6}
+    server = start({**method("Writes"), **MLP, **skipping, "algorithm.where": where, "algorithm.how": how})
+    number = 2 if where == "inbox" else 1
+    client = 3 if where == "private" else 0
+    if number == 2:
+        server.round()
+    before = server.state.server["w"].clone()
+    with pytest.raises(
+        ShoalError, match=rf"^round {number}, client {client}: Writes writes into the {entry}, which is"
+    ):
+        server.round()
+    assert server.state.round == number - 1
+    assert torch.equal(server.state.server["w"], before)
+
+
+def test_an_evaluation_writes_nothing_either(start: Run) -> None:
+    server = start({**method("Writes"), **MLP, "algorithm.where": "predict"})
+    with pytest.raises(ShoalError, match=r"^round 1, client 0: Writes writes into the inbox 'w'"):
+        server.round()

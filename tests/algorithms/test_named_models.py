@@ -1,0 +1,145 @@
+"""A client with two named models, beside the same computation written out."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones import build
+from algorithms.base import Algorithm, Client, Context, Mix, Output, Steps, Trainer, Tree, Upload
+from algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
+from engine.rounds.server import Server
+from storage.view import View
+
+Run = Callable[..., Server]
+Views = Callable[..., list[View]]
+ModuleOf = Callable[..., nn.Module]
+CountsOf = Callable[..., np.ndarray]
+
+MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
+SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.epochs": 2}
+
+
+def method(name: str) -> dict[str, str]:
+    return {"algorithm.name": f"{__file__}:{name}"}
+
+
+def flat(module: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def inputs(module: nn.Module, view: View, rows: Tensor) -> list[Tensor]:
+    return [view.hop(k)[rows] for k in module.inputs]
+
+
+# Words
+
+
+def test_entries_of_a_client_s_state_by_model() -> None:
+    assert parameters_key("copilot") == "copilot.w"
+    assert moments_key("copilot", "exp_avg") == "copilot.opt.exp_avg"
+    assert moments_key("copilot") == "copilot.opt."
+    assert is_moment("model.opt.step")
+    assert not any(is_moment(name) for name in ("model.w", "opt.w", "prototypes", "opt"))
+
+
+def test_what_an_ask_and_an_upload_leave_out() -> None:
+    """All of the cohort trains, nothing is sent; weights are one and the bytes those of the tensors."""
+    ask, upload = Ask("train", {}), Upload({})
+    assert (ask.shared, ask.private, ask.train, ask.to) == ({}, {}, True, None)
+    assert (upload.weight, upload.wire) == ({}, {})
+    assert Mix("w", torch.ones(2)).dst is None
+    replies = Replies([1], {"w": torch.ones(2)}, {})
+    assert replies["w"] is replies.entries["w"]
+    assert replies.lists == {}
+    assert len(How) == 4
+
+
+@dataclass(frozen=True)
+class Mutual(Algorithm):
+    """A copilot that is averaged, and a model of each client's own that learns from labels and from it, and predicts.
+
+    The copilot takes a step of the trainer's optimizer on labels alone, then the own one on labels and its scores.
+    """
+
+    keeps_model: ClassVar[bool] = True
+
+    def models(self) -> dict[str, Any]:
+        return {"model": None, "copilot": {"name": "sgc", "layers": 2, "hidden": 6}}
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.build("copilot", 0).w.detach().clone()}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        assert ctx.model_of(0, "copilot").parameters == len(server["w"])
+        got = yield Ask("train", {"w": How.SUM}, shared={"copilot": server["w"]})
+        server["w"] = got["w"]
+
+    def begin(self, client: Client, down: Tree) -> Tree:
+        if "copilot" in down:
+            client.models["copilot"].load(down["copilot"])
+        return down
+
+    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
+        copilot = client.models["copilot"]
+        trainer.fit(client, given, "copilot", self.loss)
+        if not client.info.train:
+            return float("nan")
+        teacher = copilot.output(copilot.gathered("train")).logits_NC.softmax(1)
+        return trainer.fit(client, teacher, loss=self.taught)
+
+    def taught(self, out: Output, y: Tensor, w: Tensor, teacher: Tensor) -> Tensor:
+        return F.cross_entropy(out.logits_NC, y) + F.cross_entropy(out.logits_NC, teacher)
+
+    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
+        return Upload({"w": client.models["copilot"].w}, {"w": float(client.info.train)})
+
+
+def test_a_second_model(start: Run, views: Views, module_of: ModuleOf, counts_of: CountsOf) -> None:
+    """Two named models, each with its optimizer's moments; absent clients keep both, the copilot is overwritten."""
+    keys = {**method("Mutual"), **MLP, "train.epochs": 2, "train.lr": 0.05, "train.weight_decay": 0.0}
+    server = start({**keys, "rounds": 5, "evaluation.every": 2, "engine.cell_size": 3, "participation.ratio": 0.67})
+    data = views(server)
+    w = server.state.server["w"].clone()
+    adam = functools.partial(torch.optim.Adam, lr=0.05)
+    own = [module_of(server, server._initial) for _ in data]
+    copilots = [build("sgc", 5, 4, 2, 0.0, {"layers": 2, "hidden": 6}) for _ in data]
+    optimizers = [(adam(a.parameters()), adam(b.parameters())) for a, b in zip(own, copilots)]
+
+    def fit(module: nn.Module, optimizer: torch.optim.Optimizer, view: View, teacher: Tensor | None) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            logits = module(inputs(module, view, view.train)).logits_NC
+            loss = F.cross_entropy(logits, view.label[view.train])
+            (loss if teacher is None else loss + F.cross_entropy(logits, teacher)).backward()
+            optimizer.step()
+
+    for number in range(1, 6):
+        server.round()
+        models, sizes = [], []
+        for i in server.cohort(number):
+            view = data[i]
+            nn.utils.vector_to_parameters(w.clone(), copilots[i].parameters())
+            if len(view.train):
+                fit(copilots[i], optimizers[i][1], view, None)
+                teacher = copilots[i](inputs(copilots[i], view, view.train)).logits_NC.softmax(1).detach()
+                fit(own[i], optimizers[i][0], view, teacher)
+            models.append(flat(copilots[i]))
+            sizes.append(len(view.train))
+            kept = server.state.clients[i]
+            torch.testing.assert_close(kept["model.w"], flat(own[i]), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(kept["copilot.w"], flat(copilots[i]), rtol=1e-3, atol=1e-5)
+            moments = {name for name in kept if ".opt." in name}
+            assert len(moments) == (6 if len(view.train) else 0)
+        w = torch.stack([m * s for m, s in zip(models, sizes)]).sum(0) / sum(sizes)
+        torch.testing.assert_close(server.state.server["w"], w, rtol=1e-3, atol=1e-5)
+        if number % 2 == 0:
+            for i, kept in server.state.clients.items():
+                now = counts_of(server, data[i], kept["model.w"])
+                for scope in ("trained", "served"):
+                    np.testing.assert_array_equal(server.state.scores[scope][i], now)
