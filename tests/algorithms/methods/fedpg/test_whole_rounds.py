@@ -6,6 +6,7 @@ an entry (level, class) of a dictionary, and one that does not exist is not in i
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from algorithms.methods.fedpg.fedpg import FedPG
 from algorithms.protocol import Tree
 from engine.rounds.pool import Pool
 from engine.rounds.server import Server
@@ -402,6 +404,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "noise": 0.5,
     },
 }
+
+
+def test_defaults() -> None:
+    assert asdict(FedPG()) == DEFAULTS
 
 
 @pytest.fixture
