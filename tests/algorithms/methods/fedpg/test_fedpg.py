@@ -21,6 +21,8 @@ from engine.commands.run import run as run_config
 from engine.rounds.reduction import upload_bytes
 from engine.rounds.server import Server
 from engine.rounds.state import FederationState
+from engine.settings.config import Config
+from engine.wire.models import require_mixable
 from storage.view import View
 
 Run = Callable[..., Server]
@@ -161,6 +163,19 @@ def test_partial_participation(start: Run, server_loss: str) -> None:
             assert (held["known"] | before.server["known"]).equal(held["known"])
         assert torch.isfinite(held["generator"]).all()
     assert returned > 3
+
+
+def test_clients_may_train_different_models(configure: Callable[..., Config]) -> None:
+    models = [{"name": "mlp", "hidden": 8}, {"name": "sgc"}]
+    heterogeneous = {"heterogeneity.rule": "round-robin", "heterogeneity.embedding": 8}
+    require_mixable(configure({**PG, "model": models, **heterogeneous}), FedPG())
+
+
+def test_a_cohort_of_one(run: Run) -> None:
+    server = run({**PG, "participation.ratio": 0.1}, rounds=3)
+    assert [len(server.cohort(number)) for number in (1, 2, 3)] == [1, 1, 1]
+    assert torch.equal(server.state.server["known"], server.state.server["present"].any(0))
+    assert server.state.server["known"].any()
 
 
 ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}

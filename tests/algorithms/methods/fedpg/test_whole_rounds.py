@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from small_fedpg import CLASSES, DECAY, EPOCHS, LR, ROUNDS, WIDTH, PlainClient, PlainServer, Slots, flat
 from torch import Tensor, nn
 
+from algorithms.methods.fedpg.fedpg import FedPG
 from algorithms.protocol import Tree
 from engine.rounds.pool import Pool
 from engine.rounds.server import Server
@@ -156,6 +158,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "noise": 0.5,
     },
 }
+
+
+def test_defaults() -> None:
+    assert asdict(FedPG()) == DEFAULTS
 
 
 @pytest.fixture
