@@ -102,7 +102,7 @@ def drawn(seed: int) -> torch.Tensor:
 def test_initial_parameters(start: Callable[..., Server]) -> None:
     job = start({"seed": 4}).job
     (kind,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         assert torch.equal(job.initial(kind, MODEL, 0), drawn(key(4, "init")))
         assert torch.equal(job.initial(kind, MODEL, 3), job.initial(kind, MODEL, 0))
         # Another model of the same client, and clients that each have their own.
