@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path("tests/mutation/equivalent.txt")
 # Tests beside tests/<folder>/test_<file>.py, for all paths that begin so.
 TESTS = {
-    "algorithms/base.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/methods/test_fedavg.py"],
+    "algorithms/base.py": ["tests/algorithms/test_protocol.py"],
     "algorithms/client.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/client_model.py": ["tests/algorithms/test_client.py", "tests/algorithms/methods/test_across_models.py"],
     "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
