@@ -3,59 +3,22 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
+from algorithms.protocol import Ask, How
 from engine.rounds.server import Server
 from storage.errors import ShoalError
-from storage.view import View
 
 Run = Callable[..., Server]
-Views = Callable[..., list[View]]
-ModuleOf = Callable[..., nn.Module]
-CountsOf = Callable[..., np.ndarray]
 
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
-SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "train.epochs": 2}
 
 
 def method(name: str) -> dict[str, str]:
     return {"algorithm.name": f"{__file__}:{name}"}
-
-
-def flat(module: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
-
-
-def inputs(module: nn.Module, view: View, rows: Tensor) -> list[Tensor]:
-    return [view.hop(k)[rows] for k in module.inputs]
-
-
-# Words
-
-
-def test_entries_of_a_client_s_state_by_model() -> None:
-    assert parameters_key("copilot") == "copilot.w"
-    assert moments_key("copilot", "exp_avg") == "copilot.opt.exp_avg"
-    assert moments_key("copilot") == "copilot.opt."
-    assert is_moment("model.opt.step")
-    assert not any(is_moment(name) for name in ("model.w", "opt.w", "prototypes", "opt"))
-
-
-def test_what_an_ask_and_an_upload_leave_out() -> None:
-    """All of the cohort trains, nothing is sent; weights are one and the bytes those of the tensors."""
-    ask, upload = Ask("train", {}), Upload({})
-    assert (ask.shared, ask.private, ask.train, ask.to) == ({}, {}, True, None)
-    assert (upload.weight, upload.wire) == ({}, {})
-    assert Mix("w", torch.ones(2)).dst is None
-    replies = Replies([1], {"w": torch.ones(2)}, {})
-    assert replies["w"] is replies.entries["w"]
-    assert replies.lists == {}
-    assert len(How) == 4
 
 
 @dataclass(frozen=True)
