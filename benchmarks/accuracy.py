@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.commands.run import run
-from engine.records.run_folder import METRICS, read_summary, run_path
+from engine.records.metrics import METRICS
+from engine.records.run_folder import read_summary, run_path
 from engine.settings.config import parse_config
 
 EPS = (0.3, 0.5, 0.7, 0.9)

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.commands.run import run
-from engine.records.run_folder import METRICS, read_metrics, read_summary, run_path
+from engine.records.metrics import METRICS, read_metrics
+from engine.records.run_folder import read_summary, run_path
 from engine.settings.config import parse_config
 
 NOTES = ("set size", "contributors", "own weight")

@@ -31,3 +31,18 @@ def replacing(path: Path) -> Iterator[Path]:
 def cannot_write(path: Path, error: OSError) -> ShoalError:
     """The error for a file that could not be written."""
     return ShoalError(f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder")
+
+
+def present(path: Path) -> bool:
+    """Whether something lies at a path; what cannot be looked at is not taken for missing.
+
+    Raises:
+        ShoalError: The folder cannot be read.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ShoalError(f"{path}: cannot be looked at: {error.strerror}") from error
+    return True

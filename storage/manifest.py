@@ -1,12 +1,13 @@
 """manifest.json: what a store holds. It is written after what it names; a folder without it has no finished shards."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from storage.arrow_file import FileRecord
 from storage.atomic import replacing
+from storage.digest import text_digest
 from storage.errors import ShoalError
 
 FORMAT = 1
@@ -69,6 +70,7 @@ class Manifest:
         splits: Finished splits by name.
         hops: Finished hop features: a record a client, by kernel name.
         provenance: Versions and date.
+        published: Digest of every published file of the dataset, by its path below the data root.
     """
 
     identity: dict[str, Any]
@@ -84,6 +86,20 @@ class Manifest:
     splits: dict[str, SplitRecord] = field(default_factory=dict)
     hops: dict[str, list[FileRecord]] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
+    published: dict[str, str] = field(default_factory=dict)
+
+    def content(self, split: str, kernel: str | None) -> str:
+        """Digest of all that a run reads, 32 digits: what it was made from, its sizes and the checksums of its files.
+
+        Args:
+            split: Name of the split.
+            kernel: Name of the hops; None: none are read.
+        """
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("splits", "hops", "provenance")}
+        kept["clients"] = [asdict(client) for client in self.clients]
+        kept["split"] = asdict(self.splits[split])
+        kept["hops"] = None if kernel is None else [asdict(file) for file in self.hops[kernel]]
+        return text_digest(json.dumps(kept, sort_keys=True))
 
     def write(self, store: Path) -> None:
         """Writes the manifest atomically.

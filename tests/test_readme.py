@@ -12,7 +12,7 @@ import yaml
 from algorithms.backbones import BACKBONES
 from algorithms.methods.loading import METHODS
 from engine.commands.run import run
-from engine.records.run_folder import read_metrics
+from engine.records.metrics import read_metrics
 from engine.settings.config import load_config, parse_config
 from storage.datasets import LOADERS
 

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from algorithms.base import Algorithm
+from storage.digest import text_digest
 from storage.errors import ShoalError
 
 METHODS = {
@@ -38,6 +39,11 @@ class MethodSpec:
     name: str
     options: Mapping[str, Any]
     source: str | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """Of the text of the user's file; None for a method of ours."""
+        return None if self.source is None else text_digest(self.source)
 
 
 def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:

@@ -78,7 +78,8 @@ def sweep_command(
 @app.command("inspect")
 def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -> None:
     """Show what a store or a run folder holds."""
-    from engine.records.run_folder import METRICS, SUMMARY
+    from engine.records.metrics import METRICS
+    from engine.records.run_folder import SUMMARY
     from engine.screen.report import show_rounds, show_run, show_store
     from storage.store import Store
 

@@ -43,7 +43,7 @@ def export(run: Path) -> Path:
     found = checkpoint.load_newest(run / "checkpoints")
     if found is None:
         raise ShoalError(f"{run}: no checkpoint to export; run it first")
-    state = found[0]
+    state = found.state
     store = Store(prepare(config).path)
     job = make_job(config, store, run.name)
     algorithm = job.algorithm()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.commands.run import run
 from engine.hosts.federation import Session, open_session
-from engine.records.run_folder import METRICS, SUMMARY, run_path
+from engine.records.run_folder import finished, run_path, started
 from engine.screen.progress import say
 from engine.settings.config import Config, load_config
 from storage.errors import ShoalError
@@ -52,16 +52,17 @@ def sweep(config_path: str, grid: Sequence[str]) -> list[tuple[Path, dict[str, s
         for number, (config, choice) in enumerate(zip(configs, choices), 1):
             label = ", ".join(f"{key} {value}" for key, value in choice.items())
             path = run_path(config)
-            if (path / SUMMARY).exists():
-                say(f"[{number}/{len(configs)}] {label}: finished before")
+            say(f"[{number}/{len(configs)}] {label}")
+            if finished(path):
+                # Needs no hosts to say so, or that its data is another by now.
+                run(config)
             else:
-                say(f"[{number}/{len(configs)}] {label}")
                 wanted = _session_keys(config)
                 if session is None or wanted != opened:
                     if session is not None:
                         session.close()
                     session, opened = open_session(config), wanted
-                run(config, resume=(path / METRICS).exists(), session=session)
+                run(config, resume=started(path), session=session)
             result.append((path, choice))
     finally:
         if session is not None:

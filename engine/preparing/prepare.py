@@ -9,12 +9,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.preparing.store_builder import LazyGraph, StoreBuilder
+from engine.records.inputs import contents, differences
 from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
-from storage.arrow_file import checksum
-from storage.datasets import DataSource, data_root, fingerprint, load
+from storage.datasets import DataSource, data_root, fingerprint, load, published_contents
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
@@ -50,13 +50,21 @@ def source(config: Config) -> DataSource:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What tells one store from another: the content of the dataset and the partition."""
+    """What tells one store from another: the content of the dataset and the partition.
+
+    Raises:
+        ShoalError: A file that the config names cannot be read.
+    """
     chosen = asdict(config.partition)
     file = chosen.pop("file")
     if file is not None:
-        path = Path(file)
-        chosen["file"] = checksum(path)[:16] if path.is_file() else None
+        chosen["file"] = contents(config).get("partition.file")
     return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": chosen}
+
+
+def published_inputs(config: Config) -> dict[str, str]:
+    """Digests of the published files of a config's dataset, as far as all of them are there."""
+    return {f"the file {path}": found for path, found in published_contents(source(config)).items()}
 
 
 def store_path(config: Config) -> Path:
@@ -64,6 +72,7 @@ def store_path(config: Config) -> Path:
     if config.data.store is not None:
         return Path(config.data.store)
     chosen = config.partition
+    # Published files are known by the name of the dataset, so that a store is found without them.
     name = f"{config.data.dataset.lower()}-{chosen.method}{chosen.clients}-{fingerprint_of(identity(config))}"
     return data_root(config.data.root) / "stores" / name
 
@@ -87,15 +96,16 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     path = store_path(config)
     wanted = config.data, config.propagation
     made = identity(config)
-    graph = LazyGraph(lambda: load(source(config)))
-    store = _complete(path, made, *wanted, mend)
+    graph = LazyGraph(lambda: load(source(config)), lambda: published_contents(source(config)))
+    published = published_contents(source(config))
+    store = _complete(path, made, published, *wanted, mend)
     if store is None:
         with writing(path):
             store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)
     if not whole:
         return store
     whole_made = {"dataset": made["dataset"], "partition": {"method": WHOLE}}
-    found = _complete(path / WHOLE, whole_made, *wanted, mend)
+    found = _complete(path / WHOLE, whole_made, published, *wanted, mend)
     if found is not None:
         return found
     _require_memory(store, config)
@@ -103,7 +113,9 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
         return StoreBuilder(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
 
 
-def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Kernel, mend: bool) -> Store | None:
+def _complete(
+    path: Path, made: dict[str, Any], published: dict[str, str], split: SplitOptions, kernel: Kernel, mend: bool
+) -> Store | None:
     if not (path / NAME).exists():
         return None
     store = Store(path)
@@ -113,6 +125,11 @@ def _complete(path: Path, made: dict[str, Any], split: SplitOptions, kernel: Ker
             f"{_differences(store.manifest.identity, made)}; delete it or set data.store"
         )
     manifest = store.manifest
+    if changed := differences(manifest.published, published):
+        raise ShoalError(
+            f"{path}: this store was made from another content of {', '.join(changed)}; bring that back, set "
+            "data.store, or delete the store"
+        )
     if mend:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
         return store if ready and hops_on_disk(path, manifest, kernel) else None

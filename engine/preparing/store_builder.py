@@ -47,13 +47,20 @@ CLUSTER_BYTES = 1 << 30
 class LazyGraph:
     """A graph that is read only if a step needs it."""
 
-    def __init__(self, read: Callable[[], Graph]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], Graph], published: Callable[[], dict[str, str]]) -> None:
+        """Of functions that read the graph, and give the digests of its published files."""
+        self._read, self._published = read, published
 
     @cached_property
     def graph(self) -> Graph:
         """The graph, read at the first use."""
         return self._read()
+
+    @cached_property
+    def published(self) -> dict[str, str]:
+        """Digests of the published files that the graph is read from; they may first be downloaded for it."""
+        _ = self.graph
+        return self._published()
 
 
 class StoreBuilder:
@@ -143,6 +150,7 @@ class StoreBuilder:
             cleaning=asdict(graph.cleaning),
             quality=measured,
             clients=records,
+            published=self.lazy.published,
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),

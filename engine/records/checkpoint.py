@@ -1,85 +1,193 @@
-"""Checkpoints: a state as safetensors and JSON, written atomically, the newest few kept."""
+"""Checkpoints: a state as safetensors and JSON with the metrics up to it, written atomically, the newest few kept."""
 
 import json
+import logging
 import os
+import re
 import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from engine.records.metrics import METRICS
 from engine.rounds.state import FederationState
-from storage.arrow_file import checksum
+from storage.digest import digest
 from storage.errors import ShoalError
+from storage.sealed import sealed, unsealed
 
-FORMAT = 2
+log = logging.getLogger(__name__)
+FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 
 
-def _folder(root: Path, number: int) -> Path:
-    return root / f"round-{number:06d}"
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run goes on from.
+
+    Attributes:
+        state: The federation after a committed round.
+        environment: Of the process that wrote it; see `engine.records.environment`.
+        inputs: Digests of what the run reads; see `engine.records.inputs`.
+        metrics: Lines of metrics.jsonl up to this round.
+        passed_over: A line for each newer checkpoint that cannot be used.
+    """
+
+    state: FederationState
+    environment: dict[str, Any]
+    inputs: dict[str, str]
+    metrics: str
+    passed_over: tuple[str, ...] = ()
 
 
-def save(root: Path, state: FederationState, environment: dict[str, Any], keep: int) -> Path:
-    """Writes a state under `root` and removes all but the newest `keep` checkpoints.
+def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Writes a checkpoint under `root`, unless that of its round is there, and removes all but the newest `keep`.
 
     Raises:
         ShoalError: The disk is full; older checkpoints are kept.
     """
-    folder = _folder(root, state.round)
+    folder = root / f"round-{checkpoint.state.round:06d}"
+    if not folder.exists():
+        _write(folder, checkpoint)
+    for old in _checkpoints(root)[keep:]:
+        shutil.rmtree(old, onerror=lambda _, path, error: log.warning("%s: cannot be removed: %s", path, error[1]))
+    return folder
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
-    tensors, plain = state.to_tensors()
+    tensors, plain = checkpoint.state.to_tensors()
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
         # A tensor may be a view of shared memory; a file holds it once, contiguous.
         save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, unfinished / TENSORS)
+        (unfinished / METRICS).write_text(checkpoint.metrics)
         record = {
             "format": FORMAT,
-            "sha256": checksum(unfinished / TENSORS),
-            "environment": environment,
+            "files": {name: digest(unfinished / name) for name in (TENSORS, METRICS)},
+            "environment": checkpoint.environment,
+            "inputs": checkpoint.inputs,
             "state": plain,
         }
-        (unfinished / PLAIN).write_text(json.dumps(record))
-        for name in (TENSORS, PLAIN):
-            with (unfinished / name).open("rb") as f:
-                os.fsync(f.fileno())
-        shutil.rmtree(folder, ignore_errors=True)
+        (unfinished / PLAIN).write_text(sealed(record))
+        for name in (TENSORS, METRICS, PLAIN):
+            _to_disk(unfinished / name)
         os.replace(unfinished, folder)
+        _to_disk(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise ShoalError(
             f"{folder}: the checkpoint cannot be written ({error}); free space and use --resume"
         ) from error
-    for old in _checkpoints(root)[keep:]:
-        shutil.rmtree(old)
-    return folder
+
+
+def _to_disk(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _checkpoints(root: Path) -> list[Path]:
-    """Finished checkpoints, newest first."""
-    return sorted((p for p in root.glob("round-*") if p.suffix != ".unfinished"), reverse=True)
+    """Finished checkpoints, newest first.
+
+    Raises:
+        ShoalError: The folder is there and cannot be read.
+    """
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ShoalError(f"{root}: the checkpoints cannot be read: {error.strerror}") from error
+    numbers = sorted((int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,18}", name)), reverse=True)
+    return [root / f"round-{number:06d}" for number in numbers]
 
 
-def load_newest(root: Path) -> tuple[FederationState, dict[str, Any], list[str]] | None:
-    """The newest sound checkpoint with its environment, and a line for every damaged one; None if there is none."""
+def exist(root: Path) -> bool:
+    """Whether there is a checkpoint, readable or not.
+
+    Raises:
+        ShoalError: The folder is there and cannot be read.
+    """
+    return bool(_checkpoints(root))
+
+
+def load_newest(root: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be used; None if there is none at all.
+
+    Raises:
+        ShoalError: There are checkpoints and none can be used; says why of each.
+    """
     complaints: list[str] = []
     for folder in _checkpoints(root):
         try:
-            record = json.loads((folder / PLAIN).read_text())
-            if record["format"] != FORMAT:
-                raise ValueError(f"format {record['format']}")
-            if checksum(folder / TENSORS) != record["sha256"]:
-                raise ValueError("checksum does not match")
-            state = FederationState.from_tensors(_unmapped(folder / TENSORS), record["state"])
-            return state, record["environment"], complaints
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            complaints.append(f"{folder}: damaged checkpoint ({error}); the one before it is used")
+            found = _read(folder)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            complaints.append(f"{folder}: {_fault(error)}")
+            continue
+        return Checkpoint(*found, passed_over=tuple(complaints))
+    if complaints:
+        raise ShoalError(
+            f"no checkpoint can be used ({'; '.join(complaints)}); make one readable again, or --fresh deletes them "
+            "all and starts over"
+        )
     return None
 
 
-def _unmapped(path: Path) -> dict[str, torch.Tensor]:
+def _read(folder: Path) -> tuple[FederationState, dict[str, Any], dict[str, str], str]:
+    text = (folder / PLAIN).read_bytes()
+    # What another Shoal wrote may be sealed in another way.
+    plain = json.loads(text)
+    if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
+        raise _OtherFormat(f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
+    record = unsealed(text)
+    for name, expected in record["files"].items():
+        if digest(folder / name) != expected:
+            raise ValueError(f"{name}: checksum does not match")
     # Old checkpoints are deleted while their values may still be in use.
-    return {name: t.clone() for name, t in load_file(path).items()}
+    tensors = {name: t.clone() for name, t in load_file(folder / TENSORS).items()}
+    state = FederationState.from_tensors(tensors, record["state"])
+    return state, record["environment"], record["inputs"], (folder / METRICS).read_text()
+
+
+class _OtherFormat(ValueError):
+    pass
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, _OtherFormat):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"damaged ({Path(error.filename).name} is missing)"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
+    return f"damaged ({' '.join(str(error).split())})"
+
+
+def set_aside(root: Path, newest: int) -> None:
+    """Renames checkpoints of later rounds, which cannot be used, so that the run may write those rounds again.
+
+    Args:
+        root: Folder of the checkpoints.
+        newest: Round of the newest checkpoint that can be used.
+
+    Raises:
+        ShoalError: One cannot be renamed.
+    """
+    for folder in _checkpoints(root):
+        if int(folder.name[6:]) <= newest:
+            continue
+        numbers = (f".unusable{number or ''}" for number in range(10**6))
+        aside = next(path for end in numbers if not (path := folder.with_name(folder.name + end)).exists())
+        try:
+            folder.rename(aside)
+        except OSError as error:
+            raise ShoalError(f"{folder}: cannot be set aside: {error.strerror}; move it away by hand") from error

@@ -1,11 +1,16 @@
 """What a run's last bits depend on beside its config."""
 
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from storage.digest import digest, text_digest
+
+PACKAGES = ("engine", "algorithms", "storage", "partition")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -16,7 +21,16 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "shoal": _shoal(),
     }
+
+
+@cache
+def _shoal() -> str:
+    """Digest of Shoal's own code."""
+    root = Path(__file__).resolve().parents[2]
+    files = sorted(path for name in PACKAGES for path in (root / name).rglob("*.py"))
+    return text_digest("".join(digest(path) for path in files))[:8]
 
 
 def _cpu() -> str:

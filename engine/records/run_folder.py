@@ -3,45 +3,64 @@
 import fcntl
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from algorithms.methods.loading import describe
+from engine.records import checkpoint
+from engine.records.inputs import contents, differences
+from engine.records.metrics import METRICS, Metrics
 from engine.settings.config import Config
+from engine.settings.kept_config import with_seal
 from engine.settings.number_keys import changes_numbers, fingerprint_of, flatten, number_keys
+from storage.atomic import present, replacing
 from storage.errors import ShoalError
+from storage.sealed import sealed, unsealed
 
-CONFIG, METRICS, SUMMARY, LOG = "config.yaml", "metrics.jsonl", "summary.json", "run.log"
+CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
+CHECKPOINTS = "checkpoints"
 
 
 def run_path(config: Config) -> Path:
-    """`<run.root>/<name>-<8 hex digits of the keys that change numbers>`; a method's own file counts with its text.
+    """`<run.root>/<name>-<8 hex digits>`: of the keys that change numbers, and of the contents of the files they name.
 
     Raises:
-        ShoalError: Unknown method, or its file cannot be read.
+        ShoalError: Unknown method, or a file cannot be read.
     """
-    values = number_keys(config.plain())
-    source = describe(config.algorithm.name, {}).source
-    if source is not None:
-        values["algorithm.name"] = [Path(config.algorithm.name).name, source]
+    values = number_keys(config.plain()) | contents(config)
     return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
 
 
+def finished(run: Path) -> bool:
+    """Whether a run folder has a summary, readable or not."""
+    return present(run / SUMMARY)
+
+
+def started(run: Path) -> bool:
+    """Whether a round was logged in a run folder, or a checkpoint written, readable or not."""
+    return present(run / METRICS) or checkpoint.exist(run / CHECKPOINTS)
+
+
 class RunFolder:
-    """The one writer of a run folder."""
+    """The one writer of a run folder.
+
+    Attributes:
+        path: The folder.
+        metrics: Its lines.
+    """
 
     def __init__(self, config: Config) -> None:
         """Makes the folder and locks it.
 
         Raises:
-            ShoalError: Another run is writing it, or it cannot be made.
+            ShoalError: Another run is writing it, or it cannot be made or locked.
         """
         self.path = run_path(config)
+        self.metrics = Metrics(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a")
@@ -56,97 +75,141 @@ class RunFolder:
             raise ShoalError(
                 f"{self.path}: another run of this config is writing here; wait for it or change name or run.root"
             ) from None
-        self._log = logging.FileHandler(self.path / LOG, delay=True)
+        except OSError as error:
+            self._lock.close()
+            raise ShoalError(
+                f"{self.path}: cannot be locked: {error.strerror}; set run.root to a file system with locks"
+            ) from error
+        self._log = _Log(self.path / LOG, delay=True)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger().addHandler(self._log)
 
     def close(self) -> None:
         """Gives the folder free."""
         logging.getLogger().removeHandler(self._log)
-        self._log.close()
+        # What the disk has no room for was tried when it was logged.
+        with suppress(OSError):
+            self._log.close()
         self._lock.close()
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        """Folder of the checkpoints."""
+        return self.path / CHECKPOINTS
 
     @property
     def finished(self) -> bool:
-        return (self.path / SUMMARY).exists()
+        """Whether the run came to its end."""
+        return finished(self.path)
 
     @property
     def started(self) -> bool:
-        return (self.path / METRICS).exists()
+        """Whether there is something to go on from, or to lose."""
+        return started(self.path)
+
+    def rounds_logged(self) -> int:
+        """Complete lines of the metrics as they are on disk, readable or not.
+
+        Raises:
+            ShoalError: The file cannot be read.
+        """
+        try:
+            return self.metrics.path.read_bytes().count(b"\n")
+        except OSError as error:
+            raise ShoalError(f"{self.metrics.path}: cannot be read: {error.strerror}") from error
+
+    def checkpoint_every(self) -> int | None:
+        """Rounds between checkpoints of the run that is here; None where its config cannot be read."""
+        try:
+            return int(yaml.safe_load((self.path / CONFIG).read_text())["run"]["checkpoint_every"])
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+            return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config."""
-        _replace(self.path / CONFIG, yaml.safe_dump(config.plain(), sort_keys=False))
+        """Writes the resolved config.
 
-    def restart(self) -> None:
-        """Forgets what an earlier run left."""
-        for name in (METRICS, SUMMARY, LOG):
-            (self.path / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "tensorboard", "export"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        Raises:
+            ShoalError: It cannot be written.
+        """
+        text = yaml.safe_dump(config.plain(), sort_keys=False)
+        with replacing(self.path / CONFIG) as unfinished:
+            unfinished.write_text(with_seal(text))
 
-    def cut_metrics(self, last: int) -> None:
-        """Removes what was logged after a round, and a line that a kill cut off."""
-        kept = [json.dumps(line) for line in read_metrics(self.path) if line["round"] <= last]
-        _replace(self.path / METRICS, "".join(line + "\n" for line in kept))
+    def clear(self) -> None:
+        """Forgets what an earlier run left, readable or not.
 
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Logs a round."""
-        with (self.path / METRICS).open("a") as f:
-            f.write(json.dumps(line) + "\n")
+        Raises:
+            ShoalError: Something cannot be removed.
+        """
+        try:
+            for name in (METRICS, SUMMARY, LOG, CHECKPOINTS, "tensorboard", "export"):
+                path = self.path / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ShoalError(f"{error.filename}: cannot be removed: {error.strerror}; remove it by hand") from error
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary; the run is finished."""
-        _replace(self.path / SUMMARY, json.dumps(summary, indent=1))
+        """Writes the summary; the run is finished.
 
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("w") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(unfinished, path)
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged in a run folder; a last line that a kill cut off is left out."""
-    path = run / METRICS
-    lines = path.read_text().splitlines() if path.exists() else []
-    result = []
-    for number, line in enumerate(lines):
+        Raises:
+            ShoalError: It cannot be written, or holds NaN.
+        """
         try:
-            result.append(json.loads(line))
+            text = sealed(summary, indent=1)
         except ValueError:
-            if number < len(lines) - 1:
-                raise ShoalError(
-                    f"{path}: line {number + 1} is damaged; delete it, or run again with --fresh"
-                ) from None
-    return result
+            raise ShoalError(f"{self.path / SUMMARY}: NaN or infinity in the summary; not written") from None
+        with replacing(self.path / SUMMARY) as unfinished:
+            unfinished.write_text(text)
+
+
+class _Log(logging.FileHandler):
+    """A log whose disk may be full: the run goes on to its metrics, which say so."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
 
 
 def read_summary(run: Path) -> dict[str, Any]:
     """The summary of a finished run.
 
     Raises:
-        ShoalError: There is none.
+        ShoalError: There is none, or it is not as it was written.
     """
+    path = run / SUMMARY
     try:
-        return json.loads((run / SUMMARY).read_text())
-    except (OSError, ValueError) as error:
-        raise ShoalError(f"{run}: no readable {SUMMARY}, so no finished run ({error})") from error
+        return unsealed(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ShoalError(f"{run}: no readable {SUMMARY}, so no finished run ({error.strerror})") from error
+    except OSError as error:
+        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        fault = f"damaged ({error})" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
+        raise ShoalError(
+            f"{path}: {fault}; delete it, and --resume writes it again from the newest checkpoint"
+        ) from error
 
 
 def changed_keys(config: Config, run: Path) -> list[str]:
-    """Keys that change numbers and differ between a config and a run folder, as `key (old -> new)`."""
-    old = flatten(yaml.safe_load((run / CONFIG).read_text()))
+    """Keys that change numbers and differ between a config and a run folder, as `key (old -> new)`.
+
+    Raises:
+        ShoalError: The config of the run folder cannot be read.
+    """
+    path = run / CONFIG
+    try:
+        old = flatten(yaml.safe_load(path.read_text()))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
     new = flatten(config.plain())
+    now = contents(config)
     keys = sorted(key for key in old.keys() | new.keys() if changes_numbers(key) and old.get(key) != new.get(key))
-    return [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys]
+    # Files count by their content.
+    changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
+    found = checkpoint.load_newest(run / CHECKPOINTS)
+    return changed + [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
 
 
 def unfinished_relatives(config: Config) -> list[Path]:

@@ -5,13 +5,14 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from algorithms.methods.loading import METHODS
-from engine.records.run_folder import CONFIG, read_metrics, read_summary
+from engine.records.metrics import read_metrics
+from engine.records.run_folder import read_summary
 from engine.records.summary import PARTS
+from engine.settings.config import load_config
 from engine.settings.sizes import size
 from storage.manifest import Manifest
 
@@ -31,7 +32,7 @@ CAPTION = (
 def show_run(run: Path) -> None:
     """The table that a finished run ends with."""
     summary = read_summary(run)
-    config = yaml.safe_load((run / CONFIG).read_text())
+    config = load_config(run).plain()
     kind = " (synthetic)" if summary["synthetic"] else ""
     title = (
         f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "

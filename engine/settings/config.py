@@ -14,6 +14,7 @@ from yaml import YAMLError
 
 from algorithms.backbones.choice import ModelChoice
 from algorithms.train_options import TrainOptions
+from engine.settings.kept_config import require_as_kept
 from engine.settings.sections import (
     DataConfig,
     EngineConfig,
@@ -90,7 +91,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ShoalError: One line that names the file or the key.
     """
-    file = Path(path) / "config.yaml" if Path(path).is_dir() else Path(path)
+    file = Path(path)
+    if file.is_dir():
+        file /= "config.yaml"
+        require_as_kept(file)
     for override in overrides:
         if not re.match(r"^[\w.]+=", override):
             raise ShoalError(f"{override}: an override has the form key.sub=value")

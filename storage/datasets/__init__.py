@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from storage.datasets import files, sbm, twin
+from storage.datasets import files, flickr, npz_graphs, planetoid, reddit, sbm, twin
 from storage.datasets.digits import load_digits
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
-from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, twin_in_place
+from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.source import DataSource, data_root
+from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load"]
+__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load", "published_contents"]
 
 LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "digits": load_digits,
@@ -34,6 +36,14 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     **dict.fromkeys(PUBLISHED, load_ogb),
     **dict.fromkeys(twin.ORIGINALS, twin.load_twin),
 }
+# Paths below the data root.
+PUBLISHED_FILES: dict[str, list[Path]] = {
+    **{name: planetoid.paths(name) for name in planetoid.FOLDERS},
+    **{name: [Path(file)] for name, file in npz_graphs.FILES.items()},
+    "flickr": [flickr.FOLDER / file for file in flickr.IDS],
+    "reddit": [reddit.FOLDER / file for file in reddit.FILES],
+    **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
+}
 
 
 def load(options: DataSource) -> Graph:
@@ -48,7 +58,7 @@ def load(options: DataSource) -> Graph:
     if in_blocks and options.row_normalize:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
     graph = LOADERS[name](name, options)
-    where = str(files.parts(files.location(options))["x"]) if name == "files" else f"dataset '{name}'"
+    where = str(files.parts(files.graph_at(options.path))["x"]) if name == "files" else f"dataset '{name}'"
     # OGB features are checked as they are written, and features of twins are drawn finite.
     if not in_blocks:
         check_finite(graph.x, where)
@@ -77,8 +87,24 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     if name in twin.ORIGINALS:
         content |= twin.Twin.of(name, options).identity
     if name == "files":
-        content |= files.fingerprint(options)
+        content["files"] = files.contents(files.graph_at(options.path))
     return content
+
+
+def published_contents(options: DataSource) -> dict[str, str]:
+    """Digest of every published file of a dataset, by its path below the data root; empty if one is not there.
+
+    Their names say what they should hold, so they are no part of the fingerprint, and a store can be used without them.
+
+    Raises:
+        ShoalError: The name is unknown, or a file cannot be read.
+    """
+    name = _known(options)
+    root = data_root(options.root)
+    paths = [root / path for path in PUBLISHED_FILES.get(name, ())]
+    if not all(path.is_file() for path in paths):
+        return {}
+    return {str(path.relative_to(root)): input_digest(path) for path in paths}
 
 
 def _known(options: DataSource) -> str:

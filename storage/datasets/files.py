@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from storage.atomic import cannot_write, replacing
 from storage.datasets.source import DataSource, reading
 from storage.datasets.synthetic import NOTE, mark_synthetic, synthetic_identity
+from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays
 from storage.graph import Graph
@@ -28,7 +29,7 @@ def load_files(name: str, options: DataSource) -> Graph:
     Raises:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
     """
-    path = location(options)
+    path = graph_at(options.path)
     arrays, where = _read(path)
     return graph_from_arrays(name, arrays, where, synthetic_identity(path) is not None)
 
@@ -67,15 +68,15 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
     return path
 
 
-def location(options: DataSource) -> Path:
+def graph_at(path: str | None) -> Path:
     """Absolute path of the user's file or folder.
 
     Raises:
         ShoalError: `data.path` is not set.
     """
-    if not options.path:
+    if not path:
         raise ShoalError("data.path: not set; dataset 'files' needs an .npz file or a folder of .npy files")
-    return Path(options.path).expanduser().resolve()
+    return Path(path).expanduser().resolve()
 
 
 def parts(path: Path) -> dict[str, Path]:
@@ -100,16 +101,17 @@ def parts(path: Path) -> dict[str, Path]:
     return dict.fromkeys(REQUIRED, path)
 
 
-def fingerprint(options: DataSource) -> dict[str, Any]:
-    """Path, and size in bytes and time of change in ns of every file that would be read.
+def contents(path: Path) -> dict[str, str]:
+    """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph.
 
     Raises:
-        ShoalError: A file is missing.
+        ShoalError: A file is missing or cannot be read.
     """
-    path = location(options)
-    stats = {file.name: file.stat() for file in parts(path).values()}
-    files = {name: {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns} for name, stat in stats.items()}
-    return {"path": str(path), "files": files}
+    if not path.is_dir():
+        return {"npz": input_digest(parts(path)["x"])}
+    note = path / NOTE
+    read = [*parts(path).values(), *([note] if note.exists() else [])]
+    return {file.name: input_digest(file) for file in read}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

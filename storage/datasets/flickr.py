@@ -1,6 +1,7 @@
 """Flickr: images joined by what they have in common, with GraphSAINT's split."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from storage.datasets.features import compact
 from storage.datasets.source import DataSource, data_root, reading
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph, clean_edges
 
+FOLDER = Path("flickr") / "raw"
 URL = "https://drive.usercontent.google.com/download?id={}&confirm=t"
 IDS = {
     "adj_full.npz": "1crmsTbd1-2sEXsGwa2IKnIB7Zd3TmUsy",
@@ -27,7 +29,7 @@ def load_flickr(name: str, options: DataSource) -> Graph:
     Raises:
         ShoalError: A file is missing and cannot be downloaded, or is damaged.
     """
-    folder = data_root(options.root) / "flickr" / "raw"
+    folder = data_root(options.root) / FOLDER
     paths = published(name, folder, list(IDS), lambda file: URL.format(IDS[file]))
     adjacency, features, labels, roles = paths
     again = "delete it, and it is downloaded again"

@@ -19,6 +19,7 @@ from storage.datasets.download import published
 from storage.datasets.npz_stream import NpzMember
 from storage.datasets.source import DataSource, data_root, derived_root
 from storage.datasets.synthetic import synthetic_identity
+from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.external_csr import external_csr, open_csr
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph
@@ -100,7 +101,8 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     files = _files(name, known, data_root(options.root), identity)
     dtype = np.dtype(feature_dtype(name, options))
     limit = options.memory_limit
-    with derived(derived_root(options) / "ogb-derived" / name, _sizes_and_times(files)) as folder:
+    contents = {part: input_digest(path) for part, path in files.items()}
+    with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
         csr, x, y, split = (folder / part for part in ("csr", f"x-{dtype.name}.npy", "y.npy", "split.npy"))
         if not all(path.exists() for path in (csr, x, y, split)):
             block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
@@ -162,11 +164,6 @@ def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | N
                 f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{name}'"
             )
     return {part: folder / file for part, file in inside.items()}
-
-
-def _sizes_and_times(files: dict[str, Path]) -> dict[str, Any]:
-    stats = {part: path.stat() for part, path in files.items()}
-    return {part: {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns} for part, stat in stats.items()}
 
 
 def _open_csv(files: dict[str, Path], block_bytes: int) -> Raw:

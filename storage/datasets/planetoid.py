@@ -1,5 +1,7 @@
 """Cora, CiteSeer and PubMed with their public split."""
 
+from pathlib import Path
+
 import numpy as np
 
 from storage.datasets.download import published
@@ -12,6 +14,11 @@ FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
 
+def paths(name: str) -> list[Path]:
+    """The published files of a graph, below the data root."""
+    return [Path("planetoid") / FOLDERS[name] / "raw" / f"ind.{name}.{part}" for part in PARTS]
+
+
 def load_planetoid(name: str, options: DataSource) -> Graph:
     """A citation graph: words of papers (x, CSR if sparse), field of a paper (y), who cites whom (edges).
 
@@ -22,8 +29,9 @@ def load_planetoid(name: str, options: DataSource) -> Graph:
     Raises:
         ShoalError: A file is missing and cannot be downloaded, or is damaged.
     """
-    folder = data_root(options.root) / "planetoid" / FOLDERS[name] / "raw"
-    published(name, folder, [f"ind.{name}.{part}" for part in PARTS], lambda file: f"{URL}/{file}")
+    files = paths(name)
+    folder = data_root(options.root) / files[0].parent
+    published(name, folder, [file.name for file in files], lambda file: f"{URL}/{file}")
     from torch_geometric.io import read_planetoid_data
 
     with reading(folder, f"replace the raw files of dataset '{name}'"):

@@ -1,5 +1,7 @@
 """Reddit: posts joined by common commenters, with GraphSAGE's split by date."""
 
+from pathlib import Path
+
 import numpy as np
 import scipy.sparse as sp
 
@@ -8,6 +10,7 @@ from storage.datasets.features import compact
 from storage.datasets.source import DataSource, data_root, reading
 from storage.graph import Graph, clean_edges
 
+FOLDER = Path("reddit") / "raw"
 URL = "https://data.dgl.ai/dataset/reddit.zip"
 FILES = ("reddit_data.npz", "reddit_graph.npz")
 
@@ -21,7 +24,7 @@ def load_reddit(name: str, options: DataSource) -> Graph:
     Raises:
         ShoalError: A file is missing and cannot be downloaded, or is damaged.
     """
-    folder = data_root(options.root) / "reddit" / "raw"
+    folder = data_root(options.root) / FOLDER
     data, adjacency = published(name, folder, FILES, lambda file: URL)
     again = "delete it, and it is downloaded again"
     with reading(data, again), np.load(data, allow_pickle=False) as file:

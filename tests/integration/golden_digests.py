@@ -22,7 +22,7 @@ from engine.commands.export import export
 from engine.commands.run import run
 from engine.hosts.federation import Session
 from engine.records.environment import environment
-from engine.records.run_folder import read_metrics
+from engine.records.metrics import read_metrics
 from engine.settings.config import Config, parse_config
 
 GOLDEN = Path(__file__).with_suffix(".json")

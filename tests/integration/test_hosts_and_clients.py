@@ -9,7 +9,7 @@ import yaml
 from runs import PATIENCE, Runs
 
 from engine.records.checkpoint import load_newest
-from engine.records.run_folder import read_metrics
+from engine.records.metrics import read_metrics
 
 METHOD = """
 import os

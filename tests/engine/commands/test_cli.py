@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.commands import cli
-from engine.records.run_folder import read_metrics
+from engine.records.metrics import read_metrics
 
 Refused = Callable[..., str]
 Shoal = Callable[..., None]

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from engine.commands.export import export
 from engine.commands.run import run
-from engine.records.run_folder import read_metrics, read_summary
+from engine.records.metrics import read_metrics
+from engine.records.run_folder import read_summary
 from engine.settings.config import parse_config
 from storage.graph import TEST
 

@@ -17,7 +17,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.commands.run import run
-from engine.records.run_folder import METRICS, SUMMARY, read_metrics, read_summary
+from engine.records.metrics import METRICS, read_metrics
+from engine.records.run_folder import SUMMARY, read_summary
 from engine.settings.config import load_config, parse_config
 from storage.errors import ShoalError
 

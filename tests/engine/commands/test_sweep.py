@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from engine.commands.sweep import expand, sweep
-from engine.records.run_folder import METRICS, SUMMARY
+from engine.records.metrics import METRICS
+from engine.records.run_folder import SUMMARY
 from engine.screen.report import console, show_sweep
 from storage.errors import ShoalError
 

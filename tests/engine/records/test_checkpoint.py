@@ -1,13 +1,22 @@
-"""Checkpoints: what was saved comes back, the newest few are kept, damaged ones are passed over and named."""
+"""Checkpoints: what was saved comes back, the newest few are kept, and none that cannot be used is lost."""
 
+import json
 import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from engine.records import checkpoint
+from engine.records.checkpoint import FORMAT, PLAIN, TENSORS, Checkpoint
+from engine.records.metrics import METRICS
 from engine.rounds.state import FederationState
+from storage.errors import ShoalError
+from storage.sealed import sealed
 
 
 def state(number: int) -> FederationState:
@@ -22,32 +31,150 @@ def state(number: int) -> FederationState:
     )
 
 
-def test_round_trip_and_keep(tmp_path: Path) -> None:
-    for number in (2, 4, 6):
-        checkpoint.save(tmp_path, state(number), {"torch": "x"}, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-000004", "round-000006"]
-    found = checkpoint.load_newest(tmp_path)
+def save(root: Path, number: int, keep: int = 9) -> Path:
+    return checkpoint.save(root, Checkpoint(state(number), {"torch": "x"}, {"data": "y"}, f"line {number}\n"), keep)
+
+
+def newest(root: Path) -> Checkpoint:
+    found = checkpoint.load_newest(root)
     assert found is not None
-    loaded, environment, complaints = found
-    assert environment == {"torch": "x"}
-    assert not complaints
-    tensors, plain = loaded.to_tensors()
+    return found
+
+
+def test_round_trip_and_keep(tmp_path: Path) -> None:
+    assert checkpoint.load_newest(tmp_path / "none") is None
+    for number in (2, 4, 6):
+        save(tmp_path, number, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-000004", "round-000006"]
+    found = newest(tmp_path)
+    assert (found.environment, found.inputs, found.metrics) == ({"torch": "x"}, {"data": "y"}, "line 6\n")
+    assert not found.passed_over
+    tensors, plain = found.state.to_tensors()
     expected, expected_plain = state(6).to_tensors()
     assert plain == expected_plain
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
-def test_damaged_ones_are_passed_over(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path) is None
+def test_numbers_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
+    for number in (999_999, 1_000_000):
+        save(tmp_path, number)
+    assert newest(tmp_path).state.round == 1_000_000
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def of_format(number: int) -> Callable[[Path], None]:
+    return lambda path: (path / PLAIN).write_text(json.dumps({"format": number, "anything": 1})) and None
+
+
+def other_round(folder: Path) -> None:
+    record = json.loads((folder / PLAIN).read_text())
+    record["state"]["round"] = 7
+    (folder / PLAIN).write_text(json.dumps(record))
+
+
+def unreadable(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(name)
+
+    return damage
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (lambda folder: os.truncate(folder / TENSORS, 20), r"damaged \(state\.safetensors: checksum does not match\)"),
+    (lambda folder: flip(folder / TENSORS), r"damaged \(state\.safetensors: checksum does not match\)"),
+    (lambda folder: flip(folder / METRICS), r"damaged \(metrics\.jsonl: checksum does not match\)"),
+    (lambda folder: (folder / METRICS).unlink(), r"damaged \(metrics\.jsonl is missing\)"),
+    (lambda folder: (folder / PLAIN).unlink(), r"damaged \(state\.json is missing\)"),
+    (lambda folder: (folder / PLAIN).write_text("{"), r"damaged \("),
+    (lambda folder: (folder / PLAIN).write_text("[1]"), r"damaged \(not an object\)"),
+    (lambda folder: (folder / PLAIN).write_text(sealed({"format": FORMAT})), r"damaged \('files'\)"),
+    (lambda folder: flip(folder / PLAIN), r"damaged \("),
+    (other_round, r"damaged \(changed since it was written\)"),
+    (of_format(FORMAT + 1), rf"format {FORMAT + 1} of another version of Shoal, this one reads {FORMAT}"),
+    (of_format(2), rf"format 2 of another version of Shoal, this one reads {FORMAT}"),
+    (unreadable(TENSORS), r"cannot be read \(Too many levels of symbolic links\)"),
+    (unreadable(PLAIN), r"cannot be read \(Too many levels of symbolic links\)"),
+]
+
+
+@pytest.mark.parametrize(("damage", "fault"), DAMAGES)
+def test_one_that_cannot_be_used_is_passed_over_named_and_kept(
+    tmp_path: Path, damage: Callable[[Path], None], fault: str
+) -> None:
     for number in (1, 2, 3):
-        checkpoint.save(tmp_path, state(number), {}, keep=9)
-    os.truncate(tmp_path / "round-000003" / checkpoint.TENSORS, 20)
-    (tmp_path / "round-000002" / checkpoint.PLAIN).write_text("{")
+        save(tmp_path, number)
     (tmp_path / "round-000009.unfinished").mkdir()
-    found = checkpoint.load_newest(tmp_path)
-    assert found is not None
-    assert found[0].round == 1
-    assert len(found[2]) == 2
-    assert "round-000003" in found[2][0]
-    assert "checksum" in found[2][0]
+    damage(tmp_path / "round-000003")
+    found = newest(tmp_path)
+    assert found.state.round == 2
+    (said,) = found.passed_over
+    _match(said, rf"^{tmp_path}/round-000003: {fault}")
+    before = {path.name: os.lstat(path).st_ino for path in (tmp_path / "round-000003").iterdir()}
+    checkpoint.set_aside(tmp_path, 2)
+    save(tmp_path, 3, keep=1)
+    assert newest(tmp_path).state.round == 3
+    aside = tmp_path / "round-000003.unusable"
+    assert {path.name: os.lstat(path).st_ino for path in aside.iterdir()} == before
+
+
+def _match(text: str, pattern: str) -> None:
+    assert re.search(pattern, text), text
+
+
+@pytest.mark.parametrize(("damage", "fault"), DAMAGES)
+def test_if_none_can_be_used_that_is_an_error_with_every_complaint(
+    tmp_path: Path, damage: Callable[[Path], None], fault: str
+) -> None:
+    for number in (1, 2):
+        damage(save(tmp_path, number))
+    with pytest.raises(ShoalError) as refused:
+        checkpoint.load_newest(tmp_path)
+    line = str(refused.value)
+    _match(line, rf"no checkpoint can be used \({tmp_path}/round-000002: {fault}")
+    _match(line, rf"; {tmp_path}/round-000001: {fault}")
+    _match(line, r"--fresh deletes them all and starts over$")
+    assert "\n" not in line
+
+
+def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    root.symlink_to("checkpoints")
+    for call in (checkpoint.load_newest, checkpoint.exist):
+        with pytest.raises(ShoalError, match=rf"^{root}: the checkpoints cannot be read: Too many levels"):
+            call(root)
+
+
+def test_a_second_one_is_set_aside_beside_the_first(tmp_path: Path) -> None:
+    for _ in range(3):
+        flip(save(tmp_path, 3) / TENSORS)
+        checkpoint.set_aside(tmp_path, 2)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"round-000003.unusable", "round-000003.unusable1", "round-000003.unusable2"}
+    assert checkpoint.load_newest(tmp_path) is None
+
+
+def test_the_checkpoint_of_a_round_is_written_once(tmp_path: Path) -> None:
+    folder = save(tmp_path, 3)
+    before = (folder / TENSORS).stat()
+    save(tmp_path, 3)
+    assert (folder / TENSORS).stat() == before
+
+
+def test_a_full_disk_keeps_the_older_ones(tmp_path: Path) -> None:
+    save(tmp_path, 1, keep=1)
+    (tmp_path / "round-000002.unfinished").write_text("in the way")
+    with pytest.raises(ShoalError, match=r"round-000002: the checkpoint cannot be written .*; free space and use"):
+        save(tmp_path, 2, keep=1)
+    assert newest(tmp_path).state.round == 1
+    (tmp_path / "round-000002.unfinished").unlink()
+    shutil.rmtree(tmp_path / "round-000002.unfinished", ignore_errors=True)
+    assert newest(tmp_path).state.round == 1
+    save(tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000002"]

@@ -1,18 +1,21 @@
 """What last bits depend on, as the machine itself says it."""
 
 import platform
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from engine.records import environment as environment_module
 from engine.records.environment import differences, environment
 
 
 def test_of_this_machine() -> None:
     found = environment("cpu")
-    assert found.keys() == {"cpu", "device", "python", "torch", "numpy"}
+    assert found.keys() == {"cpu", "device", "python", "torch", "numpy", "shoal"}
     assert found["torch"] == torch.__version__
     assert found["python"] == platform.python_version()
     versions = [sys.executable, "-c", "import numpy; print(numpy.__version__)"]
@@ -25,6 +28,22 @@ def test_the_processor_has_a_name() -> None:
     with open("/proc/cpuinfo") as f:
         assert environment("cpu")["cpu"] in f.read()
     assert environment("cpu")["cpu"]
+
+
+def test_other_code_is_another_environment(tmp_path: Path) -> None:
+    root = Path(environment_module.__file__).parents[2]
+    for name in environment_module.PACKAGES:
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    ask = "from engine.records.environment import environment; print(environment('cpu')['shoal'])"
+
+    def answer() -> str:
+        command = [sys.executable, "-c", ask]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert answer() == environment("cpu")["shoal"]
+    file = tmp_path / "algorithms" / "methods" / "fedavg.py"
+    file.write_text(file.read_text() + "# changed\n")
+    assert answer() != environment("cpu")["shoal"]
 
 
 def test_differences() -> None:

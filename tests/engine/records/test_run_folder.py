@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,18 +12,21 @@ from typing import Any
 import pytest
 import yaml
 
+from engine.records import checkpoint
+from engine.records.checkpoint import Checkpoint
+from engine.records.metrics import METRICS
 from engine.records.run_folder import (
+    CHECKPOINTS,
     CONFIG,
     LOG,
-    METRICS,
     SUMMARY,
     RunFolder,
     changed_keys,
-    read_metrics,
     read_summary,
     run_path,
     unfinished_relatives,
 )
+from engine.rounds.state import FederationState
 from engine.settings.config import Config, load_config
 from storage.errors import ShoalError
 
@@ -122,11 +126,21 @@ def test_warnings_go_to_the_log_while_it_is_open(folder: RunFolder) -> None:
     assert "too late" not in text
 
 
+def test_a_log_on_a_full_disk_ends_nothing(config_of: MakeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_path(config_of())
+    path.mkdir()
+    (path / LOG).symlink_to("/dev/full")
+    folder = RunFolder(config_of())
+    logging.getLogger("engine").warning("host 1 is back")
+    folder.close()
+    assert capsys.readouterr().err == ""
+
+
 def test_started_and_finished(folder: RunFolder, config_of: MakeConfig) -> None:
     folder.begin(config_of())
     assert load_config(folder.path) == config_of()
     assert not folder.started
-    folder.append(line(1))
+    folder.metrics.append(line(1))
     assert folder.started
     assert not folder.finished
     folder.summarize({"rounds": 1, "scopes": {}})
@@ -135,47 +149,85 @@ def test_started_and_finished(folder: RunFolder, config_of: MakeConfig) -> None:
     assert not list(folder.path.glob("*.unfinished"))
 
 
-def test_a_restart_forgets_all_but_the_config(folder: RunFolder, config_of: MakeConfig) -> None:
+def test_checkpoints_without_metrics_are_a_run_that_has_started(folder: RunFolder) -> None:
+    (folder.checkpoints / "round-000003").mkdir(parents=True)
+    assert folder.started
+
+
+def test_what_cannot_be_looked_at_is_not_missing(config_of: MakeConfig) -> None:
+    folder = RunFolder(config_of())
+    folder.close()
+    for name in (SUMMARY, METRICS):
+        (folder.path / name).symlink_to(name)
+    assert folder.finished
+    assert folder.started
+    with pytest.raises(ShoalError, match=rf"{SUMMARY}: cannot be read: Too many levels of symbolic links"):
+        read_summary(folder.path)
+    (folder.path / METRICS).unlink()
+    folder.checkpoints.symlink_to(CHECKPOINTS)
+    with pytest.raises(ShoalError, match=r"checkpoints: the checkpoints cannot be read: Too many levels"):
+        _ = folder.started
+
+
+def test_a_fresh_start_forgets_all_but_the_config(folder: RunFolder, config_of: MakeConfig) -> None:
     folder.begin(config_of())
-    folder.append(line(1))
+    folder.metrics.append(line(1))
     folder.summarize({})
     for name in ("checkpoints", "tensorboard", "export"):
         (folder.path / name).mkdir()
         (folder.path / name / "file").touch()
-    folder.restart()
+    folder.clear()
     assert {path.name for path in folder.path.iterdir()} <= {CONFIG, ".lock"}
     # Also where nothing is left.
-    folder.restart()
+    folder.clear()
 
 
-def test_metrics_are_cut_to_the_checkpoint(folder: RunFolder) -> None:
-    lines = [line(number, scopes={"served": {"val": {"nodes": 0.1}}}) for number in range(1, 6)]
-    for one in lines:
-        folder.append(one)
-    with (folder.path / METRICS).open("a") as f:
-        f.write('{"round": 6, "lo')
-    assert read_metrics(folder.path) == lines
-    folder.cut_metrics(3)
-    assert read_metrics(folder.path) == lines[:3]
-    folder.append(line(4))
-    assert [one["round"] for one in read_metrics(folder.path)] == [1, 2, 3, 4]
-    folder.cut_metrics(0)
-    assert read_metrics(folder.path) == []
+def test_the_config_of_a_run_is_as_it_was_written(folder: RunFolder, config_of: MakeConfig) -> None:
+    folder.begin(config_of())
+    file = folder.path / CONFIG
+    text = file.read_text()
+    for changed in (text.replace("seed: 0", "seed: 1", 1), text[: text.index("# seal")], text[: len(text) // 2], ""):
+        file.write_text(changed)
+        with pytest.raises(ShoalError, match=rf"^{file}: not as the run wrote it; copy it out of the run folder"):
+            load_config(folder.path)
 
 
-def test_a_damaged_line_in_the_middle_is_named(folder: RunFolder) -> None:
-    (folder.path / METRICS).write_text(f'{json.dumps(line(1))}\n{{"round": 2, "lo\n{json.dumps(line(3))}\n')
-    with pytest.raises(ShoalError, match=rf"^{folder.path / METRICS}: line 2 is damaged; delete it, or run again with"):
-        read_metrics(folder.path)
+def test_a_summary_without_nan(folder: RunFolder) -> None:
+    with pytest.raises(ShoalError, match=r"summary\.json: NaN or infinity in the summary; not written"):
+        folder.summarize({"scopes": {"served": float("nan")}})
+    assert not folder.finished
 
 
-def test_nothing_logged_and_no_summary(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}: no readable summary\.json, so no finished run"):
-        read_summary(tmp_path)
-    (tmp_path / SUMMARY).write_text("{")
-    with pytest.raises(ShoalError, match="no finished run"):
-        read_summary(tmp_path)
+def test_a_summary_is_as_it_was_written(folder: RunFolder) -> None:
+    with pytest.raises(ShoalError, match=rf"^{folder.path}: no readable summary\.json, so no finished run"):
+        read_summary(folder.path)
+    folder.summarize({"accuracy": 0.81})
+    file = folder.path / SUMMARY
+    text = file.read_text()
+    for changed, fault in (
+        (text.replace("0.81", "0.91"), "changed since it was written"),
+        (text[:10], "damaged"),
+        ("", "damaged"),
+        (json.dumps({"accuracy": 0.81}), "changed since it was written"),
+    ):
+        file.write_text(changed)
+        with pytest.raises(ShoalError, match=rf"^{file}: {fault}.*; delete it, and --resume writes it again"):
+            read_summary(folder.path)
+
+
+@pytest.mark.parametrize("write", ["begin", "summarize"])
+def test_a_full_disk_leaves_what_was_there(folder: RunFolder, config_of: MakeConfig, write: str) -> None:
+    def call() -> None:
+        folder.begin(config_of()) if write == "begin" else folder.summarize({"rounds": 1})
+
+    call()
+    file = folder.path / {"begin": CONFIG, "summarize": SUMMARY}[write]
+    before = file.read_bytes()
+    file.with_name(file.name + ".unfinished").symlink_to("/dev/full")
+    with pytest.raises(ShoalError, match=rf"^{file}: cannot be written: No space left on device; free space"):
+        call()
+    assert file.read_bytes() == before
+    assert not os.path.lexists(file.with_name(file.name + ".unfinished"))
 
 
 def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
@@ -189,11 +241,30 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     assert changed_keys(config_of(engine__hosts=9), folder.path) == []
 
 
+def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
+    """A file counts by what is in it, not by its name."""
+    trace, moved = tmp_path / "trace.npy", tmp_path / "moved.npy"
+    trace.write_text("1")
+    config = config_of(participation__trace=str(trace))
+    folder = RunFolder(config)
+    folder.begin(config)
+    kept = Checkpoint(FederationState(round=1), {}, {"participation.trace": "another digest"}, "")
+    checkpoint.save(folder.checkpoints, kept, keep=1)
+    folder.close()
+    assert changed_keys(config, folder.path) == ["the content of participation.trace"]
+    trace.rename(moved)
+    assert run_path(config_of(participation__trace=str(moved))) == folder.path
+    moved.write_text("2")
+    assert run_path(config_of(participation__trace=str(moved))) != folder.path
+    with pytest.raises(ShoalError, match=rf"^participation\.trace: {trace}: cannot be read: No such file"):
+        run_path(config)
+
+
 def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:
     def left(**keys: Any) -> RunFolder:
         folder = RunFolder(config_of(**keys))
         folder.begin(config_of(**keys))
-        folder.append(line(1))
+        folder.metrics.append(line(1))
         folder.close()
         return folder
 

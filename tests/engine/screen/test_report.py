@@ -1,6 +1,5 @@
 """Tables: the numbers that stand in them are those of the files, in the columns that name them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import yaml
 from engine.preparing.prepare import prepare
 from engine.screen.report import console, show_next, show_rounds, show_run, show_store, show_sweep
 from engine.settings.config import Config
+from engine.settings.kept_config import with_seal
+from storage.sealed import sealed
 
 TEST = {"nodes": 0.5, "rows": 0.61, "clients": 0.42, "f1": 0.33, "min": 0.1, "median": 0.45, "max": 0.9}
 
@@ -35,9 +36,9 @@ def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes:
 
 def written(folder: Path, found: dict[str, Any], model: Any = None) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(found))
-    config = {"algorithm": {"name": "fedavg"}, "model": model or {"name": "sgc"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "summary.json").write_text(sealed(found))
+    config = {"name": "a", "data": {"dataset": "cora"}, "algorithm": "fedavg", "model": model or {"name": "sgc"}}
+    (folder / "config.yaml").write_text(with_seal(yaml.safe_dump(config)))
     return folder
 
 
@@ -100,7 +101,7 @@ def test_the_newest_rounds(tmp_path: Path) -> None:
             "bytes_up": 1024, "bytes_down": 0, **({"scopes": scopes} if number == 11 else {}),
         }  # fmt: skip
 
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 13)))
+    (tmp_path / "metrics.jsonl").write_text("".join(sealed(line(number)) + "\n" for number in range(1, 13)))
     lines = printed(show_rounds, tmp_path)
     assert "12 rounds logged" in " ".join(" ".join(lines).split())
     rows = [line.split() for line in lines if line.strip()[:1].isdigit() and "KiB" in line]

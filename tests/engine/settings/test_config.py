@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from engine.settings.config import Config, load_config, parse_config
+from engine.settings.kept_config import with_seal
 from storage.errors import ShoalError
 
 PLAIN: dict[str, Any] = {
@@ -39,7 +40,7 @@ def test_a_config_written_out_is_read_back(file: Path, tmp_path: Path) -> None:
     config = load_config(file, ["model.name=gcn", "model.hidden=8", "engine.memory_limit=1GiB"])
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text(yaml.safe_dump(config.plain()))
+    (run / "config.yaml").write_text(with_seal(yaml.safe_dump(config.plain())))
     # A run folder stands for the config in it.
     assert load_config(run) == config == load_config(run / "config.yaml")
     assert config.memory_limit() == config.engine.memory_limit == 2**30
@@ -103,7 +104,7 @@ def test_a_file_that_holds_no_keys(tmp_path: Path, content: str) -> None:
 
 def test_a_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").mkdir()
-    with pytest.raises(ShoalError, match=r"not a config: .*Is a directory"):
+    with pytest.raises(ShoalError, match=r"config\.yaml: cannot be read: Is a directory"):
         load_config(tmp_path)
 
 

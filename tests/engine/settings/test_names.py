@@ -69,9 +69,9 @@ NAMES = [
     ),
     (
         "quickstart",
-        ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=/data/trace.npy"],
+        ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
         (
-            "quickstart-42a9dded",
+            "quickstart-3a9855d0",
             "digits-louvain10-28c7508f",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -99,14 +99,17 @@ NAMES = [
     ),
     (
         "sbm-200",
-        ["partition.method=file", "partition.file=/data/clients.npy"],
-        ("sbm-200-0a37dc75", "sbm-file200-9a2b377e", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ["partition.method=file", "partition.file=FILE"],
+        ("sbm-200-bc37df17", "sbm-file200-6a3a4a9f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
 ]
 
 
 @pytest.mark.parametrize(("name", "overrides", "names"), NAMES)
-def test_names(name: str, overrides: list[str], names: tuple[str, ...]) -> None:
+def test_names(name: str, overrides: list[str], names: tuple[str, ...], tmp_path: Path) -> None:
+    """Files count by their content, wherever they lie."""
+    (tmp_path / "file").write_text("content")
+    overrides = [override.replace("FILE", str(tmp_path / "file")) for override in overrides]
     config = load_config(CONFIGS / f"{name}.yaml", ["data.root=/data", "run.root=/runs", *overrides])
     found = run_path(config).name, store_path(config).name, config.data.split_name, config.propagation.name
     assert found == names

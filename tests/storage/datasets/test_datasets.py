@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -135,8 +137,14 @@ def test_fingerprint_of_files_follows_the_files(tmp_path: Path) -> None:
     options = write_graph(tmp_path, np.ones((4, 3)))
     before = fingerprint(options)
     assert json.loads(json.dumps(before)) == before
-    assert before["path"] == str(tmp_path / "g.npz")
-    write_graph(tmp_path, np.ones((4, 4)))
+    moved = tmp_path / "elsewhere" / "graph.npz"
+    moved.parent.mkdir()
+    shutil.copy(tmp_path / "g.npz", moved)
+    assert fingerprint(dataclasses.replace(options, path=str(moved))) == before
+    stat = (tmp_path / "g.npz").stat()
+    write_graph(tmp_path, np.full((4, 3), 2.0))
+    os.utime(tmp_path / "g.npz", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (tmp_path / "g.npz").stat().st_size == stat.st_size
     assert fingerprint(options) != before
     (tmp_path / "g.npz").unlink()
     with pytest.raises(ShoalError, match=r"g\.npz: not found"):

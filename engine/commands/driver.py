@@ -1,0 +1,179 @@
+"""The loop of a run: a server stepped through its rounds, and what it says written into the run folder."""
+
+import logging
+import time
+from typing import Any
+
+from engine.hosts.federation import Federation, ServerLost, Session
+from engine.hosts.memory import PeakMemory, resident
+from engine.records import checkpoint
+from engine.records.checkpoint import Checkpoint
+from engine.records.environment import environment
+from engine.records.run_folder import RunFolder
+from engine.records.summary import summarize_run
+from engine.records.tensorboard import TensorBoard
+from engine.rounds.schedule import Plan
+from engine.rounds.state import FederationState
+from engine.screen.interrupt import graceful
+from engine.screen.live_view import LiveView, live_view
+from engine.screen.progress import say
+from engine.settings.config import Config
+from engine.wire.job import Job
+from storage.errors import ShoalError
+from storage.store import Store
+
+log = logging.getLogger(__name__)
+SERVERS_LOST = 5
+
+
+class Driver:
+    """Steps a server through the rounds and writes what it says into the run folder."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        session: Session,
+        job: Job,
+        store: Store,
+        plan: Plan,
+        inputs: dict[str, str],
+    ) -> None:
+        """Of one run.
+
+        Args:
+            config: The run.
+            folder: Its folder.
+            session: Hosts to use.
+            job: The run as its hosts see it.
+            store: Its store.
+            plan: Its rounds.
+            inputs: Digests of what it reads, for checkpoints.
+        """
+        self.config, self.folder, self.session = config, folder, session
+        self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
+        self.environment = environment(job.device)
+        self._servers_lost = 0
+
+    def drive(self, state: FederationState | None) -> None:
+        """Runs all rounds that are left, from a state or from the start, and writes the summary.
+
+        Raises:
+            ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
+            KeyboardInterrupt: The user stopped it, or its time was over; a checkpoint is written.
+        """
+        began = time.monotonic()
+        memory = PeakMemory()
+        every = self.config.run.checkpoint_every
+        board = TensorBoard(self.folder.path) if self.config.run.tensorboard else None
+        federation: Federation | None = None
+        try:
+            with graceful() as interrupt:
+                federation, done = self._serve(state)
+                with live_view(self.config.name, self.config.rounds, done) as view:
+                    while done < self.config.rounds:
+                        try:
+                            line = self._round(federation, done, view)
+                            done = line["round"]
+                            self._log_events(line)
+                            line.setdefault("memory", {})["driver"] = resident()
+                            self.folder.metrics.append(line)
+                            if board:
+                                board.write(line)
+                            view.advance(line)
+                            interrupt.asked |= self._out_of_time(began)
+                            if done % every == 0 or done == self.config.rounds or interrupt.asked:
+                                self._save(federation)
+                        except ServerLost as error:
+                            federation, done = self._serve_again(error)
+                            view.back_to(done)
+                        if interrupt.asked and done < self.config.rounds:
+                            say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
+                            raise KeyboardInterrupt
+            lines = self.folder.metrics.lines
+            summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
+            self.folder.summarize({**summary, "inputs": self.inputs})
+        finally:
+            memory.stop()
+            if board:
+                board.close()
+            if federation is not None:
+                federation.close()
+
+    def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
+        """One round; if it fails, the rounds before it are kept in a checkpoint."""
+        try:
+            return federation.round(view.watch)
+        except ShoalError:
+            if done:
+                self._keep_what_is_done(federation, done)
+            raise
+
+    def _keep_what_is_done(self, federation: Federation, done: int) -> None:
+        """A checkpoint after a failure, which is what the user is told of whether this succeeds or not."""
+        try:
+            self._save(federation)
+        except (ShoalError, ServerLost) as error:
+            log.error("no checkpoint of round %d: %s", done, error)
+            return
+        say(f"kept a checkpoint of round {done}; go on with: shoal run {self.folder.path} --resume")
+
+    def _out_of_time(self, began: float) -> bool:
+        limit = self.config.run.max_seconds
+        return limit is not None and time.monotonic() - began > limit
+
+    def _log_events(self, line: dict[str, Any]) -> None:
+        """Tracebacks and what happened to hosts go to the log, the clients left out stay in the metrics."""
+        for event in line.pop("events", []):
+            log.warning(event)
+        for client, (text, detail) in line.get("failures", {}).items():
+            log.error("%s\n%s", text, detail)
+            line["failures"][client] = text
+
+    def _save(self, federation: Federation) -> None:
+        kept = Checkpoint(federation.state(), self.environment, self.inputs, self.folder.metrics.text)
+        checkpoint.save(self.folder.checkpoints, kept, self.config.run.keep)
+
+    def _serve(self, state: FederationState | None) -> tuple[Federation, int]:
+        """A server that goes on from a state, and how many rounds that has behind it; another one if it is lost."""
+        try:
+            return self.session.federation(self.job, self.plan, state), state.round if state else 0
+        except ServerLost as error:
+            return self._serve_again(error)
+
+    def _serve_again(self, error: ServerLost) -> tuple[Federation, int]:
+        """A new server from the newest checkpoint, on the same hosts.
+
+        Raises:
+            ShoalError: Servers were lost too often, or no checkpoint can be used.
+        """
+        self._servers_lost += 1
+        log.warning("server lost: %s", error)
+        if self._servers_lost > SERVERS_LOST:
+            raise ShoalError(
+                f"the server was lost {self._servers_lost} times ({error}); the newest checkpoint is kept, use --resume"
+            ) from error
+        found = checkpoint.load_newest(self.folder.checkpoints)
+        done = found.state.round if found else 0
+        say(f"the server was lost ({error}); going on after round {done}")
+        go_on_from(self.folder, found)
+        return self._serve(found.state if found else None)
+
+
+def go_on_from(folder: RunFolder, found: Checkpoint | None) -> None:
+    """Brings a run folder to what a checkpoint holds; None: to its start. Says what it could not use.
+
+    Raises:
+        ShoalError: A file cannot be written.
+    """
+    for fault in found.passed_over if found else ():
+        _warn(f"{fault}; set aside, the one before it is used")
+    if found and found.passed_over:
+        checkpoint.set_aside(folder.checkpoints, found.state.round)
+    if rebuilt := folder.metrics.restore(found.metrics if found else ""):
+        _warn(rebuilt)
+
+
+def _warn(text: str) -> None:
+    say(text)
+    log.warning(text)

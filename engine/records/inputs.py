@@ -1,0 +1,48 @@
+"""What a run reads beside its config, by content: the same files are the same run, wherever they lie."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from algorithms.methods.loading import describe
+from engine.settings.config import Config
+from storage.datasets import files
+from storage.digest import input_digest, text_digest
+from storage.errors import ShoalError
+
+
+def contents(config: Config) -> dict[str, str]:
+    """A digest for every key of a config that names a file which the run reads, and for a method of the user's own.
+
+    Raises:
+        ShoalError: A file is missing or cannot be read; names the key.
+    """
+    data, partition = config.data, config.partition
+    readers: dict[str, Callable[[], str | None]] = {
+        "algorithm.name": lambda: describe(config.algorithm.name, {}).digest,
+        "data.path": lambda: _of_graph(data.path) if data.dataset.lower() == "files" else None,
+        "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
+        "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
+        "participation.trace": lambda: _of_file(config.participation.trace),
+    }
+    found = {}
+    for key, read in readers.items():
+        try:
+            content = read()
+        except ShoalError as error:
+            raise ShoalError(str(error) if key in str(error) else f"{key}: {error}") from None
+        if content is not None:
+            found[key] = content
+    return found
+
+
+def _of_file(file: str | None) -> str | None:
+    return None if file is None else input_digest(Path(file))
+
+
+def _of_graph(path: str | None) -> str:
+    return text_digest(str(sorted(files.contents(files.graph_at(path)).items())))
+
+
+def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Names of the inputs whose content differs; one that only one side knows is not compared."""
+    return sorted(name for name in old.keys() & new.keys() if old[name] != new[name])

@@ -1,0 +1,134 @@
+"""metrics.jsonl: what every round came to, a sealed line each."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from storage.atomic import cannot_write, replacing
+from storage.errors import ShoalError
+from storage.sealed import sealed, unsealed
+
+METRICS = "metrics.jsonl"
+
+
+class Metrics:
+    """The one writer of a run's lines. It holds them, too, so that what happens to the file changes no number."""
+
+    def __init__(self, run: Path) -> None:
+        """Of a run folder; begins with no line."""
+        self.path = run / METRICS
+        self._lines: list[str] = []
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines so far, without their seals."""
+        return [unsealed(line) for line in self._lines]
+
+    @property
+    def text(self) -> str:
+        """The lines so far as the file has them."""
+        return "".join(line + "\n" for line in self._lines)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Logs a round.
+
+        Raises:
+            ShoalError: A number is NaN or infinite, or the file cannot be written: it then is as before.
+        """
+        try:
+            text = sealed(line)
+        except ValueError:
+            keys = ", ".join(_not_finite(line))
+            raise ShoalError(f"{self.path}: round {line['round']}: NaN or infinity in {keys}; not written") from None
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                before = file.seek(0, os.SEEK_END)
+                _write_whole(file.fileno(), (text + "\n").encode(), before)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self._lines.append(text)
+
+    def restore(self, text: str) -> str | None:
+        """Takes over the lines that a checkpoint holds; later ones are cut off.
+
+        Returns:
+            What is said of a file that does not begin with these lines; None if it does.
+
+        Raises:
+            ShoalError: The file cannot be written.
+        """
+        self._lines = text.splitlines()
+        try:
+            found = self.path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            found = None
+        except OSError as error:
+            raise ShoalError(
+                f"{self.path}: cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
+            ) from error
+        if found != text and not text:
+            _remove(self.path)
+        elif found != text:
+            with replacing(self.path) as unfinished:
+                unfinished.write_text(text)
+        if found is not None and found.startswith(text):
+            return None
+        fault = "was deleted" if found is None else "was changed or cut off" if found.strip() else "was emptied"
+        return f"{self.path}: {fault}; rebuilt from the checkpoint" if text else None
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ShoalError(f"{path}: cannot be removed: {error.strerror}; remove it by hand") from error
+
+
+def _write_whole(file: int, data: bytes, before: int) -> None:
+    """Writes all of it or, if that fails, nothing."""
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+    except OSError:
+        os.ftruncate(file, before)
+        raise
+
+
+def _not_finite(value: Any, key: str = "") -> Iterator[str]:
+    """Dotted keys of the numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _not_finite(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _not_finite(inner, f"{key}.{number}")
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The rounds logged in a run folder; a last line that a kill cut off is left out.
+
+    Raises:
+        ShoalError: A line was changed, or the file cannot be read.
+    """
+    path = run / METRICS
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+    result: list[dict[str, Any]] = []
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            result.append(unsealed(line))
+        except ValueError as error:
+            fault = "is damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else f"was {error}"
+            raise ShoalError(
+                f"{path}: line {number} {fault}; --resume rebuilds it from a checkpoint, --fresh starts over"
+            ) from None
+    return result
