@@ -24,6 +24,8 @@ from storage.graph import Cleaning
 from storage.journal import Journal
 
 CLEANING = "cleaning.json"
+# Files of a finished one.
+FILES = (INDPTR, INDICES, CLEANING)
 PROGRESS = "progress.jsonl"
 
 
@@ -75,7 +77,7 @@ def open_csr(folder: Path) -> tuple[np.ndarray, np.ndarray, Cleaning]:
         cleaning = Cleaning(**json.loads((folder / CLEANING).read_text()))
         if indptr[-1] != len(indices):
             raise ValueError("the row pointer does not fit the neighbours")
-    except (OSError, ValueError, TypeError, IndexError) as error:
+    except (OSError, EOFError, ValueError, TypeError, IndexError) as error:
         raise ShoalError(f"{folder}: damaged ({error}); delete the folder, and it is made again") from error
     return indptr, indices, cleaning
 

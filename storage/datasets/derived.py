@@ -11,6 +11,7 @@ from typing import Any
 from storage.atomic import replacing
 from storage.disk import writing
 from storage.errors import ShoalError
+from storage.sealed import sealed, unsealed
 
 SOURCE = "source.json"
 
@@ -24,7 +25,8 @@ def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         identity: What defines the arrays, in types JSON has; kept in `source.json`.
 
     Raises:
-        ShoalError: Another process uses the folder, it cannot be made, or it holds files not made here.
+        ShoalError: Another process uses the folder, it cannot be made, its note is damaged, or it holds files that were
+            not made here.
     """
     with writing(folder):
         note = folder / SOURCE
@@ -32,11 +34,11 @@ def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         others = [path for path in folder.iterdir() if path.name not in (SOURCE, ".lock")]
         if not note.exists() and any(not path.name.endswith(".unfinished") for path in others):
             raise ShoalError(f"{folder}: holds {others[0].name}, which is not Shoal's; set data.options.scratch")
-        if not note.exists() or _read(note) != dict(identity):
+        if _read(note) != dict(identity):
             for path in others:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             with replacing(note) as unfinished:
-                unfinished.write_text(json.dumps(identity))
+                unfinished.write_text(sealed(identity))
         yield folder
 
 
@@ -46,7 +48,12 @@ def digest(identity: Mapping[str, Any]) -> str:
 
 
 def _read(note: Path) -> Any:
+    """The identity; None if there is none yet."""
     try:
-        return json.loads(note.read_text())
-    except ValueError:
+        return unsealed(note.read_bytes())
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise ShoalError(
+            f"{note}: cannot be read ({error}); delete the folder {note.parent}, and it is made again"
+        ) from error

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from storage.atomic import cannot_write
+from storage.datasets.as_made import AsMade
 from storage.datasets.csv_stream import column_count, csv_blocks, number_in
 from storage.datasets.derived import derived
 from storage.datasets.download import published
@@ -21,7 +22,7 @@ from storage.datasets.source import DataSource, data_root, derived_root
 from storage.datasets.synthetic import synthetic_identity
 from storage.digest import input_digest
 from storage.errors import ShoalError
-from storage.external_csr import external_csr, open_csr
+from storage.external_csr import FILES, external_csr, open_csr
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph
 from storage.npy_rows import write_rows
 
@@ -103,7 +104,9 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     limit = options.memory_limit
     contents = {part: input_digest(path) for part, path in files.items()}
     with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
-        csr, x, y, split = (folder / part for part in ("csr", f"x-{dtype.name}.npy", "y.npy", "split.npy"))
+        names = f"x-{dtype.name}.npy", "y.npy", "split.npy"
+        csr, (x, y, split) = folder / "csr", (folder / name for name in names)
+        as_made = AsMade(folder, [*(f"csr/{name}" for name in FILES), *names])
         if not all(path.exists() for path in (csr, x, y, split)):
             block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
             raw = (_open_npz if known.binary else _open_csv)(files, block_bytes)
@@ -113,6 +116,7 @@ def load_ogb(name: str, options: DataSource) -> Graph:
             labels = partial(_checked_labels, raw, known.classes)
             write_rows(y, (raw.nodes,), np.dtype(np.int64), labels, limit, raw.where[2])
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
+        as_made.require()
         indptr, indices, cleaning = open_csr(csr)
         mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split)]
     x, y, split = mapped

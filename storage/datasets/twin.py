@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from storage.datasets.as_made import AsMade
 from storage.datasets.derived import derived, digest
 from storage.datasets.keyed import bits_for, key_of
 from storage.datasets.source import DataSource, derived_root
 from storage.datasets.twin_kernels import MEAN_WEIGHT, Table, degrees_of, edges_of, features_of, labels_of, ranks_of
 from storage.errors import ShoalError
-from storage.external_csr import external_csr
+from storage.external_csr import FILES, external_csr
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph
 from storage.npy_rows import write_rows
 
@@ -75,9 +76,11 @@ def load_twin(name: str, options: DataSource) -> Graph:
     limit = options.memory_limit
     identity = twin.identity
     with derived(derived_root(options) / "twins" / f"{name}-{digest(identity)}", identity) as folder:
+        as_made = AsMade(folder, [*(f"csr/{name}" for name in FILES), "y.npy", "split.npy"])
         found = external_csr(twin.edge_blocks, twin.nodes, twin.edges, folder / "csr", limit, name)
         for array, dtype, blocks in (("y", np.int64, twin.labels), ("split", np.int8, twin.split_codes)):
             write_rows(folder / f"{array}.npy", (twin.nodes,), np.dtype(dtype), blocks, limit, name)
+        as_made.require()
         y, split = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in ("y", "split"))
     indptr, indices, cleaning = found
     return Graph(name, indptr, indices, twin.x, y, twin.classes, split=split, cleaning=cleaning, synthetic=True)
