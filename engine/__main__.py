@@ -1,6 +1,6 @@
 """`python -m engine` is `shoal`."""
 
-from engine.commands.cli import main
+from engine.commands.main import main
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,7 @@ import numpy as np
 import pymetis
 
 from partition.cover import fill_empty
+from partition.metis_process import part_graph
 from partition.options import PartitionOptions
 from partition.workspace import Workspace
 from storage.graph import Graph
@@ -24,17 +25,8 @@ def by_metis(
         return np.zeros(graph.nodes, dtype=np.int32)
     if graph.entries == 0:
         return (np.arange(graph.nodes) * options.clients // graph.nodes).astype(np.int32)
-    result = pymetis.part_graph(
-        options.clients,
-        pymetis.CSRAdjacency(
-            np.ascontiguousarray(graph.indptr, dtype=np.int64),
-            np.ascontiguousarray(graph.indices, dtype=np.int64),
-        ),
-        recursive=False,
-        options=pymetis.Options(
-            # METIS seeds the C library's rand(), to which 0 and 1 are the same seed.
-            seed=options.seed + 1,
-            ufactor=round(1000 * (options.imbalance - 1)),
-        ),
+    adjacency = pymetis.CSRAdjacency(
+        np.ascontiguousarray(graph.indptr, dtype=np.int64),
+        np.ascontiguousarray(graph.indices, dtype=np.int64),
     )
-    return fill_empty(np.asarray(result[1], dtype=np.int32), options.clients)
+    return fill_empty(part_graph(adjacency, options), options.clients)

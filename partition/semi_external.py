@@ -11,6 +11,7 @@ from partition.clustering import cluster
 from partition.contraction import contract, mapped, number_clusters
 from partition.cover import fill_empty
 from partition.memory import Memory
+from partition.metis_process import part_graph
 from partition.options import PartitionOptions
 from partition.refinement import refine
 from partition.workspace import Workspace
@@ -115,20 +116,13 @@ class _Hierarchy:
             return np.arange(last.nodes, dtype=np.int32)
         self.memory.require_metis(last.nodes, last.entries, clients)
         self.report(f"METIS: {last.nodes} nodes, {last.entries // 2} edges, {clients} parts")
-        result = pymetis.part_graph(
-            clients,
+        return part_graph(
             pymetis.CSRAdjacency(read(last.indptr, 0, last.nodes + 1), _int64(last.indices)),
-            vweights=_int64(last.node_weights),
-            eweights=_int64(last.weights),
-            recursive=False,
-            options=pymetis.Options(
-                # METIS seeds the C library's rand(), to which 0 and 1 are the same seed.
-                seed=self.options.seed + 1,
-                ufactor=round(1000 * (self.options.imbalance - 1)),
-                ncuts=min(max(CUTS_ENTRIES // last.entries, 1), CUTS),
-            ),
+            self.options,
+            _int64(last.node_weights),
+            _int64(last.weights),
+            cuts=min(max(CUTS_ENTRIES // last.entries, 1), CUTS),
         )
-        return np.asarray(result[1], dtype=np.int32)
 
     def _project(self, number: int, coarse_part_C: np.ndarray) -> np.ndarray:
         """Part of every node of a level, int32: that of its coarse node, or -1 if it has none."""

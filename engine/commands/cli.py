@@ -1,7 +1,5 @@
 """The command `shoal`."""
 
-import sys
-import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -144,18 +142,3 @@ def doctor_command() -> None:
     from engine.commands.doctor import show_doctor
 
     show_doctor()
-
-
-def main() -> None:
-    """Runs the command; what a user can cause ends with one line and status 2, an interruption with 130."""
-    debug = "--debug" in sys.argv
-    try:
-        app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=True)
-    except ShoalError as error:
-        if debug:
-            traceback.print_exc()
-            print(error.detail, file=sys.stderr)
-        print(f"shoal: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)

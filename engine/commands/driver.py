@@ -14,7 +14,7 @@ from engine.records.summary import summarize_run
 from engine.records.tensorboard import TensorBoard
 from engine.rounds.schedule import Plan
 from engine.rounds.state import FederationState
-from engine.screen.interrupt import graceful
+from engine.screen.interrupt import Interrupted, graceful
 from engine.screen.live_view import LiveView, live_view
 from engine.screen.progress import say
 from engine.settings.config import Config
@@ -68,28 +68,28 @@ class Driver:
         board = TensorBoard(self.folder.path) if self.config.run.tensorboard else None
         federation: Federation | None = None
         try:
-            with graceful() as interrupt:
-                federation, done = self._serve(state)
-                with live_view(self.config.name, self.config.rounds, done) as view:
-                    while done < self.config.rounds:
-                        try:
-                            line = self._round(federation, done, view)
-                            done = line["round"]
-                            self._log_events(line)
-                            line.setdefault("memory", {})["driver"] = resident()
-                            self.folder.metrics.append(line)
-                            if board:
-                                board.write(line)
-                            view.advance(line)
-                            interrupt.asked |= self._out_of_time(began)
-                            if done % every == 0 or done == self.config.rounds or interrupt.asked:
-                                self._save(federation)
-                        except ServerLost as error:
-                            federation, done = self._serve_again(error)
-                            view.back_to(done)
-                        if interrupt.asked and done < self.config.rounds:
-                            say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
-                            raise KeyboardInterrupt
+            # Until the first round begins, a signal ends the run at once: there is nothing to lose.
+            federation, done = self._serve(state)
+            with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
+                while done < self.config.rounds:
+                    try:
+                        line = self._round(federation, done, view)
+                        done = line["round"]
+                        self._log_events(line)
+                        line.setdefault("memory", {})["driver"] = resident()
+                        self.folder.metrics.append(line)
+                        if board:
+                            board.write(line)
+                        view.advance(line)
+                        interrupt.asked |= self._out_of_time(began)
+                        if done % every == 0 or done == self.config.rounds or interrupt.asked:
+                            self._save(federation)
+                    except ServerLost as error:
+                        federation, done = self._serve_again(error)
+                        view.back_to(done)
+                    if interrupt.asked and done < self.config.rounds:
+                        say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
+                        raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
             self.folder.summarize({**summary, "inputs": self.inputs})

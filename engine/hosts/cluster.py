@@ -4,10 +4,13 @@ import logging
 import math
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -37,6 +40,7 @@ def connect(config: Config) -> None:
     _probe(config.ray.address)
     # Ray's own messages would drown the table; errors still come through as exceptions.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if config.ray.address is None:
             # Without an address Ray would join whatever cluster was started on this machine last.
@@ -45,12 +49,21 @@ def connect(config: Config) -> None:
             ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
     except Exception as error:
         raise _unreachable(config.ray.address or "this machine", error) from error
+    finally:
+        # Ray takes it for itself.
+        _handle(signal.SIGTERM, on_sigterm)
     tensor_transport.register()
     try:
         _require_resources(config)
     except ShoalError:
         ray.shutdown()
         raise
+
+
+def _handle(number: int, handler: Any) -> None:
+    """Only the main thread may say how a signal is handled; in others Ray left it alone, too."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 
 def _probe(address: str | None) -> None:

@@ -1,17 +1,40 @@
-"""Ctrl-C: the first one ends the run after the round at work, the second one at once."""
+"""Ctrl-C and SIGTERM: a run at work ends with its round; everything else, and a second signal, ends at once."""
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-from engine.screen.progress import say
+import psutil
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run has ended because it was asked to.
+
+    Attributes:
+        number: Of the signal; SIGINT where its time was over.
+    """
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.number = number
 
 
 class Interrupt:
-    """Whether the user, or a cluster that sends SIGTERM, asked the run to stop."""
+    """Whether the user, or a cluster that sends SIGTERM, asked the run to stop.
+
+    Attributes:
+        asked: Whether it was.
+        number: Of the signal.
+    """
 
     asked = False
+    number: int = signal.SIGINT
 
 
 @contextmanager
@@ -21,13 +44,69 @@ def graceful() -> Iterator[Interrupt]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         if interrupt.asked:
-            raise KeyboardInterrupt
-        interrupt.asked = True
-        say("stopping after this round; once more to stop at once")
+            earlier = before[signal.Signals(number)]
+            if callable(earlier):
+                earlier(number, frame)
+            raise Interrupted(number)
+        interrupt.asked, interrupt.number = True, number
+        _print("stopping after this round; once more to stop at once")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for each in SIGNALS:
+        signal.signal(each, stop)
     try:
         yield interrupt
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, earlier in before.items():
+            signal.signal(each, earlier)
+
+
+def listen() -> None:
+    """From now on a signal ends this process and all that it started at once; what is written then can be gone on with.
+
+    No exception is thrown into whatever is at work: code that is not Python's own may not survive one.
+    """
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: end_now(number))
+
+
+def listen_no_more() -> None:
+    """The command is at its end, and nothing comes between it and its status."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def end_now(number: int) -> None:
+    """Ends all child processes and this one, with status 128 plus the number of the signal."""
+    listen_no_more()
+    if sys.stderr.isatty():
+        _print(SHOW_CURSOR, end="")
+    _print("stopped")
+    end_children()
+    os._exit(128 + number)
+
+
+def end_children() -> None:
+    """Kills every process that this one started, and those that they started."""
+    # Stopped first, so that none starts another one behind the count.
+    stopped: dict[int, psutil.Process] = {}
+    while new := [child for child in _children() if child.pid not in stopped]:
+        for child in new:
+            stopped[child.pid] = child
+            with suppress(psutil.Error):
+                child.send_signal(signal.SIGSTOP)
+    for child in stopped.values():
+        with suppress(psutil.Error):
+            child.kill()
+
+
+def _children() -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process().children(recursive=True)
+    return []
+
+
+def _print(text: str, end: str = "\n") -> None:
+    """A line from within a signal handler: by the system, for the streams of Python may be at work."""
+    with suppress(OSError, ValueError):
+        os.write(sys.stderr.fileno(), (text + end).encode())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.commands import cli
+from engine.commands.main import command
 
 PLAIN: dict[str, Any] = {
     "name": "tiny",
@@ -40,7 +40,7 @@ def status(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     def run(*arguments: object) -> int:
         monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            command()
         return int(end.value.code or 0)
 
     return run

@@ -105,7 +105,7 @@ def test_an_interrupted_run_ends_its_round_and_resumes(config: Path, number: sig
         time.sleep(0.01)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "--resume" in errors
     (folder,) = config.parent.glob("runs/*")
     stopped = len(read_metrics(folder))

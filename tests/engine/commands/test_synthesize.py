@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.commands import cli
+from engine.commands.main import command
 from engine.preparing.prepare import prepare, store_path
 from engine.settings.config import parse_config
 
@@ -21,7 +21,7 @@ def shoal(monkeypatch: pytest.MonkeyPatch) -> Shoal:
     def run(*arguments: object) -> int:
         monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            command()
         return int(end.value.code or 0)
 
     return run

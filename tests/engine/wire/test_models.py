@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from algorithms.backbones import build, width_of
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.neighbourhood import Neighbourhood
-from engine.commands import cli
 from engine.commands.export import export
+from engine.commands.main import command
 from engine.commands.run import run as run_config
 from engine.records.run_folder import read_summary, run_path
 from engine.rounds.server import Server
@@ -199,7 +199,7 @@ def test_methods_that_average_weights_refuse_a_list(
     path.write_text(yaml.safe_dump(plain))
     monkeypatch.setattr(sys, "argv", ["shoal", "run", str(path), f"algorithm.name={method}", *dry])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        command()
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"shoal: model: {method} needs the same model at every client, found a list of gcn, gamlp")
@@ -214,7 +214,7 @@ def test_dry_run_and_report_name_every_model(
     for more, wanted in ((["--dry-run"], "parameters"), ([], "local on sbm")):
         monkeypatch.setattr(sys, "argv", ["shoal", "run", str(path), *more])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            command()
         assert not end.value.code
         printed = capsys.readouterr().out
         assert wanted in printed

@@ -1,0 +1,119 @@
+"""SIGINT and SIGTERM at random moments: the right status, no process left, and the same numbers afterwards."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from engine.commands.run import run
+from engine.records.metrics import read_metrics
+from engine.settings.config import load_config
+
+MARK = "SHOAL_TEST_MARK"
+
+
+def config(folder: Path, backend: str) -> Path:
+    plain = {
+        "name": "signalled",
+        "rounds": 60,
+        "data": {
+            "dataset": "sbm",
+            "root": str(folder),
+            "store": str(folder / "store"),
+            "options": {"nodes": 2000, "features": 16, "classes": 3},
+        },
+        "partition": {"clients": 20, "method": "metis"},
+        "propagation": {"hops": 2},
+        "model": {"name": "sgc"},
+        "train": {"epochs": 5},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": backend, "hosts": 1},
+        "run": {"root": str(folder / "runs"), "tensorboard": False, "checkpoint_every": 5},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return path
+
+
+def numbers(folder: Path) -> list[Any]:
+    return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
+
+
+def listens(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process handles signals by now; before, it is Python that starts, and not yet Shoal."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def left_over(mark: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {process.name()}")
+        except psutil.Error:
+            continue
+    return found
+
+
+def interrupted(command: list[str], seconds: float, number: signal.Signals, twice: float | None) -> tuple[int, str]:
+    """Runs a command, sends it a signal after some seconds, and gives its status and what it said."""
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engine", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, MARK: mark},
+        start_new_session=True,
+    )
+    while process.poll() is None and not listens(process):
+        time.sleep(0.002)
+    time.sleep(seconds)
+    # Ctrl-C goes to all processes of a terminal, SIGTERM to the one.
+    send = os.killpg if number == signal.SIGINT else os.kill
+    for pause in (0.0, *([] if twice is None else [twice])):
+        time.sleep(pause)
+        if process.poll() is None:
+            send(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    deadline = time.monotonic() + 5
+    while left_over(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_over(mark) == []
+    return process.returncode, errors.decode()
+
+
+# Seconds of a whole run on an idle machine, start-up included; a run that is slower is interrupted earlier.
+MOMENTS = [("local", 4.5)] * 14 + [("ray", 9.0)] * 6
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return numbers(run(load_config(config(tmp_path_factory.mktemp("whole"), "local"))))
+
+
+@pytest.mark.parametrize("seed", range(len(MOMENTS)))
+def test_at_any_moment(tmp_path: Path, expected: list[Any], seed: int) -> None:
+    backend, span = MOMENTS[seed]
+    rng = random.Random(seed)
+    path = config(tmp_path, backend)
+    number = rng.choice([signal.SIGINT, signal.SIGTERM])
+    twice = rng.choice([None, 0.0, 0.3])
+    status, errors = interrupted(["run", str(path)], rng.uniform(0, span), number, twice)
+    assert status in (0, 128 + number), errors
+    assert "Traceback" not in errors
+    assert "Fatal" not in errors
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    started = [folder for folder in (tmp_path / "runs").iterdir() if (folder / "metrics.jsonl").exists()]
+    folder = run(load_config(path, ["engine.backend=local"]), resume=bool(started))
+    assert numbers(folder) == expected
