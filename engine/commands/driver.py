@@ -54,6 +54,7 @@ class Driver:
         self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
         self.environment = environment(job.device)
         self._servers_lost = 0
+        self._saved = time.monotonic()
 
     def drive(self, state: FederationState | None) -> None:
         """Runs all rounds that are left, from a state or from the start, and writes the summary.
@@ -82,7 +83,8 @@ class Driver:
                             board.write(line)
                         view.advance(line)
                         interrupt.asked |= self._out_of_time(began)
-                        if done % every == 0 or done == self.config.rounds or interrupt.asked:
+                        last = done == self.config.rounds or interrupt.asked
+                        if last or done % every == 0 or self._checkpoint_is_due():
                             self._save(federation)
                     except ServerLost as error:
                         federation, done = self._serve_again(error)
@@ -130,9 +132,13 @@ class Driver:
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text
 
+    def _checkpoint_is_due(self) -> bool:
+        return time.monotonic() - self._saved > self.config.run.checkpoint_seconds
+
     def _save(self, federation: Federation) -> None:
         kept = Checkpoint(federation.state(), self.environment, self.inputs, self.folder.metrics.text)
         checkpoint.save(self.folder.checkpoints, kept, self.config.run.keep)
+        self._saved = time.monotonic()
 
     def _serve(self, state: FederationState | None) -> tuple[Federation, int]:
         """A server that goes on from a state, and how many rounds that has behind it; another one if it is lost."""

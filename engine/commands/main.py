@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from engine.screen.interrupt import Interrupted, end_now, listen, listen_no_more
+from engine.screen.interrupt import Interrupted, end_children, end_now, listen, listen_no_more
 
 
 def main() -> None:
@@ -13,6 +13,8 @@ def main() -> None:
         command()
     finally:
         listen_no_more()
+        # Of a Ray whose own processes were killed, others may be left.
+        end_children()
 
 
 def command() -> None:

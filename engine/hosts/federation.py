@@ -1,8 +1,10 @@
 """A run's server behind one handle: in this process, or as a Ray actor with host actors, kept warm between runs."""
 
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
+import psutil
 import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
@@ -10,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from engine.hosts import tensor_transport
 from engine.hosts.cluster import connect
+from engine.hosts.cluster_health import ClusterHealth
 from engine.hosts.device import take_device
 from engine.hosts.host import Host
 from engine.hosts.host_actor import await_hosts, start_hosts
@@ -130,7 +133,12 @@ class RaySession:
         return federation
 
     def close(self) -> None:
+        started = psutil.Process().children(recursive=True) if self._config.ray.address is None else []
         ray.shutdown()
+        # Ray ends what it started, but where processes of its own were killed it leaves others behind.
+        for process in started:
+            with suppress(psutil.Error):
+                process.kill()
 
 
 class ServerActor:
@@ -179,6 +187,7 @@ class _RayFederation:
             num_cpus=share.server_cpus, num_gpus=share.server_gpus, max_concurrency=2, scheduling_strategy=here
         )
         self._silence = config.engine.cell_timeout
+        self._health = ClusterHealth()
         self._actor = actor.remote(config, hosts, job, plan, state)
 
     def ready(self) -> None:
@@ -199,13 +208,14 @@ class _RayFederation:
 
         Raises:
             ServerLost: The server died or went silent.
-            ShoalError: What the server raised.
+            ShoalError: What the server raised, or the cluster is gone.
         """
         heard = time.monotonic()
         beat = self._actor.alive.remote()
         try:
             while True:
                 done, _ = ray.wait([ref, beat], num_returns=1, timeout=BETWEEN_BEATS)
+                self._health.require()
                 if ref in done:
                     return ray.get(ref)
                 if beat in done:
@@ -216,6 +226,7 @@ class _RayFederation:
                     beat = self._actor.alive.remote()
                 elif time.monotonic() - heard > self._silence:
                     ray.kill(self._actor)
+                    self._health.require_machine()
                     raise ServerLost(f"the server was silent for {self._silence:.0f} s")
         except RayTaskError as error:
             cause = error.cause
@@ -223,4 +234,5 @@ class _RayFederation:
                 raise ShoalError(cause.line, cause.detail) from None
             raise ShoalError(f"the server failed: {type(cause).__name__}: {cause}", str(error)) from error
         except RayError as error:
+            self._health.require_machine()
             raise ServerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error

@@ -157,6 +157,7 @@ class RunConfig:
     Attributes:
         root: Folder of run folders.
         checkpoint_every: Rounds between checkpoints.
+        checkpoint_seconds: One is also written after the round in which so much time is over since the last.
         keep: Checkpoints kept.
         tensorboard: Write TensorBoard events.
         max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
@@ -164,6 +165,7 @@ class RunConfig:
 
     root: Annotated[FilePath, Field(validate_default=True)] = "runs"
     checkpoint_every: Positive = 10
+    checkpoint_seconds: Annotated[float, Field(gt=0)] = 600.0
     keep: Positive = 2
     tensorboard: bool = True
     max_seconds: Annotated[float, Field(gt=0)] | None = None

@@ -80,7 +80,7 @@ def assert_same_numbers(run: Path, other: Path) -> None:
         assert tensor.tobytes() == states[1][name].tobytes(), name
     logs = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (run, other)]
     for line in (line for log in logs for line in log):
-        for name in ("seconds", "retries", "hosts", "memory"):
+        for name in ("seconds", "retries", "hosts", "memory", "seal"):
             del line[name]
     assert logs[0] == logs[1]
     assert len(logs[0]) == ROUNDS

@@ -3,9 +3,11 @@
 import json
 import random
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from runs import PATIENCE, ROUNDS, Runs, assert_same_numbers, until, working
 
@@ -92,3 +94,52 @@ def test_a_server_that_learns(tmp_path_factory: pytest.TempPathFactory) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert_same_numbers(runs.finish("--resume", "engine.backend=ray", "engine.hosts=2"), expected)
+
+
+def end_of(process: "subprocess.Popen[bytes]", name: str) -> str:
+    """Kills a process of Ray's below a run, and gives the one line that the run ends with; none may be left."""
+    everything = psutil.Process(process.pid).children(recursive=True)
+    next(child for child in everything if name in child.name()).kill()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, errors.decode()
+    (line,) = [text for text in errors.decode().splitlines() if text.startswith("shoal: ")]
+    assert not psutil.wait_procs(everything, timeout=20)[1]
+    return line
+
+
+def test_raylet_killed(runs: Runs, undisturbed: Path) -> None:
+    process = runs.start("engine.backend=ray", "engine.hosts=1")
+    until(lambda: runs.rounds() >= 3, process)
+    line = end_of(process, "raylet")
+    assert "ray: the process of Ray on this machine (raylet) has ended" in line
+    assert "--resume" in line
+    assert_same_numbers(runs.finish("--resume"), undisturbed)
+
+
+@pytest.mark.slow
+def test_control_service_killed(runs: Runs) -> None:
+    """It is given some time to come back."""
+    long = ["rounds=2000", "run.checkpoint_every=1000"]
+    process = runs.start("engine.backend=ray", "engine.hosts=1", *long)
+    until(lambda: runs.rounds() >= 3, process)
+    line = end_of(process, "gcs_server")
+    assert "ray: the control service of the cluster (GCS) at " in line
+    done = runs.rounds()
+    assert (runs.run / "checkpoints" / f"round-{done:06d}").is_dir()
+    assert "control service" in (runs.run / "run.log").read_text()
+    process = runs.start(*long, "--resume")
+    until(lambda: runs.rounds() > done, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=PATIENCE) == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_host_stopped(runs: Runs, undisturbed: Path) -> None:
+    """A host that does not answer is replaced after `engine.cell_timeout`."""
+    process = runs.start("engine.backend=ray", "engine.hosts=2", "engine.cell_timeout=5")
+    until(lambda: runs.rounds() >= 2, process)
+    until(lambda: next(working(process, "ray::HostActor.run"), None), process).suspend()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors.decode()
+    assert_same_numbers(runs.run, undisturbed)
+    assert "silent for 5 s" in (runs.run / "run.log").read_text()

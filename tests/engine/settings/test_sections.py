@@ -96,6 +96,7 @@ REFUSED: dict[str, list[Any]] = {
     "ray.address": [3],
     "run.root": [3, None],
     "run.checkpoint_every": [0],
+    "run.checkpoint_seconds": [0.0, NAN],
     "run.keep": [0],
     "run.tensorboard": ["perhaps"],
     "run.max_seconds": [0.0, NAN],

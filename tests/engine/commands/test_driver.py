@@ -1,0 +1,128 @@
+"""The loop of a run: servers that are lost in a row, checkpoints by time, and disks that are full."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+
+from engine.commands.driver import SERVERS_LOST
+from engine.commands.run import run
+from engine.hosts.federation import Federation, RaySession, _RayFederation
+from engine.records.metrics import METRICS, read_metrics
+from engine.records.run_folder import LOG, SUMMARY
+from engine.rounds.schedule import Plan
+from engine.rounds.state import FederationState
+from engine.settings.config import Config, load_config, parse_config
+from engine.wire.job import Job
+from storage.errors import ShoalError
+
+RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", "rounds=4", "run.checkpoint_every=2"]
+
+
+SESSION = {
+    "name": "session",
+    "data": {"dataset": "sbm"},
+    "algorithm": "fedavg",
+    "engine": {"backend": "ray", "hosts": 1},
+}
+
+
+class LosesServers(RaySession):
+    """The server dies in the third round, and so many after it before they are up."""
+
+    lost = 0
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        federation = _RayFederation(self._config, self.hosts, job, plan, state)
+        if state is not None and self.lost:
+            self.lost -= 1
+            ray.kill(federation._actor)
+        federation.ready()
+        if state is None and self.lost:
+            go_on = federation.round
+
+            def round_or_die(watch: object) -> dict[str, object]:
+                if federation.state().round == 2:
+                    ray.kill(federation._actor)
+                return go_on(watch)  # type: ignore[arg-type]
+
+            federation.round = round_or_die  # type: ignore[method-assign, assignment]
+        return federation
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[LosesServers]:
+    opened = LosesServers(parse_config(SESSION, "test"))
+    yield opened
+    opened.close()
+
+
+def numbers(folder: Path) -> list[object]:
+    return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
+
+
+def ray_config(tiny: Path) -> Config:
+    return load_config(tiny, RAY)
+
+
+def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
+    expected = numbers(run(ray_config(tiny), session=session))
+    session.lost = 2
+    folder = run(ray_config(tiny), fresh=True, session=session)
+    assert session.lost == 0
+    assert numbers(folder) == expected
+    assert (folder / LOG).read_text().count("server lost") == 3
+
+
+def test_servers_lost_too_often(tiny: Path, session: LosesServers) -> None:
+    session.lost = SERVERS_LOST + 1
+    with pytest.raises(ShoalError, match=rf"^the server was lost {SERVERS_LOST + 1} times .*; the newest checkpoint"):
+        run(ray_config(tiny), session=session)
+    session.lost = 0
+    folder = run(ray_config(tiny), resume=True, session=session)
+    assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_by_time(tiny: Path) -> None:
+    keys = ["rounds=4", "run.checkpoint_every=100", "run.keep=9"]
+    folder = run(load_config(tiny, keys))
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000004"]
+    folder = run(load_config(tiny, [*keys, "run.checkpoint_seconds=1e-9"]), fresh=True)
+    assert len(list((folder / "checkpoints").iterdir())) == 4
+
+
+FULL = """
+import resource, signal, sys
+from engine.commands.main import main
+# No file may grow beyond this: what a full disk does, for a process of any user.
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+main()
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(tiny: Path, limit: int) -> None:
+    plain = yaml.safe_load(tiny.read_text())
+    plain["run"] |= {"tensorboard": True, "checkpoint_every": 1}
+    tiny.write_text(yaml.safe_dump({**plain, "rounds": 6}))
+    command = [sys.executable, "-c", FULL, str(limit), "run", str(tiny)]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NUMBA_CACHE_DIR": ""})
+    whole = run(load_config(tiny, [f"run.root={tiny.parent / 'whole'}", f"data.store={tiny.parent / 'store2'}"]))
+    if ended.returncode:
+        assert ended.returncode == 2, ended.stderr
+        (line,) = [text for text in ended.stderr.splitlines() if text.startswith("shoal: ")]
+        assert "File too large" in line or "cannot be written" in line
+    assert "Traceback" not in ended.stderr
+    runs = list((tiny.parent / "runs").iterdir()) if (tiny.parent / "runs").exists() else []
+    started = any((folder / METRICS).exists() for folder in runs)
+    folder = run(load_config(tiny), resume=started)
+    assert numbers(folder) == numbers(whole)
+    assert (folder / SUMMARY).exists()
+    assert not list(tiny.parent.rglob("*.unfinished"))
