@@ -15,7 +15,6 @@ from engine.hosts.open_views import OpenViews
 from engine.hosts.stacking import stacked_models
 from engine.wire.job import Job
 from engine.wire.models import kind_of
-from storage.store import Store
 from storage.view import Memo, View
 
 
@@ -41,7 +40,7 @@ class OpenedJob:
         Raises:
             ShoalError: The store or the method does not fit the job.
         """
-        store = Store(job.store_path)
+        store = job.open_store()
         self.job, self.device = job, device
         self.algorithm = job.algorithm()
         self.infos = job.infos(store)

@@ -13,8 +13,8 @@ from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
-from storage.arrow_file import checksum
 from storage.datasets import DataSource, data_root, fingerprint, load
+from storage.digest import input_digest
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
@@ -55,7 +55,7 @@ def identity(config: Config) -> dict[str, Any]:
     file = chosen.pop("file")
     if file is not None:
         path = Path(file)
-        chosen["file"] = checksum(path)[:16] if path.is_file() else None
+        chosen["file"] = input_digest(path)[:16] if path.is_file() else None
     return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": chosen}
 
 
