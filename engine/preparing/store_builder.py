@@ -118,14 +118,15 @@ class StoreBuilder:
             assignment = partition(graph, options, workspace=workspace)
             with replacing(path) as unfinished, unfinished.open("wb") as f:
                 np.save(f, assignment)
-            return record_of(path)
+            record = record_of(path)
+            if self.writer.noted(ASSIGNMENT) not in (None, record):
+                raise ShoalError(
+                    f"{path}: was lost or damaged, and the partition made again is another than the one that shards "
+                    f"were made from; delete the folder {self.path} and run `shoal prepare` again"
+                )
+            return record
 
-        before = self.writer.noted(ASSIGNMENT)
-        if self.writer.once(ASSIGNMENT, write) != before and before is not None:
-            raise ShoalError(
-                f"{self.path / ASSIGNMENT}: was lost or damaged, and the partition made again is another than the one "
-                f"that shards were made from; delete the folder {self.path} and run `shoal prepare` again"
-            )
+        self.writer.once(ASSIGNMENT, write)
         return np.load(self.path / ASSIGNMENT, allow_pickle=False)
 
     def _shards(self) -> Manifest:
