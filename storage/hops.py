@@ -66,11 +66,12 @@ def open_hops(
     Raises:
         ShoalError: The file is missing, damaged, or of another shard or kernel.
     """
+    if limits is not None and record is not None:
+        require_content(path, record)
+    file = MappedFile(path, "hops", record)
     if limits is not None:
-        if record is not None:
-            require_content(path, record)
-        require_none(path, _faults_of(MappedFile(path, "hops", record), nodes, kernel, limits))
-    return MappedFile(path, "hops", record)
+        require_none(path, _faults_of(file, nodes, kernel, limits))
+    return file
 
 
 def _faults_of(file: MappedFile, nodes: int, kernel: Kernel, limits: Limits) -> list[str]:
