@@ -1,7 +1,7 @@
 """One Arrow IPC file with one record batch: written atomically, opened as a private memory map without a copy."""
 
-import hashlib
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,23 +10,58 @@ import pyarrow as pa
 import torch
 
 from storage.atomic import replacing
+from storage.digest import digest
 from storage.errors import ShoalError
+from storage.unreadable import cannot_read, system_error
 
 FORMAT = 1
+AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """Size in bytes and SHA-256 of a finished file, as the manifest keeps them."""
+    """Size in bytes and XXH3-128 of a finished file, as the manifest keeps them."""
 
     bytes: int
-    sha256: str
+    xxh3: str
 
 
-def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+def record_of(path: Path) -> FileRecord:
+    """The record of a file as it is now.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return FileRecord(path.stat().st_size, digest(path))
+
+
+def require_content(path: Path, record: FileRecord, where: str = "the manifest") -> None:
+    """Reads a whole file, and compares it with its record, which stands in `where`.
+
+    Raises:
+        ShoalError: It is missing, cannot be read, or is not as it was written.
+    """
+    try:
+        size = path.stat().st_size
+        if size != record.bytes:
+            raise ShoalError(f"{path}: {size} bytes, {where} says {record.bytes}; {AGAIN}")
+        # Read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
+        if digest(path) != record.xxh3:
+            raise ShoalError(f"{path}: checksum does not match {where}; {AGAIN}")
+    except FileNotFoundError:
+        raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+def require_none(path: Path, faults: Sequence[str]) -> None:
+    """Refuses a file with faults.
+
+    Raises:
+        ShoalError: There is one.
+    """
+    if faults:
+        raise ShoalError(f"{path}: {faults[0]}; {AGAIN}")
 
 
 def fixed_rows(array: np.ndarray) -> pa.FixedSizeListArray:
@@ -54,7 +89,7 @@ def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
     with replacing(path) as unfinished:
         with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             writer.write_batch(batch)
-        return FileRecord(unfinished.stat().st_size, checksum(unfinished))
+        return record_of(unfinished)
 
 
 class MappedFile:
@@ -68,26 +103,19 @@ class MappedFile:
         """Maps a file.
 
         Raises:
-            ShoalError: The file is missing, truncated, damaged, or not of this kind and format.
+            ShoalError: The file is missing, cannot be read, is truncated, damaged, or not of this kind and format.
         """
         self.path = path
-        again = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
+        self._bytes = _mapped(path, record)
         try:
-            size = path.stat().st_size
-            if record is not None and size != record.bytes:
-                raise ShoalError(f"{path}: {size} bytes, the manifest says {record.bytes}; {again}")
-            # Private, like mmap.ACCESS_COPY, but without a file descriptor that stays open: a host maps thousands.
-            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
             reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._bytes)))
             self._batch = reader.get_batch(0)
             self._batch.validate()
-        except FileNotFoundError:
-            raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
-        except (pa.ArrowInvalid, pa.ArrowSerializationError, ValueError, RuntimeError, OSError) as error:
-            raise ShoalError(f"{path}: truncated or not an Arrow file ({error}); {again}") from error
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise ShoalError(f"{path}: truncated or not an Arrow file ({error}); {AGAIN}") from error
         metadata = reader.schema.metadata or {}
         if metadata.get(b"shoal.kind") != kind.encode() or metadata.get(b"shoal.format") != str(FORMAT).encode():
-            raise ShoalError(f"{path}: not a {kind} of format {FORMAT}; {again}")
+            raise ShoalError(f"{path}: not a {kind} of format {FORMAT}; {AGAIN}")
 
     @property
     def rows(self) -> int:
@@ -129,3 +157,24 @@ class MappedFile:
         if start < 0 or start + buffer.size > len(self._bytes):
             raise ShoalError(f"{self.path}: compressed; Shoal maps files without a copy, write it uncompressed")
         return self._bytes[start : start + buffer.size - buffer.size % dtype.itemsize].view(dtype)
+
+
+def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
+    """The bytes of a file, uint8, in a private map.
+
+    Raises:
+        ShoalError: It is missing, cannot be read or mapped, or has another size than its record says.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+        if record is not None and size != record.bytes:
+            raise ShoalError(f"{path}: {size} bytes, the manifest says {record.bytes}; {AGAIN}")
+        # Private, like mmap.ACCESS_COPY, but without a file descriptor that stays open: a host maps thousands.
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    except FileNotFoundError:
+        raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    except RuntimeError as error:
+        raise cannot_read(path, system_error(error) or OSError(str(error))) from error

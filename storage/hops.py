@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from storage import arrow_file
-from storage.arrow_file import FileRecord, MappedFile
+from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
+from storage.bounds import Limits, check_adjacency, check_ids, check_matrix
 from storage.induced import induced, kept_entries
 from storage.propagation import Kernel, hops
 from storage.shard import Shard
@@ -48,6 +49,46 @@ def _add_neighbours(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, k
     for row in rows:
         for e in range(indptr[row], indptr[row + 1]):
             kept[indices[e]] = True
+
+
+def open_hops(
+    path: Path, nodes: int, kernel: Kernel, record: FileRecord | None = None, limits: Limits | None = None
+) -> MappedFile:
+    """Maps the hops of a shard.
+
+    Args:
+        path: The file.
+        nodes: Rows of the shard.
+        kernel: The hops that it should hold.
+        record: What the manifest says of the file.
+        limits: Given, every byte, the columns, and the rows and edges of labelled nodes are checked first.
+
+    Raises:
+        ShoalError: The file is missing, damaged, or of another shard or kernel.
+    """
+    if limits is not None and record is not None:
+        require_content(path, record)
+    file = MappedFile(path, "hops", record)
+    if limits is not None:
+        require_none(path, _faults_of(file, nodes, kernel, limits))
+    return file
+
+
+def _faults_of(file: MappedFile, nodes: int, kernel: Kernel, limits: Limits) -> list[str]:
+    labelled = kernel.rows == "labelled"
+    hop_names = [f"hop{k}" for k in range(0 if labelled else 1, kernel.hops + 1)]
+    names = ["row", "neighbors", *hop_names] if labelled else hop_names
+    if file.names != names:
+        return [f"columns {', '.join(file.names)} and not {', '.join(names)}"]
+    faults: list[str] = []
+    if labelled:
+        check_ids(file.primitive("row"), nodes, "row", faults.append)
+        check_adjacency(*file.lists("neighbors"), file.rows, faults.append)
+    elif file.rows != nodes:
+        faults.append(f"{file.rows} rows for a shard of {nodes}")
+    for name in hop_names:
+        check_matrix(name, file.matrix(name).shape, file.rows, limits.features, faults.append)
+    return faults
 
 
 def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[np.ndarray]]:

@@ -1,16 +1,20 @@
 """manifest.json: what a store holds. It is written after what it names; a folder without it has no finished shards."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from storage.arrow_file import FileRecord
 from storage.atomic import replacing
+from storage.bounds import Limits
 from storage.digest import text_digest
 from storage.errors import ShoalError
+from storage.sealed import SEAL, sealed, unsealed
+from storage.unreadable import cannot_read
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 
 
@@ -88,46 +92,71 @@ class Manifest:
     provenance: dict[str, str] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def limits(self) -> Limits:
+        """What holds for the files of all clients."""
+        return Limits(self.nodes, self.features, self.classes)
+
     def content(self, split: str, kernel: str | None) -> str:
-        """Digest of all that a run reads, 32 digits: what it was made from, its sizes and the checksums of its files.
+        """32 digits of all that a run reads of the store: two stores with the same give the same run.
 
         Args:
-            split: Name of the split.
-            kernel: Name of the hops; None: none are read.
+            split: Name of the run's split.
+            kernel: Name of its hops; None: it uses the features only.
+
+        Raises:
+            KeyError: The split or the hops were not prepared.
         """
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("splits", "hops", "provenance")}
-        kept["clients"] = [asdict(client) for client in self.clients]
-        kept["split"] = asdict(self.splits[split])
-        kept["hops"] = None if kernel is None else [asdict(file) for file in self.hops[kernel]]
-        return text_digest(json.dumps(kept, sort_keys=True))
+        read = {
+            "identity": self.identity,
+            "nodes": self.nodes,
+            "features": self.features,
+            "classes": self.classes,
+            "dtype": self.dtype,
+            "clients": [asdict(client) for client in self.clients],
+            "split": asdict(self.splits[split]),
+            "hops": [asdict(record) for record in self.hops[kernel]] if kernel else [],
+        }
+        return text_digest(json.dumps(read, sort_keys=True))
 
     def write(self, store: Path) -> None:
-        """Writes the manifest atomically.
+        """Writes the manifest atomically, with its seal.
 
         Raises:
             ShoalError: The disk is full.
         """
         with replacing(store / NAME) as unfinished:
-            unfinished.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1))
+            unfinished.write_text(sealed({"format": FORMAT, **asdict(self)}, indent=1))
 
 
 def read_manifest(store: Path) -> Manifest:
     """Reads the manifest of a store.
 
     Raises:
-        ShoalError: There is none, or it is damaged or of another version.
+        ShoalError: There is none, it cannot be read, is not as it was written, or is of another version.
     """
     path = store / NAME
     try:
-        raw = json.loads(path.read_text())
+        text = path.read_bytes()
     except FileNotFoundError:
         raise ShoalError(f"{store}: no {NAME}, so no finished store; run `shoal prepare` on the config") from None
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    damaged = "delete it and run `shoal prepare` again, finished shards are kept"
+    try:
+        raw = unsealed(text)
+    except ValueError as error:
+        if _is_older(text):
+            raise ShoalError(
+                f"{path}: made by an older Shoal, which noted no checksums that can be compared at every run; "
+                f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder"
+            ) from None
+        raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error
+    if raw.pop("format", None) != FORMAT:
         raise ShoalError(
-            f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept"
-        ) from error
-    if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
-        raise ShoalError(f"{path}: not a manifest of format {FORMAT}; delete the store and run `shoal prepare` again")
+            f"{path}: not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
+            "or set data.store to another folder"
+        )
     try:
         raw["clients"] = [ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]]
         raw["splits"] = {
@@ -137,6 +166,12 @@ def read_manifest(store: Path) -> Manifest:
         raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ShoalError(
-            f"{path}: damaged ({error}); delete it and run `shoal prepare` again, finished shards are kept"
-        ) from error
+        raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error
+
+
+def _is_older(text: bytes) -> bool:
+    """Whether this is a manifest from before there were seals."""
+    with suppress(ValueError, RecursionError):
+        plain = json.loads(text)
+        return isinstance(plain, dict) and plain.get("format") == 1 and SEAL not in plain
+    return False

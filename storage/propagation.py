@@ -1,5 +1,6 @@
 """Hops of a graph: X, ÃX, Ã²X, … computed once, before any training."""
 
+import re
 import warnings
 from typing import Annotated, Literal
 
@@ -44,6 +45,16 @@ class Kernel:
     def stored(self) -> bool:
         """Whether anything is stored: the features themselves are in the shards."""
         return self.hops > 0 or self.rows != "all"
+
+
+def kernel_of(name: str) -> Kernel:
+    """The kernel of a name; the inverse of `Kernel.name`."""
+    found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?", name)
+    assert found is not None, name
+    r, hops, dtype, labelled = found.groups()
+    return Kernel(
+        int(hops), float(r), "float16" if dtype == "float16" else "float32", "labelled" if labelled else "all"
+    )
 
 
 def propagate(

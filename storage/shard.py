@@ -1,6 +1,5 @@
 """One client's graph: one memory-mapped Arrow file."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from storage import arrow_file
-from storage.arrow_file import FileRecord, MappedFile
+from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
+from storage.bounds import Limits, check_adjacency, check_ids, check_labels, check_matrix
 from storage.errors import ShoalError
 from storage.induced import Induced
 
@@ -77,12 +77,37 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np
     return arrow_file.write(path, "shard", columns)
 
 
-def open_shard(path: Path, client: int, record: FileRecord | None = None) -> Shard:
+def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
     """Maps a shard and checks size, columns and the ends of the row pointer.
+
+    Args:
+        path: The file.
+        client: Number of the client.
+        record: What the manifest says of the file.
+        limits: Given, every byte and every number but the features is checked first.
 
     Raises:
         ShoalError: The file is missing, damaged, or another kind of file.
     """
+    if limits is not None:
+        if record is not None:
+            require_content(path, record)
+        # In a map of its own: what is read here and by no model shall not stay in the memory of this process.
+        require_none(path, bounds_of(_mapped(path, client, record), limits))
+    return _mapped(path, client, record)
+
+
+def bounds_of(shard: Shard, limits: Limits) -> list[str]:
+    """Reads the whole adjacency, all ids and all labels, and says what is out of bounds."""
+    faults: list[str] = []
+    check_ids(shard.node, limits.nodes, "node id", faults.append)
+    check_labels(shard.label, limits.classes, faults.append)
+    check_adjacency(shard.indptr, shard.indices, shard.nodes, faults.append)
+    check_matrix("x", shard.x.shape, shard.nodes, limits.features, faults.append)
+    return faults
+
+
+def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
     file = MappedFile(path, "shard", record)
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
@@ -90,13 +115,3 @@ def open_shard(path: Path, client: int, record: FileRecord | None = None) -> Sha
             f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
         )
     return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.matrix("x"))
-
-
-def check_bounds(shard: Shard, classes: int, report: Callable[[str], None]) -> None:
-    """Reads the whole adjacency and all labels, and reports each kind of value that is out of bounds."""
-    if np.any(np.diff(shard.indptr) < 0):
-        report("the row pointer decreases")
-    if shard.entries and (shard.indices.min() < 0 or shard.indices.max() >= shard.nodes):
-        report(f"a neighbour lies outside rows 0 to {shard.nodes - 1}")
-    if shard.nodes and (shard.label.min() < -1 or shard.label.max() >= classes):
-        report(f"a label lies outside -1 to {classes - 1}")

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pydantic
 
 from storage import arrow_file
-from storage.arrow_file import FileRecord, MappedFile
+from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
+from storage.bounds import check_parts
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL
 from storage.option_types import CLOSED, FilePath, Seed
@@ -146,13 +147,28 @@ def write_split(path: Path, split: Split) -> FileRecord:
     return arrow_file.write(path, "split", {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows})
 
 
-def open_split(path: Path, nodes: int, record: FileRecord | None = None) -> Split:
+def open_split(path: Path, nodes: int, record: FileRecord | None = None, whole: bool = False) -> Split:
     """Maps a split and checks that its rows lie in the shard.
+
+    Args:
+        path: The file.
+        nodes: Rows of the shard.
+        record: What the manifest says of the file.
+        whole: Check every byte, that rows are ascending, and that no two parts share one.
 
     Raises:
         ShoalError: The file is missing, damaged, or of another shard.
     """
+    if whole and record is not None:
+        require_content(path, record)
     offsets, rows = MappedFile(path, "split", record).lists("rows")
-    if len(offsets) != 4 or offsets[-1] != len(rows) or (len(rows) and (rows.min() < 0 or rows.max() >= nodes)):
+    if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
+        raise ShoalError(f"{path}: not three parts; delete the file and run `shoal prepare` again")
+    if len(rows) and (rows.min() < 0 or rows.max() >= nodes):
         raise ShoalError(f"{path}: rows outside the shard; delete the file and run `shoal prepare` again")
-    return Split(*(rows[offsets[i] : offsets[i + 1]] for i in range(3)))
+    parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
+    if whole:
+        faults: list[str] = []
+        check_parts(parts, faults.append)
+        require_none(path, faults)
+    return Split(*parts)

@@ -1,18 +1,23 @@
 """The folder that `prepare` writes: shards, splits and hops of every client behind one manifest."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from storage.arrow_file import FileRecord, MappedFile, checksum
+from storage.arrow_file import FileRecord, MappedFile
+from storage.bounds import Limits
 from storage.errors import ShoalError
-from storage.hops import only_labelled
+from storage.hops import only_labelled, open_hops
 from storage.manifest import Manifest, read_manifest
-from storage.shard import Shard, check_bounds, open_shard
+from storage.propagation import kernel_of
+from storage.shard import Shard, open_shard
 from storage.split import Split, open_split
 
 WHOLE = "whole"
+T = TypeVar("T")
 
 
 def shard_path(client: int) -> Path:
@@ -31,16 +36,24 @@ def hops_path(kernel: str, client: int) -> Path:
 
 
 class Store:
-    """A finished store, opened for reading."""
+    """A finished store, opened for reading; every file is checked when it is opened for the first time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first_read: bool = True, manifest: Manifest | None = None) -> None:
         """Reads the manifest.
+
+        Args:
+            path: Folder of the store.
+            first_read: Check every byte and every index of a file at its first opening; else only its size and form.
+            manifest: The manifest, where it is known.
 
         Raises:
             ShoalError: There is no finished store, or one of another version.
         """
         self.path = path
-        self.manifest: Manifest = read_manifest(path)
+        self.manifest = read_manifest(path) if manifest is None else manifest
+        self._first_read = first_read
+        self._checked: set[Path] = set()
+        self._checking = threading.Lock()
 
     @property
     def clients(self) -> int:
@@ -60,8 +73,9 @@ class Store:
         Raises:
             ShoalError: No such client, or its file is missing or damaged.
         """
-        self._check(client)
-        return open_shard(self.path / shard_path(client), client, self.manifest.clients[client].file)
+        self._require(client)
+        path, record = self.path / shard_path(client), self.manifest.clients[client].file
+        return self._open(path, lambda limits: open_shard(path, client, record, limits))
 
     def split(self, name: str, client: int) -> Split:
         """Maps a client's split.
@@ -71,9 +85,10 @@ class Store:
         """
         if name not in self.manifest.splits:
             raise ShoalError(f"{self.path}: no split {name!r}; run `shoal prepare` on the config")
-        self._check(client)
-        record = self.manifest.splits[name].files[client]
-        return open_split(self.path / split_path(name, client), self.manifest.clients[client].nodes, record)
+        self._require(client)
+        path, record = self.path / split_path(name, client), self.manifest.splits[name].files[client]
+        nodes = self.manifest.clients[client].nodes
+        return self._open(path, lambda limits: open_split(path, nodes, record, limits is not None))
 
     def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[np.ndarray]]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
@@ -84,7 +99,7 @@ class Store:
         shard, rows = self.shard(client), self.split(split, client)
         if kernel is None:
             return shard, rows, []
-        file = self._hops(kernel, client)
+        file = self.hops_file(kernel, client)
         return only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(kernel, client))
 
     def hops(self, kernel: str, client: int) -> list[np.ndarray]:
@@ -93,7 +108,7 @@ class Store:
         Raises:
             ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
         """
-        file = self._hops(kernel, client)
+        file = self.hops_file(kernel, client)
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
             raise ShoalError(
@@ -101,13 +116,30 @@ class Store:
             )
         return [file.matrix(name) for name in file.names]
 
-    def _hops(self, kernel: str, client: int) -> MappedFile:
+    def hops_file(self, kernel: str, client: int) -> MappedFile:
+        """Maps a client's hops as they are stored, of all rows or of labelled ones.
+
+        Raises:
+            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
+        """
         if kernel not in self.manifest.hops:
             raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
-        self._check(client)
-        return MappedFile(self.path / hops_path(kernel, client), "hops", self.manifest.hops[kernel][client])
+        self._require(client)
+        path, record = self.path / hops_path(kernel, client), self.manifest.hops[kernel][client]
+        nodes = self.manifest.clients[client].nodes
+        return self._open(path, lambda limits: open_hops(path, nodes, kernel_of(kernel), record, limits))
 
-    def _check(self, client: int) -> None:
+    def _open(self, path: Path, open_file: Callable[[Limits | None], T]) -> T:
+        """Opens a file, the first time with the limits that its numbers must keep."""
+        if not self._first_read:
+            return open_file(None)
+        # Other threads wait, so that each file is read once.
+        with self._checking:
+            opened = open_file(None if path in self._checked else self.manifest.limits)
+            self._checked.add(path)
+        return opened
+
+    def _require(self, client: int) -> None:
         if not 0 <= client < self.clients:
             raise ShoalError(f"{self.path}: no client {client}; it has clients 0 to {self.clients - 1}")
 
@@ -121,31 +153,3 @@ class Store:
         for kernel, records in self.manifest.hops.items():
             for client_number, record in enumerate(records):
                 yield hops_path(kernel, client_number), record
-
-
-def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
-    """Reads every byte of a store: checksums of all files, and the bounds of every adjacency and label.
-
-    Args:
-        store: The store to check.
-        step: Called once a file, for a progress bar.
-
-    Returns:
-        One line for each fault; empty if there is none.
-    """
-    faults: list[str] = []
-    for path, record in store.files():
-        full = store.path / path
-        if not full.exists():
-            faults.append(f"{full}: missing")
-        elif checksum(full) != record.sha256:
-            faults.append(f"{full}: checksum does not match the manifest")
-        elif path.parts[0] == "clients":
-            try:
-                shard = store.shard(int(path.stem))
-            except ShoalError as error:
-                faults.append(error.line)
-            else:
-                check_bounds(shard, store.manifest.classes, lambda fault, full=full: faults.append(f"{full}: {fault}"))  # type: ignore[misc]
-        step()
-    return faults

@@ -191,7 +191,12 @@ class View:
     @property
     def adjacency(self) -> Tensor:
         """A without self loops: float32 CSR `[N, N]` with int32 indices, all values one; zero-copy on the processor."""
-        return self.memo("adjacency", self._adjacency)
+        return self._mapped_adjacency if self.device.type == "cpu" else self.memo("adjacency", self._adjacency)
+
+    @cached_property
+    def _mapped_adjacency(self) -> Tensor:
+        # No entry of the memo: the map of the shard stays open as long as this does, and shall end with the view.
+        return self._build(self._adjacency)
 
     def _adjacency(self) -> Tensor:
         ones = self._memo.ones(self.entries).to(self.device)

@@ -1,64 +1,49 @@
-"""Writing a store so that it can be interrupted at any time: a log of finished files, and the manifest last."""
+"""Writing a store so that it can be interrupted at any time: a journal of finished files, and the manifest last."""
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from storage.arrow_file import FileRecord
-from storage.atomic import cannot_write
+from storage.arrow_file import FileRecord, record_of
 from storage.errors import ShoalError
+from storage.journal import Journal, read_journal
+from storage.unreadable import cannot_read
 
 PROGRESS = "progress.jsonl"
+WAY_OUT = "delete it and run `shoal prepare` again, which makes again what the manifest does not name"
 
 
 class StoreWriter:
     """The one writer of a store folder.
 
     Every finished file is noted in `progress.jsonl` with its checksum, after the file itself is on disk; a later
-    prepare of the same identity finds it there and does not make it again.
+    prepare of the same identity finds it there and does not make it again, if it still is what was written.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        """Reads the log of an interrupted prepare, if there is one.
+    def __init__(self, path: Path, identity: dict[str, Any], say: Callable[[str], None] = lambda line: None) -> None:
+        """Reads the journal of an interrupted prepare, if there is one.
+
+        Args:
+            path: Folder of the store.
+            identity: What the store is made from.
+            say: Told of a finished file that is no longer what was written, and has to be made again.
 
         Raises:
-            ShoalError: The folder holds an unfinished store of another identity.
+            ShoalError: The folder holds an unfinished store of another identity, or its journal is damaged.
         """
         self.path = path
-        self._log = path / PROGRESS
-        try:
-            lines = [json.loads(line) for line in self._complete_lines()]
-            self._done: dict[str, dict[str, Any]] = {entry["path"]: entry for entry in lines[1:]}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ShoalError(f"{self._log}: damaged ({error}); delete the folder {path} and prepare again") from error
-        if not lines:
-            self._append(identity)
-        elif lines[0] != identity:
+        self._say = say
+        self._journal = Journal(path / PROGRESS, WAY_OUT)
+        self._done = _records(path / PROGRESS, self._journal.entries)
+        self._sound: dict[str, bool] = {}
+        if not self._journal.entries:
+            self._journal.append(identity)
+        elif self._journal.entries[0] != identity:
             raise ShoalError(
-                f"{path}: holds an unfinished store of another dataset or partition; delete it or set data.store"
+                f"{path}: holds an unfinished store of another dataset, of other files of it, or of another partition; "
+                "delete it or set data.store"
             )
-
-    def _complete_lines(self) -> list[str]:
-        """The lines of the log; the end of one that a kill cut off is removed from the file."""
-        if not self._log.exists():
-            return []
-        text = self._log.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            os.truncate(self._log, len(whole.encode()))
-        return whole.splitlines()
-
-    def _append(self, entry: dict[str, Any]) -> None:
-        try:
-            with self._log.open("a") as f:
-                f.write(json.dumps(entry) + "\n")
-                f.flush()
-                os.fsync(f.fileno())
-        except OSError as error:
-            raise cannot_write(self._log, error) from error
 
     def once(self, relative: Path, write: Callable[[Path], FileRecord]) -> FileRecord:
         """Writes a file unless an earlier prepare finished it.
@@ -75,19 +60,50 @@ class StoreWriter:
 
     def add(self, relative: Path, record: FileRecord) -> None:
         """Notes a file that is complete on disk."""
-        entry = {"path": str(relative), **asdict(record)}
-        self._append(entry)
-        self._done[str(relative)] = entry
+        self._journal.append({"path": str(relative), **asdict(record)})
+        self._done[str(relative)] = record
+        self._sound[str(relative)] = True
 
     def bytes_finished(self, folder: Path) -> int:
         """Bytes of the complete files in a folder of the store."""
         paths = [Path(path) for path in self._done if Path(path).parent == folder]
         return sum(record.bytes for record in map(self.finished, paths) if record is not None)
 
+    def noted(self, relative: Path) -> FileRecord | None:
+        """The record of a file that was finished once, whether or not it still is there."""
+        return self._done.get(str(relative))
+
     def finished(self, relative: Path) -> FileRecord | None:
-        """The record of a file that is complete on disk, else None."""
-        entry = self._done.get(str(relative))
-        full = self.path / relative
-        if entry is None or not full.exists() or full.stat().st_size != entry["bytes"]:
+        """The record of a file that is complete on disk and as it was written, else None; it is read once."""
+        record, full = self.noted(relative), self.path / relative
+        if record is None or not full.exists():
             return None
-        return FileRecord(entry["bytes"], entry["sha256"])
+        if str(relative) not in self._sound:
+            self._sound[str(relative)] = self._is_sound(full, record)
+        return record if self._sound[str(relative)] else None
+
+    def _is_sound(self, full: Path, record: FileRecord) -> bool:
+        try:
+            if full.stat().st_size == record.bytes and record_of(full) == record:
+                return True
+        except OSError as error:
+            raise cannot_read(full, error) from error
+        self._say(f"{full}: not as it was written, made again")
+        return False
+
+
+def noted_files(store: Path) -> dict[Path, FileRecord]:
+    """The files that the journal of a store names, by their path in it; none where there is no journal.
+
+    Raises:
+        ShoalError: The journal is damaged.
+    """
+    entries, _ = read_journal(store / PROGRESS, WAY_OUT)
+    return {Path(path): record for path, record in _records(store / PROGRESS, entries).items()}
+
+
+def _records(journal: Path, entries: list[dict[str, Any]]) -> dict[str, FileRecord]:
+    try:
+        return {entry["path"]: FileRecord(entry["bytes"], entry["xxh3"]) for entry in entries[1:]}
+    except (KeyError, TypeError) as error:
+        raise ShoalError(f"{journal}: damaged ({error}); {WAY_OUT}") from error

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from storage.errors import ShoalError
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -92,20 +90,10 @@ def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) 
 
 @app.command("verify")
 def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE")]) -> None:
-    """Check every byte of a store against its manifest."""
-    from engine.screen.progress import progress
-    from engine.screen.report import console
-    from storage.store import WHOLE, Store, verify
+    """Check every byte of a store against its manifest and its journal."""
+    from engine.commands.verify import verify_stores
 
-    stores = [Store(path)] + ([Store(path / WHOLE)] if (path / WHOLE / "manifest.json").exists() else [])
-    for store in stores:
-        files = len(list(store.files()))
-        with progress(f"verify {store.path}", files, "files") as step:
-            faults = verify(store, step.advance)
-        if faults:
-            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            raise ShoalError(f"{faults[0]}{more}; delete the damaged files and run `shoal prepare` again")
-        console.print(f"{store.path}: {files} files, all as the manifest says", soft_wrap=True)
+    verify_stores(path)
 
 
 @app.command("export")

@@ -11,11 +11,10 @@ from algorithms.protocol import MODEL
 from algorithms.training.local_training import LocalTrainer
 from algorithms.training.stacked_training import StackedTrainer
 from engine.hosts.device import placed
-from engine.hosts.open_views import OpenViews
+from engine.hosts.open_views import OpenViews, most_views
 from engine.hosts.stacking import stacked_models
 from engine.wire.job import Job
 from engine.wire.models import kind_of
-from storage.store import Store
 from storage.view import Memo, View
 
 
@@ -41,11 +40,11 @@ class OpenedJob:
         Raises:
             ShoalError: The store or the method does not fit the job.
         """
-        store = Store(job.store_path)
+        store = job.open_store()
         self.job, self.device = job, device
         self.algorithm = job.algorithm()
         self.infos = job.infos(store)
-        self.views = OpenViews(partial(job.view, store, memo=memo, device=device))
+        self.views = OpenViews(partial(job.view, store, memo=memo, device=device), most_views())
         # Those on the processor draw initial parameters, which so are the same on any device.
         self._kinds = job.build_models(store, self.algorithm)
         self._flats = {name: placed([kind.flat for kind in kinds], device) for name, kinds in self._kinds.items()}

@@ -9,6 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 from engine.hosts.cluster import connect
 from engine.settings.config import Config
 from storage.arrow_file import FileRecord
+from storage.bounds import Limits
 from storage.errors import ShoalError
 from storage.hops import hop_memory, write_hops
 from storage.manifest import ClientRecord
@@ -20,17 +21,17 @@ RETRIES = 3
 
 
 def hops_on_cluster(
-    config: Config, store: Path, clients: Sequence[ClientRecord], features: int, kernel: Kernel
+    config: Config, store: Path, clients: Sequence[ClientRecord], limits: Limits, kernel: Kernel
 ) -> Iterator[tuple[int, FileRecord]]:
     """Writes the hops of some clients, and yields each as it is done; the order is that of completion.
 
     At most so many tasks run at a time as `engine.memory_limit` holds, and as there are processors. All machines
-    must see the folder of the store.
+    must see the folder of the store. A task checks its shard before it reads it.
 
     Raises:
         ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.
     """
-    largest = max(hop_memory(client.nodes, client.entries, features, kernel) for client in clients)
+    largest = max(hop_memory(client.nodes, client.entries, limits.features, kernel) for client in clients)
     connect(config)
     try:
         cpus = int(ray.cluster_resources().get("CPU", 1))
@@ -41,7 +42,7 @@ def hops_on_cluster(
         while waiting or running:
             while waiting and len(running) < at_once:
                 client = waiting.pop()
-                running[task.remote(store, client, kernel)] = client.client
+                running[task.remote(store, client, limits, kernel)] = client.client
             done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)
             if not done:
                 raise ShoalError(
@@ -53,8 +54,8 @@ def hops_on_cluster(
         ray.shutdown()
 
 
-def _write(store: Path, client: ClientRecord, kernel: Kernel) -> FileRecord:
-    shard = open_shard(store / shard_path(client.client), client.client, client.file)
+def _write(store: Path, client: ClientRecord, limits: Limits, kernel: Kernel) -> FileRecord:
+    shard = open_shard(store / shard_path(client.client), client.client, client.file, limits)
     return write_hops(store / hops_path(kernel.name, client.client), shard, kernel)
 
 

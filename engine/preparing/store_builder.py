@@ -16,7 +16,7 @@ from engine.screen.progress import progress, say
 from engine.settings.config import Config
 from partition import PartitionOptions, Workspace, partition
 from partition.quality import quality
-from storage.arrow_file import FileRecord, checksum
+from storage.arrow_file import FileRecord, record_of
 from storage.atomic import replacing
 from storage.datasets import DataSource
 from storage.disk import require_disk
@@ -27,7 +27,7 @@ from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
 from storage.induced import Induced, kept_entries
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
-from storage.shard import Shard, open_shard, write_shard
+from storage.shard import open_shard, write_shard
 from storage.split import (
     Split,
     SplitOptions,
@@ -42,6 +42,7 @@ from storage.writer import StoreWriter
 
 # Hops of so many bytes are worth the start of a cluster.
 CLUSTER_BYTES = 1 << 30
+ASSIGNMENT = Path("assignment.npy")
 
 
 class LazyGraph:
@@ -80,7 +81,10 @@ class StoreBuilder:
         self.dtype = config.data.dtype
         self.config = config
         self.memory_limit = config.engine.memory_limit or DataSource.memory_limit
-        self.writer = StoreWriter(path, made)
+        self.old = Store(path).manifest if (path / NAME).exists() else None
+        # Files that change while a prepare is interrupted would give shards of two graphs.
+        published = self.old.published if self.old else lazy.published
+        self.writer = StoreWriter(path, {**made, "published": published}, say)
         self.made = made
 
     def run(self, split: SplitOptions, kernel: Kernel) -> Store:
@@ -88,20 +92,27 @@ class StoreBuilder:
 
         The manifest is written after each, so that what comes next needs neither the raw files nor their derivatives.
         """
-        old = Store(self.path).manifest if (self.path / NAME).exists() else None
+        old = self.old
         if old is None:
             manifest = self._shards()
         elif shards_on_disk(self.path, old):
             manifest = old
         else:
             manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
+            if manifest.clients != old.clients:
+                raise ShoalError(
+                    f"{self.path}: shards that were made again are not what they were, splits and hops are of others; "
+                    "delete the folder and run `shoal prepare` again"
+                )
         if manifest is not old:
             manifest.write(self.path)
+        # One for both, so that each shard is checked once.
+        shards = Store(self.path, manifest=manifest)
         if not split_on_disk(self.path, manifest, split):
-            manifest = replace(manifest, splits={**manifest.splits, split.split_name: self._splits(manifest, split)})
+            manifest = replace(manifest, splits={**manifest.splits, split.split_name: self._splits(shards, split)})
             manifest.write(self.path)
         if not hops_on_disk(self.path, manifest, kernel):
-            manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(manifest, kernel)})
+            manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(shards, kernel)})
             manifest.write(self.path)
         return Store(self.path)
 
@@ -117,10 +128,16 @@ class StoreBuilder:
             assignment = partition(graph, options, workspace=workspace)
             with replacing(path) as unfinished, unfinished.open("wb") as f:
                 np.save(f, assignment)
-            return FileRecord(path.stat().st_size, checksum(path))
+            record = record_of(path)
+            if self.writer.noted(ASSIGNMENT) not in (None, record):
+                raise ShoalError(
+                    f"{path}: was lost or damaged, and the partition made again is another than the one that shards "
+                    f"were made from; delete the folder {self.path} and run `shoal prepare` again"
+                )
+            return record
 
-        self.writer.once(Path("assignment.npy"), write)
-        return np.load(self.path / "assignment.npy", allow_pickle=False)
+        self.writer.once(ASSIGNMENT, write)
+        return np.load(self.path / ASSIGNMENT, allow_pickle=False)
 
     def _shards(self) -> Manifest:
         graph = self.lazy.graph
@@ -164,12 +181,11 @@ class StoreBuilder:
         counts = np.bincount(labelled, minlength=classes).tolist()
         return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file)
 
-    def _splits(self, manifest: Manifest, options: SplitOptions) -> SplitRecord:
-        code = self._codes(manifest, options)
+    def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
+        code = self._codes(shards.manifest, options)
         files, counts, untrained, unreachable = [], [], [], 0
-        for record in manifest.clients:
-            client = record.client
-            shard = open_shard(self.path / shard_path(client), client, record.file)
+        for client in range(shards.clients):
+            shard = shards.shard(client)
 
             def write(path: Path, shard: Any = shard) -> FileRecord:
                 if code is None:
@@ -220,16 +236,17 @@ class StoreBuilder:
             return code_of_dataset
         return None
 
-    def _hops(self, manifest: Manifest, kernel: Kernel) -> list[FileRecord]:
+    def _hops(self, shards: Store, kernel: Kernel) -> list[FileRecord]:
+        manifest = shards.manifest
         missing = [c for c in manifest.clients if self.writer.finished(hops_path(kernel.name, c.client)) is None]
-        rows = sum(self._rows_kept(client, kernel) for client in missing)
+        rows = sum(_rows_kept(shards, client, kernel) for client in missing)
         needed = hops_bytes(rows, manifest.features, kernel)
         require_disk(self.path, needed, "the hops")
         if kernel.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made = self._hops_here(missing, kernel)
+        made = self._hops_here(shards, missing, kernel)
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
-            made = hops_on_cluster(self.config, self.path, missing, manifest.features, kernel)
+            made = hops_on_cluster(self.config, self.path, missing, manifest.limits, kernel)
         count = len(manifest.clients)
         with progress(f"hops {kernel.name}", count, "clients", count - len(missing)) as step:
             for client, record in made:
@@ -238,16 +255,16 @@ class StoreBuilder:
         files = [self.writer.finished(hops_path(kernel.name, client)) for client in range(count)]
         return [file for file in files if file is not None]
 
-    def _hops_here(self, clients: Sequence[ClientRecord], kernel: Kernel) -> Iterator[tuple[int, FileRecord]]:
+    def _hops_here(
+        self, shards: Store, clients: Sequence[ClientRecord], kernel: Kernel
+    ) -> Iterator[tuple[int, FileRecord]]:
         for client in clients:
             path = self.path / hops_path(kernel.name, client.client)
-            yield client.client, write_hops(path, self._open(client), kernel)
+            yield client.client, write_hops(path, shards.shard(client.client), kernel)
 
-    def _rows_kept(self, client: ClientRecord, kernel: Kernel) -> int:
-        return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(self._open(client)).sum())
 
-    def _open(self, client: ClientRecord) -> Shard:
-        return open_shard(self.path / shard_path(client.client), client.client, client.file)
+def _rows_kept(shards: Store, client: ClientRecord, kernel: Kernel) -> int:
+    return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
 
 
 def _write_shard(client: int, part: Induced, label: np.ndarray, x: np.ndarray, path: Path) -> FileRecord:

@@ -21,7 +21,6 @@ from engine.wire.job import Job
 from engine.wire.live import Watch, unwatched
 from engine.wire.models import kind_of
 from engine.wire.randomness import key
-from storage.store import Store
 
 
 class Server:
@@ -53,7 +52,7 @@ class Server:
         Raises:
             ShoalError: The job does not fit its store.
         """
-        store = Store(job.store_path)
+        store = job.open_store()
         self.job, self.plan, self._pool, self._device = job, plan, pool, device
         self.algorithm: Algorithm = job.algorithm()
         self.infos = job.infos(store)

@@ -104,6 +104,8 @@ class EngineConfig:
         retries: How often a cell may be lost before the run stops.
         on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
             (`fail`), or is left out of the round and logged (`skip`).
+        verify: `first-read` checks every byte and every index of a file of the store when a process opens it for the
+            first time; `never` only its size and form, and a damaged file may change numbers or end the process.
     """
 
     backend: Literal["ray", "local"] = "ray"
@@ -117,6 +119,7 @@ class EngineConfig:
     cell_timeout: Annotated[float, Field(gt=0)] = 600.0
     retries: Annotated[int, Field(ge=0)] = 4
     on_client_error: Literal["fail", "skip"] = "fail"
+    verify: Literal["first-read", "never"] = "first-read"
 
 
 def _whole_above_one(share: float) -> float:

@@ -1,5 +1,6 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.wire.models import Kind, Kinds, assign_models, named_kinds
 from engine.wire.randomness import key
+from storage.errors import ShoalError
 from storage.store import Store
 from storage.view import CPU, Memo, View
 
@@ -29,6 +31,7 @@ class Job:
     Attributes:
         id: Tells the runs of a sweep apart.
         store: Folder of the store.
+        content: Of the store, as far as the run reads it; see `Manifest.content`.
         split: Name of the split.
         kernel: Name of the hops; None if only the features are used.
         hops: K.
@@ -44,11 +47,13 @@ class Job:
         device: `cpu` or `cuda`.
         gpu_share: Of a GPU, that a host may use.
         precision: Of products.
+        first_read: Check every file of the store when a process opens it for the first time.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
     id: str
     store: str
+    content: str
     split: str
     kernel: str | None
     hops: int
@@ -64,12 +69,29 @@ class Job:
     device: str = "cpu"
     gpu_share: float = 1.0
     precision: str = "float32"
+    first_read: bool = True
     skip_failed_clients: bool = False
 
     @property
     def store_path(self) -> Path:
         """Folder of the store."""
         return Path(self.store)
+
+    def open_store(self) -> Store:
+        """The store, as this process sees it.
+
+        Raises:
+            ShoalError: There is none, or another one than the run was made for.
+        """
+        store = Store(self.store_path, self.first_read)
+        manifest = store.manifest
+        prepared = self.split in manifest.splits and (self.kernel is None or self.kernel in manifest.hops)
+        if not prepared or manifest.content(self.split, self.kernel) != self.content:
+            raise ShoalError(
+                f"{self.store}: machine {platform.node()} sees another store here than the run was started with; "
+                "copy the store of the machine that runs the command, or set data.store to a folder that all share"
+            )
+        return store
 
     def algorithm(self) -> Algorithm:
         """The method with its hyper-parameters.
@@ -128,6 +150,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     return Job(
         id=job_id,
         store=str(Path(store.path).resolve()),
+        content=store.manifest.content(config.data.split_name, hops.name if hops.stored else None),
         split=config.data.split_name,
         kernel=hops.name if hops.stored else None,
         hops=hops.hops,
@@ -144,5 +167,6 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         device=chosen_device(config),
         gpu_share=config.resources.gpus_per_host or 1.0,
         precision=config.engine.precision,
+        first_read=config.engine.verify == "first-read",
         skip_failed_clients=config.engine.on_client_error == "skip",
     )

@@ -1,15 +1,18 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.arrow_file import MappedFile
+from storage import arrow_file
+from storage.arrow_file import MappedFile, fixed_rows
+from storage.bounds import Limits
 from storage.errors import ShoalError
 from storage.gather import gathered
 from storage.graph import Graph
-from storage.hops import labelled_and_neighbours, only_labelled, write_hops
+from storage.hops import labelled_and_neighbours, only_labelled, open_hops, write_hops
 from storage.propagation import Kernel, hops
 from storage.shard import Shard, open_shard, write_shard
 from storage.split import Split
@@ -75,3 +78,49 @@ def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path,
     for mine, given in zip((parts.train, parts.val, parts.test), (split.train, split.val, split.test)):
         assert (np.diff(mine) > 0).all()
         np.testing.assert_array_equal(np.sort(found.node[mine]), np.sort(shard.node[given]))
+
+
+@pytest.mark.parametrize("rows", ["all", "labelled"])
+def test_hops_of_another_kernel_or_shard(tmp_path: Path, shard: Shard, rows: Literal["all", "labelled"]) -> None:
+    path, kernel, limits = tmp_path / "hops.arrow", Kernel(2, rows=rows), Limits(nodes=25, features=3, classes=2)
+    record = write_hops(path, shard, kernel)
+    assert open_hops(path, 25, kernel, record, limits).names[-2:] == ["hop1", "hop2"]
+    for other in (
+        Kernel(1, rows=rows),
+        Kernel(3, rows=rows),
+        Kernel(2, rows="all" if rows == "labelled" else "labelled"),
+    ):
+        with pytest.raises(ShoalError, match=rf"^{path}: columns .*hop2 and not .*; .*delete the file and run .*$"):
+            open_hops(path, 25, other, record, limits)
+    with pytest.raises(ShoalError, match=rf"^{path}: hop. is \[\d+, 3\] and not \[\d+, 4\]; .*$"):
+        open_hops(path, 25, kernel, record, Limits(nodes=25, features=4, classes=2))
+    with pytest.raises(ShoalError, match=rf"^{path}: (25 rows for a shard of 9|a row lies outside 0 to 8); .*$"):
+        open_hops(path, 9, kernel, record, limits)
+
+
+@pytest.mark.parametrize(
+    ("row", "neighbors", "fault"),
+    [
+        ([0, 25], [1, 0], "a row lies outside 0 to 24"),
+        ([-1, 0], [1, 0], "a row lies outside 0 to 24"),
+        ([3, 3], [1, 0], "a row occurs twice"),
+        ([0, 3], [2, 0], "a neighbour lies outside rows 0 to 1"),
+    ],
+)
+def test_labelled_rows_out_of_bounds(tmp_path: Path, row: list[int], neighbors: list[int], fault: str) -> None:
+    path, x = tmp_path / "hops.arrow", fixed_rows(np.ones((2, 3), dtype=np.float32))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(neighbors, pa.int32()))
+    columns = {"row": pa.array(row), "neighbors": lists, "hop0": x, "hop1": x}
+    record = arrow_file.write(path, "hops", columns)
+    with pytest.raises(ShoalError, match=rf"^{path}: {fault}; .*delete the file and run .*$"):
+        open_hops(path, 25, Kernel(1, rows="labelled"), record, Limits(nodes=25, features=3, classes=2))
+
+
+def test_content_is_compared_before_anything_is_used(tmp_path: Path, shard: Shard) -> None:
+    path, kernel, limits = tmp_path / "hops.arrow", Kernel(1), Limits(nodes=25, features=3, classes=2)
+    record = write_hops(path, shard, kernel)
+    shard.x[0, 0] += 1
+    write_hops(path, shard, kernel)
+    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
+        open_hops(path, 25, kernel, record, limits)
+    assert open_hops(path, 25, kernel, record).rows == 25

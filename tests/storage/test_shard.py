@@ -1,15 +1,19 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from storage import arrow_file
 from storage.arrow_file import fixed_rows
+from storage.bounds import Limits
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.induced import Induced, induced, kept_entries
-from storage.shard import Shard, check_bounds, open_shard, write_shard
+from storage.shard import Shard, open_shard, write_shard
 
 NODES = np.arange(0, 20, 2)
 
@@ -75,19 +79,37 @@ def test_a_shard_without_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        ({"indptr": [0, 3, 2]}, "the row pointer decreases"),
-        ({"indices": [1, 2]}, "a neighbour lies outside rows 0 to 1"),
-        ({"indices": [-1, 0]}, "a neighbour lies outside rows 0 to 1"),
-        ({"label": [0, 2]}, "a label lies outside -1 to 1"),
-        ({"label": [-2, 0]}, "a label lies outside -1 to 1"),
+        ({"indptr": [0, 2, 1, 2]}, "the row pointer decreases"),
+        ({"indices": [1, 3]}, "a neighbour lies outside rows 0 to 2"),
+        ({"indices": [-1, 0]}, "a neighbour lies outside rows 0 to 2"),
+        ({"label": [0, 2, 1]}, "a label lies outside -1 to 1"),
+        ({"label": [-2, 0, 1]}, "a label lies outside -1 to 1"),
+        ({"node": [4, 10, 2]}, "a node id lies outside 0 to 9"),
+        ({"node": [-1, 3, 2]}, "a node id lies outside 0 to 9"),
+        ({"node": [4, 3, 4]}, "a node id occurs twice"),
+        ({"x": np.ones((3, 3), dtype=np.float32)}, "x is [3, 3] and not [3, 2]"),
     ],
 )
-def test_bounds(changed: dict[str, list[int]], fault: str) -> None:
-    arrays = {"node": [4, 9], "label": [-1, 1], "indptr": [0, 1, 2], "indices": [1, 0]}
-    sound = {name: np.array(values, dtype=np.int32) for name, values in arrays.items()}
-    faults: list[str] = []
-    check_bounds(Shard(client=0, x=np.ones((2, 1)), **sound), 2, faults.append)
-    assert faults == []
-    damaged = {**sound, **{name: np.array(values, dtype=np.int32) for name, values in changed.items()}}
-    check_bounds(Shard(client=0, x=np.ones((2, 1)), **damaged), 2, faults.append)
-    assert faults == [fault]
+def test_numbers_out_of_bounds(tmp_path: Path, changed: dict[str, list[int]], fault: str) -> None:
+    arrays = {"node": [4, 9, 2], "label": [-1, 1, 0], "indptr": [0, 1, 1, 2], "indices": [1, 0]}
+    sound: dict[str, Any] = {"x": np.ones((3, 2), dtype=np.float32), **arrays}
+    path, limits = tmp_path / "a.arrow", Limits(nodes=10, features=2, classes=2)
+
+    def opened(node: Any, label: Any, indptr: Any, indices: Any, x: np.ndarray) -> Shard:
+        lists = pa.ListArray.from_arrays(pa.array(indptr, pa.int32()), pa.array(indices, pa.int32()))
+        columns = {"node": pa.array(node), "label": pa.array(label, pa.int32()), "neighbors": lists, "x": fixed_rows(x)}
+        return open_shard(path, 0, arrow_file.write(path, "shard", columns), limits)
+
+    assert opened(**sound).indices.tolist() == [1, 0]
+    with pytest.raises(ShoalError, match=rf"^{path}: {re.escape(fault)}; .* delete the file and run .*$"):
+        opened(**{**sound, **changed})
+
+
+def test_content_is_compared_before_anything_is_used(tmp_path: Path) -> None:
+    path, limits = tmp_path / "a.arrow", Limits(nodes=2, features=2, classes=2)
+    record = write_shard(path, 0, without_edges(2), np.array([0, 1]), np.ones((2, 2), dtype=np.float32))
+    other = write_shard(path, 0, without_edges(2), np.array([1, 0]), np.ones((2, 2), dtype=np.float32))
+    assert record.bytes == other.bytes
+    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
+        open_shard(path, 0, record, limits)
+    assert open_shard(path, 0, other, limits).label.tolist() == [1, 0]

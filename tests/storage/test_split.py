@@ -3,10 +3,12 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage import arrow_file
 from storage.errors import ShoalError
 from storage.split import Split, SplitOptions, from_codes, open_split, random_split, read_split_file, write_split
 
@@ -116,6 +118,40 @@ def test_split_of_a_larger_shard(tmp_path: Path) -> None:
     write_split(path, from_codes(np.array([1, 2, 3])))
     with pytest.raises(ShoalError, match=rf"^{path}: rows outside the shard; delete the file .*$"):
         open_split(path, 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        (([1, 0], [2], []), "rows are not in ascending order"),
+        (([0, 0], [2], []), "rows are not in ascending order"),
+        (([0, 1], [2], [1]), "a row belongs to two parts"),
+        (([0, 3], [1], []), "rows outside the shard"),
+        (([-1, 0], [1], []), "rows outside the shard"),
+    ],
+)
+def test_rows_that_no_split_has(tmp_path: Path, parts: tuple[list[int], ...], fault: str) -> None:
+    path = tmp_path / "a.arrow"
+    record = write_split(path, Split(*(np.array(part, dtype=np.int32) for part in parts)))
+    with pytest.raises(ShoalError, match=rf"^{path}: {fault}; .*delete the file and run .*$"):
+        open_split(path, 3, record, whole=True)
+
+
+def test_ends_of_parts_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    rows = pa.ListArray.from_arrays(pa.array([0, 3, 2, 3], pa.int32()), pa.array([0, 1, 2], pa.int32()))
+    arrow_file.write(path, "split", {"rows": rows})
+    with pytest.raises(ShoalError, match=rf"^{path}: not three parts; delete the file .*$"):
+        open_split(path, 3)
+
+
+def test_content_is_compared_before_anything_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    record = write_split(path, from_codes(np.array([1, 2, 3])))
+    write_split(path, from_codes(np.array([2, 1, 3])))
+    assert open_split(path, 3, record).train.tolist() == [1]
+    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
+        open_split(path, 3, record, whole=True)
 
 
 def test_file_of_the_user(tmp_path: Path) -> None:

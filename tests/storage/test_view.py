@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from storage.arrow_file import checksum
+from storage.digest import digest
 from storage.graph import Graph, clean_edges
 from storage.induced import Induced
 from storage.shard import open_shard, write_shard
@@ -44,7 +44,7 @@ def test_tensors_lie_in_the_files_and_never_change_them(make_store: Callable[...
     store = make_store(dtype)
     shard = store.path / shard_path(0)
     hops = store.path / hops_path(next(iter(store.manifest.hops)), 0)
-    before = {path: checksum(path) for path in (shard, hops)}
+    before = {path: digest(path) for path in (shard, hops)}
     view = view_of(store)
     crow, col = view.adjacency.crow_indices(), view.adjacency.col_indices()
     in_shard = [view.x, crow, col]
@@ -59,7 +59,7 @@ def test_tensors_lie_in_the_files_and_never_change_them(make_store: Callable[...
     for tensor in (*in_shard, *in_hops):
         tensor.fill_(3)
         assert (tensor == 3).all()
-    assert {path: checksum(path) for path in before} == before
+    assert {path: digest(path) for path in before} == before
     again = view_of(store)
     fresh = again.x, again.adjacency.crow_indices(), again.adjacency.col_indices(), again.hop(1), again.hop(2)
     assert all(torch.equal(a, b) for a, b in zip(fresh, values))

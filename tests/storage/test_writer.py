@@ -1,15 +1,16 @@
-import json
 import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from storage.arrow_file import FileRecord, checksum
+from storage.arrow_file import FileRecord, record_of
 from storage.disk import require_disk, writing
 from storage.errors import ShoalError
+from storage.sealed import sealed
 from storage.writer import PROGRESS, StoreWriter
 
 IDENTITY = {"dataset": {"dataset": "small"}, "partition": {"clients": 3}}
@@ -17,6 +18,7 @@ FILE = Path("clients") / "00000.arrow"
 
 HOLD = """
 import sys
+from functools import partial
 from pathlib import Path
 from storage.disk import writing
 with writing(Path(sys.argv[1])):
@@ -35,7 +37,7 @@ class Source:
         self.writes += 1
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"content")
-        return FileRecord(7, checksum(path))
+        return record_of(path)
 
 
 def hold(store: Path) -> subprocess.Popen[str]:
@@ -81,8 +83,8 @@ def test_a_finished_file_is_not_written_again(tmp_path: Path) -> None:
     assert source.writes == 1
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"conten")])
-def test_a_file_that_vanished_or_shrank_is_written_again(tmp_path: Path, damage) -> None:
+@pytest.mark.parametrize("damage", [Path.unlink, *(partial(Path.write_bytes, data=d) for d in (b"conten", b"Content"))])
+def test_a_file_that_vanished_or_changed_is_written_again(tmp_path: Path, damage) -> None:
     source = Source()
     first = StoreWriter(tmp_path, IDENTITY).once(FILE, source)
     damage(tmp_path / FILE)
@@ -91,6 +93,15 @@ def test_a_file_that_vanished_or_shrank_is_written_again(tmp_path: Path, damage)
     assert writer.once(FILE, source) == first
     assert writer.once(FILE, source) == first
     assert source.writes == 2
+
+
+def test_a_file_that_changed_is_named(tmp_path: Path) -> None:
+    StoreWriter(tmp_path, IDENTITY).once(FILE, Source())
+    (tmp_path / FILE).write_bytes(b"Content")
+    said: list[str] = []
+    writer = StoreWriter(tmp_path, IDENTITY, said.append)
+    assert writer.finished(FILE) is writer.finished(FILE) is None
+    assert said == [f"{tmp_path / FILE}: not as it was written, made again"]
 
 
 def test_a_file_is_logged_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -128,10 +139,12 @@ def test_an_unfinished_store_of_something_else(tmp_path: Path) -> None:
         StoreWriter(tmp_path, {**IDENTITY, "partition": {"clients": 4}})
 
 
-@pytest.mark.parametrize("line", [b"{", b"\xff\xfe", b"7", b"{}"])
+@pytest.mark.parametrize("line", [b"{", b"\xff\xfe", b"7", b"{}", sealed({"path": "a"}).encode()])
 def test_a_damaged_log(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / PROGRESS).write_bytes(json.dumps(IDENTITY).encode() + b"\n" + line + b"\n")
-    with pytest.raises(ShoalError, match=rf"^{tmp_path}/{PROGRESS}: damaged \(.*\); delete the folder {tmp_path} .*$"):
+    StoreWriter(tmp_path, IDENTITY)
+    with (tmp_path / PROGRESS).open("ab") as log:
+        log.write(line + b"\n")
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/{PROGRESS}: .*damaged \(.*\); delete it and run .*$"):
         StoreWriter(tmp_path, IDENTITY)
 
 

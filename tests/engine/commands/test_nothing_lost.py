@@ -243,11 +243,19 @@ def test_a_file_that_a_key_names_counts_by_its_content(
     assert len(list((tiny.parent / "runs").iterdir())) == 2
 
 
-def test_published_files_that_changed(tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path) -> None:
-    file = tmp_path / "amazon" / "Computers" / "raw" / "amazon_electronics_computers.npz"
-    file.parent.mkdir(parents=True)
+COMPUTERS = "amazon/Computers/raw/amazon_electronics_computers.npz"
 
-    def publish(seed: int) -> None:
+
+@pytest.fixture
+def publish(tiny: Path, tmp_path: Path) -> Callable[[int], Path]:
+    """Puts a small graph where a published one belongs, and makes it the config's."""
+    file = tmp_path / COMPUTERS
+    file.parent.mkdir(parents=True)
+    plain = yaml.safe_load(tiny.read_text())
+    plain["data"] = {"dataset": "computers", "root": str(tmp_path), "store": str(tmp_path / "store")}
+    tiny.write_text(yaml.safe_dump(plain))
+
+    def write(seed: int) -> Path:
         rng = np.random.default_rng(seed)
         dense = rng.random((120, 120)) < 0.05
         x = rng.random((120, 8)) < 0.5
@@ -261,25 +269,41 @@ def test_published_files_that_changed(tiny: Path, refused: Refused, shoal: Shoal
             attr_shape=x.shape,
             labels=rng.integers(3, size=120),
         )
+        return file
 
+    return write
+
+
+def test_published_files_that_changed(
+    tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path, publish: Callable[[int], Path]
+) -> None:
     publish(0)
-    plain = yaml.safe_load(tiny.read_text())
-    plain["data"] = {"dataset": "computers", "root": str(tmp_path), "store": str(tmp_path / "store")}
-    tiny.write_text(yaml.safe_dump(plain))
     shoal("run", tiny, *ROUNDS)
     first = only(tmp_path / "runs")
     expected = numbers(first)
-    publish(1)
-    name = "amazon/Computers/raw/amazon_electronics_computers.npz"
-    assert f"{first}: was run with another content of the file {name}" in refused("run", tiny, *ROUNDS)
+    file = publish(1)
+    assert f"{first}: was run with another content of the file {COMPUTERS}" in refused("run", tiny, *ROUNDS)
     cut_off(first)
-    assert f"another content of the file {name}" in refused("run", tiny, *ROUNDS, "--resume")
-    assert f"made from another content of {name}" in refused("run", tiny, *ROUNDS, "seed=1")
+    assert f"another content of the file {COMPUTERS}" in refused("run", tiny, *ROUNDS, "--resume")
+    assert f"made from another content of {COMPUTERS}" in refused("run", tiny, *ROUNDS, "seed=1")
     # A store needs its published files no more.
     file.unlink()
     shoal("run", tiny, *ROUNDS, "--resume")
     assert numbers(first) == expected
     shoal("run", tiny, *ROUNDS, "propagation.hops=2")
+
+
+def test_published_files_that_change_while_a_prepare_is_interrupted(
+    tiny: Path, refused: Refused, shoal: Shoal, tmp_path: Path, publish: Callable[[int], Path]
+) -> None:
+    publish(0)
+    shoal("prepare", tiny)
+    (tmp_path / "store" / "manifest.json").unlink()
+    (tmp_path / "store" / "clients" / "00002.arrow").unlink()
+    publish(1)
+    assert "holds an unfinished store of another dataset, of other files of it" in refused("prepare", tiny)
+    publish(0)
+    shoal("prepare", tiny)
 
 
 def test_a_store_that_was_made_again_from_other_data(tiny: Path, refused: Refused, shoal: Shoal) -> None:

@@ -21,6 +21,7 @@ from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import SUMMARY, read_summary
 from engine.settings.config import load_config, parse_config
 from storage.errors import ShoalError
+from storage.sealed import sealed, unsealed
 
 Refused = Callable[..., str]
 
@@ -182,10 +183,15 @@ def test_truncated_shard(tiny: Path, refused: Refused, shoal: Callable[..., None
 def test_manifest_of_another_version(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
     shoal("prepare", tiny)
     manifest = tiny.parent / "store" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99', 1))
-    line = refused("run", tiny)
-    assert str(manifest) in line
-    assert "format 1" in line
+    manifest.write_text(sealed({**unsealed(manifest.read_text()), "format": 99}))
+    assert f"{manifest}: not a manifest of format 2" in refused("run", tiny)
+
+
+def test_manifest_with_a_changed_number(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    manifest = tiny.parent / "store" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"classes": 3', '"classes": 7', 1))
+    assert f"{manifest}: damaged (changed since it was written); delete it and run" in refused("run", tiny)
 
 
 def unfinished(tiny: Path) -> Path:

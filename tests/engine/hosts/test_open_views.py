@@ -3,11 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
-from engine.hosts.open_views import OpenViews
+from engine.hosts.open_views import MAPS_OF_A_VIEW, OpenViews, most_views
 from engine.rounds.server import Server
+from engine.wire.job import Job
 from storage.errors import ShoalError
 from storage.store import Store, shard_path
 from storage.view import Memo, View
@@ -16,12 +19,12 @@ from storage.view import Memo, View
 class Opening:
     """Opens real views and remembers which, by which thread, and what was touched."""
 
-    def __init__(self, server: Server) -> None:
-        self.job, self.store = server.job, Store(server.job.store_path)
+    def __init__(self, job: Job, most: int = 100) -> None:
+        self.job, self.store = job, Store(job.store_path)
         self.opened: list[int] = []
         self.threads: set[threading.Thread] = set()
         self.touched: list[int] = []
-        self.views = OpenViews(self.open)
+        self.views = OpenViews(self.open, most)
 
     def open(self, client: int) -> View:
         self.opened.append(client)
@@ -34,7 +37,11 @@ class Opening:
 
 @pytest.fixture
 def opening(start: Callable[..., Server]) -> Opening:
-    return Opening(start())
+    return Opening(start().job)
+
+
+def maps_below(folder: Path) -> int:
+    return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_the_next_one_is_opened_before_it_is_asked_for(opening: Opening) -> None:
@@ -72,3 +79,52 @@ def test_a_client_that_cannot_be_opened_fails_at_its_turn_and_again(opening: Ope
     finally:
         hidden.rename(shard)
     assert opening.views.get(1).client == 1
+
+
+def test_the_least_recently_visited_is_let_go(opening: Opening) -> None:
+    views = Opening(opening.job, most=2)
+    for client in (0, 1, 0, 2, 0, 1):
+        views.views.get(client)
+    assert views.opened == [0, 1, 2, 1]
+
+
+def test_maps_of_what_is_let_go_end_even_if_its_adjacency_was_used(
+    opening: Opening, with_own_store: Callable[[Job], Job]
+) -> None:
+    own = with_own_store(opening.job)
+    views = Opening(own, most=2)
+    for client in 2 * [0, 1, 2, 3, 4, 5]:
+        assert views.views.get(client).adjacency.shape == (30, 30)
+        assert maps_below(own.store_path) <= 2 * MAPS_OF_A_VIEW
+    assert maps_below(own.store_path) == 2 * MAPS_OF_A_VIEW
+
+
+def test_what_is_opened_again_is_not_checked_again(opening: Opening, with_own_store: Callable[[Job], Job]) -> None:
+    own = with_own_store(opening.job)
+    views = Opening(own, most=1)
+    views.views.get(0)
+    path = own.store_path / shard_path(0)
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1  # of no meaning in an Arrow file
+    path.write_bytes(content)
+    views.views.get(1)
+    assert views.views.get(0).nodes == 30
+    assert views.opened == [0, 1, 0]
+    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest"):
+        Opening(own).views.get(0)
+
+
+def test_a_quarter_as_many_as_a_process_may_have_maps() -> None:
+    assert most_views() == int(Path("/proc/sys/vm/max_map_count").read_text()) // 4
+
+
+@pytest.mark.parametrize("model", ["gcn", "sgc"])
+def test_a_run_with_one_open_view_has_the_same_bits(
+    run: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    keys = {"model.name": model, "algorithm.name": "fedavg"}
+    expected = run(keys, rounds=2).state.server
+    monkeypatch.setattr("engine.hosts.opened_job.most_views", lambda: 1)
+    found = run(keys, rounds=2).state.server
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -1,5 +1,6 @@
 """Hosts that come, see some of the clients, go, and come back."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -147,6 +148,40 @@ def test_a_job_that_cannot_be_opened(hosts: list[Any], job_of: MakeJob, with_own
     wrong = replace(job_of(), method=replace(job.method, options={"mu": 1}))
     with pytest.raises(ShoalError, match=r"^algorithm\.mu: unknown"):
         gather(Roster(hosts, wrong))
+
+
+def test_another_store_at_the_same_path(
+    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], tmp_path: Path
+) -> None:
+    job = with_own_store(job_of())
+    # Sound by itself, of the same clients, and with features of half the precision.
+    other = job_of({"data.dtype": "float16", "data.store": str(tmp_path / "other")})
+    job.store_path.rename(tmp_path / "first")
+    other.store_path.rename(job.store_path)
+    with pytest.raises(ShoalError, match=rf"^{job.store}: machine \S+ sees another store here than .*; copy the store"):
+        gather(Roster(hosts, job))
+    gather(Roster(hosts, replace(other, id=f"{other.id} there", store=job.store)))
+
+
+@pytest.mark.parametrize("verify", ["first-read", "never"])
+def test_a_damaged_shard_is_named_by_the_host_that_opens_it(
+    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], verify: str
+) -> None:
+    job = with_own_store(job_of({"engine.verify": verify}))
+    path = job.store_path / shard_path(2)
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1  # of no meaning in an Arrow file
+    path.write_bytes(content)
+    gather(Roster(hosts, job))
+    call = hosts[0].run_call.remote(job.id, [evaluation_cell(1, [2], {}, {})], {})
+    if verify == "never":
+        assert ray.get(call)[0].ids == [2]
+        return
+    with pytest.raises(RayTaskError) as failed:
+        ray.get(call)
+    line = str(plain_error(failed.value))
+    assert re.match(rf"round 1, client 2: .*{path}: checksum does not match the manifest; .*delete the file", line)
+    assert "\n" not in line
 
 
 def test_a_fault_of_ours_is_named_with_its_traceback(hosts: list[Any]) -> None:

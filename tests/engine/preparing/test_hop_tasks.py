@@ -9,7 +9,7 @@ import ray
 from engine.preparing.prepare import prepare
 from engine.settings.config import Config
 from storage.errors import ShoalError
-from storage.store import verify
+from storage.verify import verify
 
 
 def test_hops_on_a_cluster_are_those_made_here(

@@ -15,12 +15,14 @@ import yaml
 
 from engine.preparing.prepare import prepare, source, store_path
 from engine.settings.config import Config, parse_config
-from storage.arrow_file import checksum
 from storage.datasets import load
+from storage.digest import digest
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.manifest import NAME
-from storage.store import Store, verify
+from storage.sealed import SEAL
+from storage.store import Store
+from storage.verify import verify
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -54,9 +56,9 @@ def contents(store: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(store.rglob("*")):
         if path.name == NAME:
-            found[NAME] = {**json.loads(path.read_text()), "provenance": None}
+            found[NAME] = {**json.loads(path.read_text()), "provenance": None, SEAL: None}
         elif path.is_file():
-            found[str(path.relative_to(store))] = checksum(path)
+            found[str(path.relative_to(store))] = digest(path)
     return found
 
 

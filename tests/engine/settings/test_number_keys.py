@@ -39,6 +39,7 @@ def test_these_change_numbers(key: str) -> None:
     [
         "name", "data.root", "data.store", "ray.address", "run.root", "run.keep", "run.max_seconds", "engine.backend",
         "engine.hosts", "engine.retries", "engine.memory_limit", "engine.cell_timeout", "engine.on_client_error",
+        "engine.verify",
         "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_cpus",
     ],
 )  # fmt: skip

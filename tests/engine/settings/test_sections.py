@@ -89,6 +89,7 @@ REFUSED: dict[str, list[Any]] = {
     "engine.cell_timeout": [0.0, NAN],
     "engine.retries": [-1],
     "engine.on_client_error": ["wait"],
+    "engine.verify": ["always", True],
     "resources.cpus_per_host": [-0.5, NAN],
     "resources.gpus_per_host": [-0.5, 1.5, NAN],
     "resources.server_cpus": [-0.5, NAN],

@@ -1,6 +1,7 @@
 """What hosts are told of a run, against the config, the graph's own arrays and modules built by hand."""
 
 import pickle
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from engine.wire.job import Job, make_job
 from engine.wire.randomness import key
 from storage.errors import ShoalError
 from storage.graph import TRAIN
-from storage.store import Store
+from storage.store import Store, shard_path
 from storage.view import Memo
 
 MakeJob = Callable[..., Job]
@@ -84,6 +85,30 @@ def test_sizes_and_data_are_those_of_the_graph(job_of: MakeJob, graphs: Mapping[
         assert view.label.tolist() == y[node].tolist()
         assert np.array_equal(view.x.numpy(), x[node])
         assert sorted(view.train.tolist()) == np.flatnonzero(split[node] == TRAIN).tolist()
+
+
+def test_the_store_must_be_the_one_that_the_job_was_made_for(job_of: MakeJob, tmp_path: Path) -> None:
+    job = job_of()
+    assert job.content == Store(job.store_path).manifest.content(job.split, job.kernel)
+    assert job.open_store().manifest == Store(job.store_path).manifest
+    other = job_of(data__store=str(tmp_path / "store"), data__dtype="float16")
+    assert other.content != job.content
+    for wrong in (replace(job, store=other.store), replace(job, split="stratified"), replace(job, kernel="r1.0-k1")):
+        line = rf"^{wrong.store}: machine {platform.node()} sees another store here than .*, or set data\.store to .*$"
+        with pytest.raises(ShoalError, match=line):
+            wrong.open_store()
+
+
+def test_files_are_checked_unless_the_config_says_otherwise(job_of: MakeJob, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    job, careless = job_of(data__store=store), job_of(data__store=store, engine__verify="never")
+    path = job.store_path / shard_path(0)
+    content = bytearray(path.read_bytes())
+    content[7] ^= 1  # of no meaning in an Arrow file
+    path.write_bytes(content)
+    with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
+        job.view(job.open_store(), 0, Memo(0))
+    assert careless.view(careless.open_store(), 0, Memo(0)).nodes == 30
 
 
 def test_seeds_of_a_visit(job_of: MakeJob) -> None:
