@@ -22,7 +22,7 @@ class Malformed(Exception):
 
 
 @contextmanager
-def code_of(method: Algorithm, hook: str) -> Iterator[None]:
+def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
     """Inside of the block a hook of a method runs; whatever it raises becomes one line that names its file and line.
 
     Errors that are such a line already, a full GPU and a Ctrl-C pass as they are.
@@ -30,6 +30,7 @@ def code_of(method: Algorithm, hook: str) -> Iterator[None]:
     Args:
         method: The method.
         hook: Name of the hook, as `upload`.
+        before: What the line says first, of the round for instance.
 
     Raises:
         ShoalError: The hook failed, or called `sys.exit`.
@@ -39,32 +40,33 @@ def code_of(method: Algorithm, hook: str) -> Iterator[None]:
     except (ShoalError, torch.OutOfMemoryError):
         raise
     except Malformed as error:
-        raise fault(method, hook, str(error)) from None
+        raise fault(method, hook, str(error), before) from None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, _files(type(method))):
             raise
-        raise failure(method, hook, error) from error
+        raise failure(method, hook, error, before) from error
 
 
-def failure(method: Algorithm, hook: str, error: BaseException) -> ShoalError:
+def failure(method: Algorithm, hook: str, error: BaseException, before: str = "") -> ShoalError:
     """The error of a hook that raised, with the innermost line of the method's file and the traceback as its detail."""
     detail = "".join(traceback.format_exception(error))
     where = place_in(_files(type(method)), error.__traceback__) or _definition(method, hook)
-    return ShoalError(f"{where}, in {hook}(): {in_words(error)}", detail)
+    return ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail)
 
 
-def fault(method: Algorithm, hook: str | Callable[..., Any], what: str) -> ShoalError:
+def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:
     """The error of a hook that gave something wrong; names the line where the hook is defined.
 
     Args:
         method: The method.
         hook: Name of the hook, or the function that the method gave in its place.
         what: What is wrong and what is wanted.
+        before: As for `code_of`.
     """
     if isinstance(hook, str):
-        return ShoalError(f"{_definition(method, hook)}, in {hook}(): {what}")
+        return ShoalError(f"{before}{_definition(method, hook)}, in {hook}(): {what}")
     name = getattr(hook, "__name__", type(hook).__name__)
-    return ShoalError(f"{_line_of(hook) or file_of(type(method))}, in {name}(): {what}")
+    return ShoalError(f"{before}{_line_of(hook) or file_of(type(method))}, in {name}(): {what}")
 
 
 def yield_place(method: Algorithm, steps: Any) -> str:

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from algorithms.faults import Malformed
 from algorithms.protocol import How, Tree, Upload
+from algorithms.training.local_training import finite_loss
 from storage.errors import ShoalError
 
 
@@ -25,6 +29,19 @@ def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
             read = counted(read, weight)
         if not (_finite(read) and _finite(weight)):
             raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
+
+
+def told_loss(loss: Any) -> float:
+    """The loss that a method's `train` gave, NaN where it says none.
+
+    Raises:
+        Malformed: It is no number.
+        ShoalError: It is infinite.
+    """
+    if not isinstance(loss, Real) and not (isinstance(loss, Tensor) and loss.numel() == 1):
+        raise Malformed(f"gives {type(loss).__name__}, wanted the loss as a float, NaN where nothing was trained")
+    number = float(loss)
+    return number if math.isnan(number) else finite_loss(number)
 
 
 def require_finite(tree: Tree, where: str) -> None:
