@@ -15,15 +15,12 @@ from storage.errors import ShoalError
 
 
 def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
-    """Checks what one client sends.
+    """Checks the numbers of what one client sends, whose form `upload_form` has checked.
 
     Raises:
-        ShoalError: The upload lacks an entry that the method asked for, or one holds NaN or infinity where it has
-            weight.
+        ShoalError: An entry holds NaN or infinity where it has weight.
     """
     for entry, how in up.items():
-        if entry not in upload.entries:
-            raise ShoalError(f"upload() gives no {entry!r}, which the round asks for")
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is How.SUM:
             read = counted(read, weight)

@@ -21,9 +21,9 @@ def require_form(upload: Any, up: Mapping[str, How], parameters: Mapping[str, to
         parameters: Shapes of the client's models, by the names under which their parameters are sent.
 
     Raises:
-        Malformed: No `Upload`; or an entry that is no dense tensor of real numbers, of floats where it is summed, of
-            the model's shape and float32 where it is named as its parameters; or a weight that is negative or of
-            another shape than its entry. Names the entry.
+        Malformed: No `Upload`; or an entry that is missing, no dense tensor of real numbers, of floats where it is
+            summed or mixed, of the model's shape and float32 where it is named as its parameters; or a weight that is
+            negative or of another shape than its entry. Names the entry.
     """
     if not isinstance(upload, Upload):
         raise Malformed(f"gives {named(upload)}, wanted an Upload")
@@ -31,15 +31,15 @@ def require_form(upload: Any, up: Mapping[str, How], parameters: Mapping[str, to
         if not isinstance(getattr(upload, part), Mapping):
             raise Malformed(f"gives Upload({part}) as {named(getattr(upload, part))}, wanted a dict by entry")
     for entry, how in up.items():
-        # One that is missing is told by `soundness`.
-        if entry in upload.entries:
-            tensor = upload.entries[entry]
-            require_tensor(tensor, f"the entry {entry!r}")
-            _require_kind(entry, tensor, how)
-            if entry in parameters:
-                require_parameters(entry, tensor, parameters[entry])
-            if how is How.SUM and entry in upload.weight:
-                _require_weight(entry, upload.weight[entry], tensor.shape)
+        if entry not in upload.entries:
+            raise Malformed(f"gives no {entry!r}, which the round asks for")
+        tensor = upload.entries[entry]
+        require_tensor(tensor, f"the entry {entry!r}")
+        _require_kind(entry, tensor, how)
+        if entry in parameters:
+            require_parameters(entry, tensor, parameters[entry])
+        if how is How.SUM and entry in upload.weight:
+            _require_weight(entry, upload.weight[entry], tensor.shape)
     for entry, size in upload.wire.items():
         if not isinstance(size, Integral) or size < 0:
             raise Malformed(f"gives {size!r} as the bytes of {entry!r} on the wire, wanted a whole number, 0 or more")
