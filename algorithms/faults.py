@@ -3,7 +3,7 @@
 import dis
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import GeneratorType, TracebackType
 from typing import Any
@@ -50,7 +50,11 @@ def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
 def failure(method: Algorithm, hook: str, error: BaseException, before: str = "") -> ShoalError:
     """The error of a hook that raised, with the innermost line of the method's file and the traceback as its detail."""
     detail = "".join(traceback.format_exception(error))
-    where = place_in(_files(type(method)), error.__traceback__) or _definition(method, hook)
+    where = place_in(_files(type(method)), error.__traceback__)
+    if where is None and type(method).__module__.startswith(OURS):
+        # The engine's own code, which a method of ours runs but did not write.
+        return ShoalError(f"{before}{in_words(error)}", detail)
+    where = where or _definition(method, hook)
     return ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail)
 
 
@@ -70,23 +74,21 @@ def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: 
 
 
 def yield_place(method: Algorithm, steps: Any) -> str:
-    """Where the generator of `round` stands: the innermost `yield` in the method's files."""
-    files = _files(type(method))
-    found = _definition(method, "round")
+    """Where the generator of `round` stands: the innermost `yield` in the method's files, a user's own first."""
+    lines = []
     while isinstance(steps, GeneratorType) and steps.gi_frame is not None:
-        if (file := steps.gi_code.co_filename) in files:
-            found = f"{shown(file)}, line {steps.gi_frame.f_lineno}"
+        lines.append((steps.gi_code.co_filename, steps.gi_frame.f_lineno))
         steps = steps.gi_yieldfrom
-    return found
+    return _innermost(lines, _files(type(method))) or _definition(method, "round")
 
 
 def place_in(files: frozenset[str], trace: TracebackType | None) -> str | None:
     """The innermost line of a traceback that lies in some files, as `file.py, line 7`; those of a user come first."""
-    found = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(trace)
-        if frame.f_code.co_filename in files
-    ]
+    return _innermost([(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)], files)
+
+
+def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str | None:
+    found = [(file, line) for file, line in lines if file in files]
     own = [(file, line) for file, line in found if shown(file) == file]
     for file, line in reversed(own or found):
         return f"{shown(file)}, line {line}"

@@ -113,7 +113,8 @@ class Meter:
         said = {i: loss for i, loss in self._losses.items() if math.isfinite(loss)}
         rows = [(self._infos[i].train, loss) for i, loss in said.items() if self._infos[i].train]
         weight = sum(train for train, _ in rows)
-        return sum(train * loss for train, loss in rows) / weight if weight else None
+        mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
+        return mean if math.isfinite(mean) else None
 
 
 class Pause:

@@ -1,7 +1,7 @@
 """What a method's generator may yield: its requests are checked before any of them leaves the server."""
 
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -111,7 +111,7 @@ def _require_ask(ask: Ask, clients: int) -> None:
 
 
 def _require_clients(ids: Any, what: str, clients: int) -> None:
-    if not isinstance(ids, Iterable) or isinstance(ids, str | torch.Tensor):
+    if not isinstance(ids, Collection) or isinstance(ids, str | torch.Tensor):
         raise Malformed(f"{what} is {named(ids)}, wanted numbers of clients")
     for i in ids:
         if not isinstance(i, Integral) or not 0 <= int(i) < clients:
