@@ -181,7 +181,8 @@ RAISING = [
     hook(
         "predict is NaN",
         "def predict(self, client, given, part):\n    return super().predict(client, given, part) * float('nan')",
-        "round 1, client 0: predictions of 'val' are NaN or infinite",
+        "round 1, client ",
+        ": predictions of 'val' are NaN or infinite",
     ),
     hook(
         "odd message",
