@@ -54,7 +54,13 @@ class FlatModel:
         return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16)
 
     def load(self, w: Tensor) -> None:
-        """Overwrites all parameters, `[P]`."""
+        """Overwrites all parameters, `[P]`.
+
+        Raises:
+            ValueError: They are of another shape.
+        """
+        if w.shape != self.w.shape:
+            raise ValueError(f"parameters of shape {list(w.shape)}, the model has {list(self.w.shape)}")
         with torch.no_grad():
             self.w.copy_(w)
 

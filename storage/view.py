@@ -28,7 +28,7 @@ class Memo:
         """
         self.limit = limit
         self.bytes = 0
-        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[Any, int, tuple[int, ...]]] = OrderedDict()
         self._ones = torch.ones(0)
 
     def ones(self, count: int) -> Tensor:
@@ -44,12 +44,19 @@ class Memo:
             return self._entries[key][0]
         value = build()
         size = self._size(value)
-        self._entries[key] = (value, size)
+        self._entries[key] = (value, size, writes(value))
         self.bytes += size
         while self.bytes > self.limit and len(self._entries) > 1:
-            _, (_, dropped) = self._entries.popitem(last=False)
+            _, (_, dropped, _) = self._entries.popitem(last=False)
             self.bytes -= dropped
         return value
+
+    def written(self, key: Hashable) -> bool:
+        """Whether an entry was written to since it was built; one that was dropped is built again."""
+        if key not in self._entries:
+            return False
+        value, _, before = self._entries[key]
+        return writes(value) != before
 
     def keep(self, key: Hashable, size: int, build: Callable[[], Any]) -> Any:
         """Returns the entry, building it if that needs no other entry to be dropped; else None."""
@@ -111,6 +118,49 @@ class View:
             torch.from_numpy(rows).long().to(device) for rows in (split.train, split.val, split.test)
         )
         self._hops = [torch.from_numpy(array) for array in (shard.x, *hops)]
+        self._row = int(split.train[0]) if len(split.train) else 0
+        self._samples: dict[int, bytes] = {}
+        self._used: set[Hashable] = set()
+        self._edges: list[tuple[Tensor, Tensor]] = []
+        self._complete = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_complete" in self.__dict__:
+            raise AttributeError(f"the data of a client is read-only: {name} cannot be set")
+        super().__setattr__(name, value)
+
+    def written(self) -> str | None:
+        """What of the data was written to since it was opened, as a method calls it; None: nothing.
+
+        Torch counts the writes into a tensor. Of features and hops the numbers of one row are compared as well, which
+        sees whole arrays that were overwritten behind torch's back.
+        """
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        named |= {name: self.__dict__[name] for name in ("label", "train_label") if name in self.__dict__}
+        for name, tensor in named.items():
+            # No tensor of these is made by writing into it.
+            if writes(tensor) != (0,):
+                return name
+        for k, hop in enumerate(self._hops):
+            if writes(hop) != (0,) or (k in self._samples and self._sample(k) != self._samples[k]):
+                return f"hop({k})" if k else "x"
+        if any(writes(pair) != (0, 0) for pair in self._edges):
+            return "edges"
+        for key in self._used:
+            if self._memo.written((self._key, key)):
+                return key if isinstance(key, str) else f"memo({key!r})"
+        self._used.clear()
+        return None
+
+    def _sample(self, k: int) -> bytes:
+        """Some numbers of a training row, whose page training reads anyway."""
+        return self._hops[k][self._row : self._row + 1, :16].numpy().tobytes()
+
+    def _lent(self, k: int) -> Tensor:
+        """Hop k in the map, noted as in the hands of a method."""
+        if k not in self._samples:
+            self._samples[k] = self._sample(k)
+        return self._hops[k]
 
     @property
     def features(self) -> int:
@@ -120,11 +170,11 @@ class View:
     @property
     def x(self) -> Tensor:
         """Features as stored, in the map, float32 or float16 `[N, F]`."""
-        return self._hops[0]
+        return self._lent(0)
 
     def hop(self, k: int) -> Tensor:
         """Hop k as stored, in the map, float32 or float16 `[N, F]`; hop 0 is x."""
-        return self._hops[k]
+        return self._lent(k)
 
     def block(self, k: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
@@ -137,10 +187,11 @@ class View:
 
     def _on_device_if_it_fits(self, k: int) -> Tensor:
         """Hop k on the device if it is there or fits, else in the map."""
-        hop = self._hops[k]
+        hop = self._lent(k)
         if self.device.type == "cpu":
             return hop
-        copy = self._memo.keep((self._key, "hop", k), hop.nbytes, lambda: hop.to(self.device))
+        self._used.add(("hop", k))
+        copy = self._memo.keep((self._key, ("hop", k)), hop.nbytes, lambda: hop.to(self.device))
         return hop if copy is None else copy
 
     @cached_property
@@ -172,18 +223,20 @@ class View:
 
     @property
     def node(self) -> np.ndarray:
-        """Global id of every row, int64 `[N]`."""
-        return self._shard.node
+        """Global id of every row, int64 `[N]`, read-only."""
+        return _read_only(self._shard.node)
 
     @property
     def csr(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row starts `[N + 1]` and columns, ascending in every row, of A without self loops, in the map, int32."""
-        return self._shard.indptr, self._shard.indices
+        """Row starts `[N + 1]` and columns, ascending in rows, of A without loops, int32, in the map, read-only."""
+        return _read_only(self._shard.indptr), _read_only(self._shard.indices)
 
     @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """The arrays of `csr` as tensors on the device."""
-        starts, columns = map(torch.from_numpy, self.csr)
+        if not self._edges:
+            self._edges.append((torch.from_numpy(self._shard.indptr), torch.from_numpy(self._shard.indices)))
+        starts, columns = self._edges[0]
         if self.device.type == "cpu":
             return starts, columns
         return self.memo("edges", lambda: (starts.to(self.device), columns.to(self.device)))
@@ -225,10 +278,24 @@ class View:
             key: Name of the entry for this client.
             build: Makes it: a tensor or a tuple of tensors.
         """
+        self._used.add(key)
         return self._memo.get((self._key, key), lambda: self._build(build))
 
     def _build(self, build: Callable[[], Any]) -> Any:
         return apart(build) if self.device.type == "cpu" else build()
+
+
+def writes(value: Any) -> tuple[int, ...]:
+    """How often each tensor of an entry was written to, as torch counts it."""
+    if isinstance(value, Tensor):
+        return (0 if value.is_inference() else value._version,)
+    return tuple(count for part in value for count in writes(part)) if isinstance(value, tuple | list) else ()
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:

@@ -2,15 +2,15 @@
 
 import dataclasses
 import importlib
-import sys
-import types
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Any
 
 from algorithms.base import Algorithm
+from algorithms.faults import code_of, file_of
+from algorithms.methods.beside import Beside, collect
+from algorithms.methods.checks import class_place, read_class, read_options, require_method
 from storage.digest import text_digest
 from storage.errors import ShoalError
 
@@ -34,20 +34,22 @@ class MethodSpec:
         name: A key of `METHODS`, or `file.py:Class`.
         options: Hyper-parameters, by field name.
         source: Text of the user's file; None for a method of ours.
+        helpers: Texts of the modules beside the user's file that it imports, by dotted name (see `methods.beside`).
     """
 
     name: str
     options: Mapping[str, Any]
     source: str | None = None
+    helpers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def digest(self) -> str | None:
-        """Of the text of the user's file; None for a method of ours."""
-        return None if self.source is None else text_digest(self.source)
+    def digest(self) -> str:
+        """Of the texts of a user's file and its helpers, 32 digits, wherever they lie; empty for a method of ours."""
+        return "" if self.source is None else text_digest(json.dumps([self.source, sorted(self.helpers.items())]))
 
 
 def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
-    """Reads a user's file, if it is one, so that hosts on other machines need not see it.
+    """Reads a user's file, if it is one, and what it imports beside it: hosts on other machines need not see them.
 
     Raises:
         ShoalError: Unknown method or missing file.
@@ -58,35 +60,39 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     if not colon or not file.endswith(".py") or not cls:
         raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
     try:
-        return MethodSpec(name, dict(options), Path(file).read_text(encoding="utf-8"))
+        source = Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: not a text in UTF-8") from error
+    return MethodSpec(name, dict(options), source, collect(Path(file), source))
 
 
 def load(spec: MethodSpec) -> Algorithm:
     """Makes the method with its hyper-parameters.
 
     Raises:
-        ShoalError: The class is missing or no `Algorithm`, or a hyper-parameter is unknown or out of its range.
+        ShoalError: The file fails, the class is missing or no method, or a hyper-parameter is unknown or out of its
+            range; of a user's file with the line.
     """
     cls = _class(spec)
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    values = {}
-    hints = get_type_hints(cls)
-    for key, value in spec.options.items():
-        if key not in fields:
-            known = ", ".join(fields) or "no option"
-            raise ShoalError(f"algorithm.{key}: unknown; {spec.name} has {known}")
-        try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value)
-        except ValidationError as error:
-            raise ShoalError(f"algorithm.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+    file, _, _ = spec.name.rpartition(":")
+    where = file_of(cls) if spec.source is None else class_place(cls, file, spec.source)
+    values = read_options(cls, spec.name, spec.options, where)
     try:
-        return cls(**values)
-    except (TypeError, ValueError) as error:
+        method = cls.__new__(cls)
+    except TypeError as error:
         raise ShoalError(f"algorithm: {spec.name}: {error}") from None
+    try:
+        with code_of(method, "__post_init__"):
+            method.__init__(**values)  # type: ignore[misc]
+    except ShoalError as error:
+        # So does a method refuse its hyper-parameters, and Python a missing one.
+        cause = error.__cause__
+        if isinstance(cause, ValueError) or (isinstance(cause, TypeError) and "__init__()" in str(cause)):
+            raise ShoalError(f"algorithm: {spec.name}: {' '.join(str(cause).split())}", error.detail) from cause
+        raise
+    return method
 
 
 def mixing_methods() -> list[str]:
@@ -99,17 +105,9 @@ def _class(spec: MethodSpec) -> type[Algorithm]:
         module_name, _, cls_name = METHODS[spec.name].partition(":")
         return getattr(importlib.import_module(module_name), cls_name)
     file, _, cls_name = spec.name.rpartition(":")
-    module = types.ModuleType(f"shoal_user_{Path(file).stem}")
-    module.__file__ = file
-    # Dataclasses look their module up by name.
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(spec.source, file, "exec"), module.__dict__)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ShoalError(f"{file}: fails while it is read: {type(error).__name__}: {reason}") from error
-    cls = getattr(module, cls_name, None)
-    is_method = isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)
-    if cls is None or not is_method or not cls.__dataclass_params__.frozen:
-        raise ShoalError(f"{file}: has no frozen dataclass {cls_name} derived from algorithms.base.Algorithm")
+    # Two files of one text know different folders.
+    module_name = f"shoal_method_{text_digest(file + spec.digest)}"
+    beside = Beside(module_name, Path(file).parent, spec.helpers)
+    cls = read_class(beside, file, spec.source, cls_name)
+    require_method(cls, file, spec.source)
     return cls

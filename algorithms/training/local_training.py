@@ -1,7 +1,9 @@
 """Local training of one client: epochs over its training rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +11,12 @@ from torch import Tensor, nn
 from algorithms.base import Algorithm, Given, Loss, Term
 from algorithms.client import Client
 from algorithms.draws import seed_default
+from algorithms.faults import fault
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree, moments_key
 from algorithms.train_options import TrainOptions
 from algorithms.training.batches import batches
+from storage.errors import ShoalError
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
@@ -44,7 +48,11 @@ class LocalTrainer:
     def fit(
         self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:
-        """Trains one of a client's models in place; see `algorithms.base.Trainer`."""
+        """Trains one of a client's models in place; see `algorithms.base.Trainer`.
+
+        Raises:
+            ShoalError: The loss is NaN or infinite, or the method's loss or term is no scalar to differentiate.
+        """
         if not client.info.train:
             return float("nan")
         own = client.models[model]
@@ -53,6 +61,9 @@ class LocalTrainer:
             y = client.data.train_label
             if loss is None:
                 loss, term = self._method.loss, self._method.regularizer(client, given)
+                if term is not None and not callable(term):
+                    what = f"gives a {type(term).__name__}, wanted a function that gives the term, or None"
+                    raise fault(self._method, "regularizer", what)
             seed_default(y.device, own.random("train"))
             if not own.module.training:
                 own.module.train()
@@ -68,12 +79,22 @@ class LocalTrainer:
                     target = y if chosen is None else y[chosen]
                     gradient.zero_()
                     value = loss(own(inputs_of(chosen)), target, w, given)
+                    self._require_scalar(value, loss)
+                    if not value.requires_grad:
+                        raise fault(self._method, loss, "gives a loss without a gradient; it must come from the model")
                     if term is not None:
-                        value = value + term()
+                        more = term()
+                        self._require_scalar(more, term)
+                        value = value + more
                     value.backward()
                     optimizer.step()
                     losses.append(value.detach() * (len(target) / len(y)))
-        return float(sum(losses))
+        return finite_loss(float(sum(losses)))
+
+    def _require_scalar(self, value: Any, function: Callable[..., Any]) -> None:
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise fault(self._method, function, f"gives {found}, wanted a scalar tensor")
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:
@@ -89,6 +110,19 @@ class LocalTrainer:
         own.changed()
         if self.options.opt_state == "keep":
             keep_moments(client.state, model, optimizer.state[own.flat.w])
+
+
+def finite_loss(loss: float) -> float:
+    """The loss of a client that was trained.
+
+    Raises:
+        ShoalError: It is NaN or infinite.
+    """
+    if not math.isfinite(loss):
+        raise ShoalError(
+            f"the training loss is {'NaN' if math.isnan(loss) else 'infinite'}; a smaller train.lr may help"
+        )
+    return loss
 
 
 def kept_moments(state: Tree, model: str) -> Tree:

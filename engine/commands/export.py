@@ -9,11 +9,14 @@ import pyarrow as pa
 from safetensors.torch import save_file
 from torch import Tensor
 
+from algorithms.base import Algorithm
+from algorithms.faults import code_of
 from algorithms.protocol import MODEL, Tree
 from engine.hosts.host import Host
 from engine.hosts.visit import Visit
 from engine.preparing.prepare import prepare
 from engine.records import checkpoint
+from engine.rounds.scoring import predicted_classes
 from engine.rounds.state import FederationState
 from engine.screen.progress import progress
 from engine.settings.config import load_config
@@ -53,7 +56,8 @@ def export(run: Path) -> Path:
     host = Host()
     # Wherever the run was trained, it can be exported here.
     host.open(replace(job, device="cpu", precision="float32"))
-    global_model = algorithm.global_model(state.server)
+    with code_of(algorithm, "global_model"):
+        global_model = algorithm.global_model(state.server)
     personal = algorithm.keeps_model or not global_model
     out = run / "export"
     out.mkdir(exist_ok=True)
@@ -62,7 +66,7 @@ def export(run: Path) -> Path:
     with progress("export", store.clients, "clients") as step:
         for client_id in range(store.clients):
             for scope, visit in _deployed(host, state, client_id, global_model):
-                predicted = algorithm.predict(visit.client, visit.given, "all").argmax(1)
+                predicted = _predicted(algorithm, visit)
                 columns.setdefault(scope, []).append(predicted.int().cpu().numpy())
                 if scope == "global":
                     models.update(_received(visit))
@@ -85,6 +89,14 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
     yield "served", host.visit(client, own, download)
     if current:
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
+
+
+def _predicted(algorithm: Algorithm, visit: Visit) -> Tensor:
+    client = visit.client
+    try:
+        return predicted_classes(algorithm, client, visit.given, "all", client.info.nodes)
+    except ShoalError as error:
+        raise ShoalError(f"client {client.info.client}: {error.line}", error.detail) from error
 
 
 def _all_of(visit: Visit) -> dict[str, Tensor]:

@@ -146,16 +146,23 @@ class ServerActor:
 
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
         tensor_transport.register()
-        self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
-        self._server = Server(job, plan, self._pool, state, server_device(config))
         self._live: Live | None = None
+        self._refusal: ShoalError | None = None
+        try:
+            self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
+            self._server = Server(job, plan, self._pool, state, server_device(config))
+        except ShoalError as error:
+            # An actor that is not made counts as lost, and would be made again; `ready` tells it.
+            self._refusal = ShoalError(error.line, error.detail)
 
     def ready(self) -> None:
         """Waits until every client has a host that sees its data.
 
         Raises:
-            ShoalError: A client has none.
+            ShoalError: A client has none, or the server could not be made.
         """
+        if self._refusal is not None:
+            raise self._refusal
         self._pool.require_data([info.client for info in self._server.infos])
 
     def round(self) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from algorithms.protocol import Tree, Upload
+from algorithms.training.local_training import finite_loss
 from engine.hosts.batch import Trained, in_one_line, train_batch
 from engine.hosts.device import cache_bytes, take_device
 from engine.hosts.memory import keep_freed_memory
 from engine.hosts.opened_job import OpenedJob
-from engine.hosts.read_only import MethodWrites, ReadOnly
+from engine.hosts.read_only import MethodWrites, ReadOnly, require_unwritten
 from engine.hosts.visit import Visit
 from engine.rounds.reduction import reduce_cell, upload_bytes
 from engine.rounds.soundness import require_sound
@@ -70,8 +71,14 @@ class Host:
         shared = copied(shared, opened.device)
         guard = ReadOnly(shared, "download")
         for cell in cells:
-            with creating_on(opened.device):
-                outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
+            try:
+                with creating_on(opened.device):
+                    outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
+            except MethodWrites:
+                # What was written to must not reach the next round or run of this process.
+                self._memo = Memo(self._memo.limit)
+                self._opened = OpenedJob(opened.job, opened.device, self._memo)
+                raise
             if uploads:
                 reduce_cell(uploads, cell.up, outcome)
             yield outcome
@@ -106,11 +113,18 @@ class _CellAtWork:
             except Exception as error:
                 if isinstance(error, MethodWrites):
                     raise
+                self._require_unwritten(client_id)
                 line = f"round {self._cell.round}, client {client_id}: {in_one_line(error)}"
                 if not self._opened.job.skip_failed_clients:
                     raise ShoalError(line, traceback.format_exc()) from error
                 self._outcome.failures[client_id] = line, traceback.format_exc()
         return self._outcome, self._uploads
+
+    def _require_unwritten(self, client_id: int) -> None:
+        """One that failed may have written into its data before, which a later visit would read."""
+        if (data := self._opened.views.opened(client_id)) is not None:
+            method = type(self._opened.algorithm).__name__
+            require_unwritten(data, f"round {self._cell.round}, client {client_id}: {method}")
 
     def _begin(self, client_id: int) -> Visit:
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
@@ -133,7 +147,7 @@ class _CellAtWork:
         if cell.phase:
             began = time.perf_counter()
             if trained is not None:
-                loss = trained.loss
+                loss = finite_loss(trained.loss)
             elif cell.train:
                 loss = visit.train()
             after_training = time.perf_counter()

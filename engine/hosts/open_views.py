@@ -65,6 +65,10 @@ class OpenViews:
             self._coming[following] = ahead(lambda: self._opened(following))
         return self._views[client]
 
+    def opened(self, client: int) -> View | None:
+        """The data of a client that was visited, else None."""
+        return self._views.get(client)
+
     def _opened(self, client: int) -> View:
         view = self._open_view(client)
         self._touch(view)

@@ -1,9 +1,10 @@
-"""What a method may read but not write: downloads and inboxes, which other clients of the host read, too."""
+"""What a method may read but not write: downloads and inboxes, which other clients of the host read, and data."""
 
 import torch
 
 from algorithms.protocol import Tree
 from storage.errors import ShoalError
+from storage.view import View
 
 
 class MethodWrites(ShoalError):
@@ -39,6 +40,23 @@ class ReadOnly:
                     f"{where} writes into the {self._what} {name!r}, which is read-only: other clients read it, too; "
                     f"take a copy first, as in {name}.clone()"
                 )
+
+
+def require_unwritten(data: View, where: str) -> None:
+    """Checks that the data of a client is as it was opened, by counts of writes and not by its numbers.
+
+    Args:
+        data: The data, which every later visit reads.
+        where: What an error says of the time and the client.
+
+    Raises:
+        MethodWrites: It was written to; names what.
+    """
+    if (written := data.written()) is not None:
+        raise MethodWrites(
+            f"{where} writes into client.data.{written}, which is read-only: later visits read it, too; "
+            "take a copy first, as clone() makes one"
+        )
 
 
 def _sum(tensor: torch.Tensor) -> float:

@@ -5,13 +5,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from algorithms.base import Given
+from algorithms.base import Algorithm, Given
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel
-from algorithms.protocol import Tree, Upload, parameters_key
+from algorithms.faults import code_of
+from algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from engine.hosts.opened_job import OpenedJob
-from engine.hosts.read_only import ReadOnly
+from engine.hosts.read_only import ReadOnly, require_unwritten
 from engine.rounds.scoring import score
+from engine.rounds.soundness import told_loss
+from engine.rounds.upload_form import require_form, require_state
 from engine.wire.cell import Cell
 from engine.wire.devices import copied
 
@@ -33,6 +36,9 @@ class Visit:
             cell: Its cell.
             shared: Download of all clients, on the host's device.
             shared_guard: Watches over it.
+
+        Raises:
+            ShoalError: The client's data is missing or damaged, or `begin` failed.
         """
         self._opened, self._cell = opened, cell
         info, random = opened.infos[client_id], opened.job.random(cell.round, client_id)
@@ -48,19 +54,33 @@ class Visit:
             flat.load(opened.initial(info, name) if kept is None else kept)
             models[name] = ClientModel(flat, view, random_of(random, name))
         self.client = Client(info, view, models, state, inbox, random)
-        self.given: Given = opened.algorithm.begin(self.client, {**shared, **private})
+        self._shapes = {parameters_key(name): model.w.shape for name, model in models.items()}
+        with code_of(opened.algorithm, "begin"):
+            self.given: Given = opened.algorithm.begin(self.client, {**shared, **private})
 
     def train(self) -> float:
-        """Trains the client, and gives its loss."""
-        trainer = self._opened.trainer(self.client.info)
-        return self._opened.algorithm.train(self.client, self.given, trainer, self._cell.phase)
+        """Trains the client, and gives its loss, NaN where the method says none.
+
+        Raises:
+            ShoalError: The method's code failed, or the loss is not finite.
+        """
+        trainer, algorithm = self._opened.trainer(self.client.info), self._opened.algorithm
+        with code_of(algorithm, "train"):
+            return told_loss(algorithm.train(self.client, self.given, trainer, self._cell.phase))
 
     def upload(self) -> tuple[Upload, Tree]:
-        """What the client sends and its new state: snapshots, for the next client trains in the same memory."""
+        """What the client sends and its new state: snapshots, for the next client trains in the same memory.
+
+        Raises:
+            ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
+        """
         client, algorithm = self.client, self._opened.algorithm
-        upload = algorithm.upload(client, self.given, self._cell.phase)
-        if algorithm.keeps_model:
-            client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
+        with code_of(algorithm, "upload"):
+            upload = algorithm.upload(client, self.given, self._cell.phase)
+            require_form(upload, self._cell.up, self._sent_as())
+            if algorithm.keeps_model and isinstance(client.state, dict):
+                client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
+            require_state(client.state, self._shapes)
         sent = replace(
             upload,
             entries=self._snapshot(upload.entries),
@@ -76,12 +96,18 @@ class Visit:
         """Ends the visit.
 
         Raises:
-            MethodWrites: The method wrote into a download or an inbox.
+            MethodWrites: The method wrote into a download, an inbox, or the client's data.
         """
         method = type(self._opened.algorithm).__name__
         where = f"round {self._cell.round}, client {self.client.info.client}: {method}"
         for guard in self._guards:
             guard.require_unchanged(where)
+        require_unwritten(self.client.data, where)
+
+    def _sent_as(self) -> dict[str, torch.Size]:
+        """Shapes of parameters by the names of entries that stand for them; `w` as long as `begin` is not replaced."""
+        own_begin = type(self._opened.algorithm).begin is not Algorithm.begin
+        return self._shapes if own_begin else {**self._shapes, "w": self._shapes[parameters_key(MODEL)]}
 
     def _snapshot(self, tree: Tree) -> Tree:
         """The tensors as they are now, on the processor."""

@@ -18,7 +18,7 @@ def contents(config: Config) -> dict[str, str]:
     """
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
-        "algorithm.name": lambda: describe(config.algorithm.name, {}).digest,
+        "algorithm.name": lambda: _of_method(config.algorithm.name),
         "data.path": lambda: _of_graph(data.path) if data.dataset.lower() == "files" else None,
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
@@ -33,6 +33,12 @@ def contents(config: Config) -> dict[str, str]:
         if content is not None:
             found[key] = content
     return found
+
+
+def _of_method(name: str) -> str | None:
+    digest = describe(name, {}).digest
+    # Of two methods in one file each is itself.
+    return f"{digest}:{name.rpartition(':')[2]}" if digest else None
 
 
 def _of_file(file: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """What a round costs: bytes, seconds, visits, losses of clients; and the line of metrics that says so."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ class Meter:
         """
         self._number, self._infos, self._pool, self._watch = number, infos, pool, watch
         self.failures: dict[int, tuple[str, str]] = {}
-        self.notes: dict[str, float] = {}
+        self.notes: dict[str, float | None] = {}
         self._losses: dict[int, float] = {}
         self._bytes_up = self._bytes_down = 0
         self._visits = self._expected = 0
@@ -108,10 +109,12 @@ class Meter:
         return line
 
     def _mean_loss(self) -> float | None:
-        """Mean over training rows; None if nothing was trained."""
-        rows = [(self._infos[i].train, loss) for i, loss in self._losses.items() if self._infos[i].train]
+        """Mean over training rows of the clients that say their loss; None if none does."""
+        said = {i: loss for i, loss in self._losses.items() if math.isfinite(loss)}
+        rows = [(self._infos[i].train, loss) for i, loss in said.items() if self._infos[i].train]
         weight = sum(train for train, _ in rows)
-        return sum(train * loss for train, loss in rows) / weight if weight else None
+        mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
+        return mean if math.isfinite(mean) else None
 
 
 class Pause:

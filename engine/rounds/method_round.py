@@ -1,17 +1,21 @@
 """The method's part of a round: its generator asks and mixes, and receives the answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from algorithms.base import Algorithm, Context, Steps
+from algorithms.faults import Malformed, code_of, yield_place
 from algorithms.protocol import Ask, Mix, Replies
 from engine.rounds.exchange import Exchange
 from engine.rounds.mixing import Mixer
 from engine.rounds.soundness import require_finite
+from engine.rounds.steps import require_generator, require_step, require_tree
 from engine.wire.devices import CPU, creating_on, moved
+from storage.errors import ShoalError
 
 
 class MethodRound:
@@ -36,34 +40,55 @@ class MethodRound:
             is_last_visit: As for `Exchange.ask`.
 
         Raises:
-            ShoalError: A client failed, or the method made NaN on the server; names it.
+            ShoalError: A client failed, the method's code did, asked for what cannot be, or made NaN on the server.
         """
         draft = self._exchange.draft
         server = moved(draft.server, context.device)
-        steps = self._algorithm.round(server, context, list(self._exchange.cohort))
+        clients = len(context.clients)
+        with code_of(self._algorithm, "round", f"{self._where}: "):
+            steps = self._algorithm.round(server, context, list(self._exchange.cohort))
+            require_generator(steps)
         reply: Replies | Tensor | None = None
-        while (step := self._next(steps, reply, context.device)) is not None:
+        while (step := self._next(steps, reply, context.device, clients)) is not None:
             if isinstance(step, Ask):
-                self._require_finite(step)
+                with self._at(steps):
+                    self._require_finite(step)
                 reply, held = self._exchange.ask(step, is_last_visit)
                 self._mixer.hold(held)
             else:
-                reply = self._mixer.mix(step)
+                with self._at(steps):
+                    reply = self._mixer.mix(step)
+        with code_of(self._algorithm, "round", f"{self._where}: "):
+            require_tree(server, "the server's state")
         require_finite(server, f"{self._where}: the server's state")
         draft.server = moved(server, CPU)
 
-    def _next(self, steps: Steps, reply: Replies | Tensor | None, device: torch.device) -> Ask | Mix | None:
+    @contextmanager
+    def _at(self, steps: Steps) -> Iterator[None]:
+        """Errors about a request inside of the block say where the method makes it."""
+        try:
+            yield
+        except ShoalError as error:
+            raise ShoalError(f"{error.line} ({yield_place(self._algorithm, steps)})", error.detail) from error
+
+    def _next(
+        self, steps: Steps, reply: Replies | Tensor | None, device: torch.device, clients: int
+    ) -> Ask | Mix | None:
         """What the method wants next; None at its end."""
         if isinstance(reply, Replies):
             lists = {name: [t.to(device) for t in tensors] for name, tensors in reply.lists.items()}
             reply = Replies(reply.ids, moved(reply.entries, device), moved(reply.weights, device), lists)
         elif reply is not None:
             reply = reply.to(device)
-        with creating_on(device):
+        with creating_on(device), code_of(self._algorithm, "round", f"{self._where}: "):
             try:
                 step = steps.send(reply)
             except StopIteration:
                 return None
+        try:
+            require_step(step, clients)
+        except Malformed as error:
+            raise ShoalError(f"{self._where}: {yield_place(self._algorithm, steps)}, in round(): {error}") from None
         if isinstance(step, Mix):
             return replace(step, rows=step.rows.to(CPU))
         private = {client: moved(tree, CPU) for client, tree in step.private.items()}

@@ -37,9 +37,12 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outco
     for entry, how in up.items():
         tensors = [upload.entries[entry] for upload in uploads]
         if how is How.LIST:
+            _require_one_type(entry, zip(outcome.ids, tensors))
             outcome.lists[entry] = tensors
             continue
-        _require_one_shape(entry, [t.shape for t in tensors])
+        _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
+        if how is not How.SUM:
+            _require_one_type(entry, zip(outcome.ids, tensors))
         if how is not How.SUM:
             outcome.tensors[entry] = torch.stack(tensors)
             continue
@@ -71,12 +74,13 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
             merged.seconds[name] = merged.seconds.get(name, 0.0) + spent
     answered = [single for single in singles if single.ids]
     for entry in answered[0].sums if answered else ():
-        _require_one_shape(entry, [single.sums[entry].shape for single in answered])
+        _require_one_shape(entry, [(single.ids[0], single.sums[entry].shape) for single in answered])
         merged.sums[entry] = _added(single.sums[entry] for single in answered)
         weights = [single.weights[entry] for single in answered]
         merged.weights[entry] = sum(weights[1:], start=weights[0])
     for entry in answered[0].tensors if answered else ():
-        _require_one_shape(entry, [single.tensors[entry].shape[1:] for single in answered])
+        _require_one_shape(entry, [(single.ids[0], single.tensors[entry].shape[1:]) for single in answered])
+        _require_one_type(entry, [(single.ids[0], single.tensors[entry]) for single in answered])
         merged.tensors[entry] = torch.cat([single.tensors[entry] for single in answered])
     for entry in answered[0].lists if answered else ():
         merged.lists[entry] = [tensor for single in answered for tensor in single.lists[entry]]
@@ -95,6 +99,7 @@ class Sums:
         """Starts with nothing."""
         self.total: Tree = {}
         self.weight: Tree = {}
+        self._first: dict[str, int] = {}
         self._waiting: dict[int, Outcome] = {}
         self._next = 0
 
@@ -109,9 +114,11 @@ class Sums:
             self._next += 1
             for entry in ready.sums:
                 if entry not in self.total:
+                    self._first[entry] = ready.ids[0]
                     self.total[entry], self.weight[entry] = _added([ready.sums[entry]]), ready.weights[entry].clone()
                     continue
-                _require_one_shape(entry, [self.total[entry].shape, ready.sums[entry].shape])
+                shapes = [(self._first[entry], self.total[entry].shape), (ready.ids[0], ready.sums[entry].shape)]
+                _require_one_shape(entry, shapes)
                 self.total[entry] += ready.sums[entry]
                 self.weight[entry] += ready.weights[entry]
             ready.sums, ready.weights = {}, {}
@@ -139,13 +146,15 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
     for entry, how in up.items():
         if how is How.LIST:
             tensors = [tensor for outcome in outcomes for tensor in outcome.lists[entry]]
+            _require_one_type(entry, zip(ids, tensors))
             lists[entry] = [tensors[place] for place in order]
         elif how is How.SUM:
             total, weight = sums.total[entry], sums.weight[entry]
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
         else:
-            _require_one_shape(entry, [o.tensors[entry].shape[1:] for o in outcomes])
+            _require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
+            _require_one_type(entry, [(o.ids[0], o.tensors[entry]) for o in outcomes])
             stacked = torch.cat([o.tensors[entry] for o in outcomes])
             if order != list(range(len(ids))):
                 stacked = stacked[order]
@@ -166,9 +175,22 @@ def _double(weight: float | Tensor) -> float | Tensor:
     return weight.double() if isinstance(weight, Tensor) else weight
 
 
-def _require_one_shape(entry: str, shapes: Sequence[torch.Size]) -> None:
-    for shape in shapes[1:]:
-        if shape != shapes[0]:
+def _require_one_shape(entry: str, shapes: Sequence[tuple[int, torch.Size]]) -> None:
+    """Compares the shapes that clients give an entry, each with the client's number."""
+    for client, shape in shapes[1:]:
+        if shape != shapes[0][1]:
             raise ShoalError(
-                f"upload() gives {entry!r} as {list(shapes[0])} and as {list(shape)}; clients must agree on its shape"
+                f"upload() gives {entry!r} as {list(shapes[0][1])} at client {shapes[0][0]} and as {list(shape)} at "
+                f"client {client}; clients must agree on its shape"
+            )
+
+
+def _require_one_type(entry: str, tensors: Iterable[tuple[int, Tensor]]) -> None:
+    """Compares the types of clients' tensors: put together they would silently become the wider one."""
+    kinds = [(client, str(tensor.dtype).removeprefix("torch.")) for client, tensor in tensors]
+    for client, kind in kinds[1:]:
+        if kind != kinds[0][1]:
+            raise ShoalError(
+                f"upload() gives {entry!r} as {kinds[0][1]} at client {kinds[0][0]} and as {kind} at client {client}; "
+                "clients must agree on its type"
             )

@@ -8,24 +8,56 @@ import torch
 
 from algorithms.base import Algorithm, Given
 from algorithms.client import Client
+from algorithms.faults import Malformed, code_of
+from storage.errors import ShoalError
 
 PARTS = ("val", "test")
 SUPPORT, PREDICTED, CORRECT = range(3)
 
 
 def score(algorithm: Algorithm, client: Client, given: Given) -> np.ndarray:
-    """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so."""
+    """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
+
+    Raises:
+        ShoalError: As for `predicted_classes`.
+    """
     counts = np.zeros((2, 3, client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if not len(rows):
             continue
-        predicted = algorithm.predict(client, given, name).argmax(1)
+        predicted = predicted_classes(algorithm, client, given, name, len(rows))
         label = client.data.label[rows]
         right = label[predicted == label]
         for kind, classes in ((SUPPORT, label), (PREDICTED, predicted), (CORRECT, right)):
             counts[part, kind] = torch.bincount(classes, minlength=client.info.classes).cpu().numpy()
     return counts
+
+
+def predicted_classes(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
+    """The class of the largest score of every row, int64 `[rows]`.
+
+    Args:
+        algorithm: The method.
+        client: The client.
+        given: What `begin` gave.
+        part: As for `Algorithm.predict`.
+        rows: Number of its rows.
+
+    Raises:
+        ShoalError: The method's code failed, gave scores of another shape, or a row's largest score is not finite.
+    """
+    wanted = [rows, client.info.classes]
+    with code_of(algorithm, "predict"):
+        scores = algorithm.predict(client, given, part)
+        if not isinstance(scores, torch.Tensor) or list(scores.shape) != wanted or scores.is_complex():
+            found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+            raise Malformed(f"gives {found} for {part!r}, wanted scores {wanted}")
+    predicted = scores.argmax(1)
+    # NaN counts as the largest; -inf below it is a class that is ruled out.
+    if not bool(torch.isfinite(scores.gather(1, predicted[:, None])).all()):
+        raise ShoalError(f"predictions of {part!r} are NaN or infinite, so no class wins; a smaller train.lr may help")
+    return predicted
 
 
 def macro_f1(counts: np.ndarray) -> float:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from algorithms.base import Algorithm, Context
+from algorithms.faults import Malformed, code_of
 from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
+from algorithms.protocol import MODEL, Tree
 from engine.rounds.evaluation import Evaluator
 from engine.rounds.exchange import Exchange
 from engine.rounds.metering import Meter
@@ -16,6 +17,7 @@ from engine.rounds.mixing import Mixer
 from engine.rounds.pool import Pool
 from engine.rounds.schedule import Plan, Schedule
 from engine.rounds.state import FederationState
+from engine.rounds.steps import noted, require_tree
 from engine.wire.devices import CPU, creating_on, moved
 from engine.wire.job import Job
 from engine.wire.live import Watch, unwatched
@@ -50,7 +52,7 @@ class Server:
             device: Where the method's server part computes.
 
         Raises:
-            ShoalError: The job does not fit its store.
+            ShoalError: The job does not fit its store, or the method's `setup` failed.
         """
         store = job.open_store()
         self.job, self.plan, self._pool, self._device = job, plan, pool, device
@@ -61,10 +63,10 @@ class Server:
         self._kinds = job.build_models(store, self.algorithm)
         self._models = {name: [kind.info for kind in kinds] for name, kinds in self._kinds.items()}
         self._initial = job.initial(kind_of(self._kinds, self.infos[0], MODEL), MODEL, 0)
+        self._version = self._initial._version
         self._evaluator = Evaluator(self.algorithm, self.infos)
         if state is None:
-            with creating_on(device):
-                state = FederationState(server=moved(self.algorithm.setup(self._context(0)), CPU))
+            state = FederationState(server=moved(self._set_up(), CPU))
         self.state = state
 
     def cohort(self, round_number: int) -> list[int]:
@@ -90,17 +92,34 @@ class Server:
         # 1. The method's part: ask, mix, ask again. A round without a cohort changes nothing.
         if exchange.cohort:
             context = self._context(number)
-            meter.notes = context.notes
             last = partial(self.schedule.is_last_visit, round_number=number)
             MethodRound(self.algorithm, exchange, Mixer(draft, meter, where), where).run(context, last)
+            with code_of(self.algorithm, "round", f"{where}: "):
+                self._require_initial_unchanged()
+                meter.notes = noted(context.notes)
         # 2. The cohort is given the new model, where there is one.
-        model = self.algorithm.global_model(draft.server)
+        with code_of(self.algorithm, "global_model", f"{where}: "):
+            model = self.algorithm.global_model(draft.server)
+            require_tree(model, "the model")
         draft.deploy(model, exchange.cohort)
         # 3. Evaluation of all clients whose model changed.
         scopes = self._evaluator.evaluate(exchange, model) if self.schedule.evaluates(number) else None
         # 4. The commit.
         self.state = draft
         return meter.line(exchange.cohort, scopes)
+
+    def _set_up(self) -> Tree:
+        with code_of(self.algorithm, "setup"):
+            with creating_on(self._device):
+                server = self.algorithm.setup(self._context(0))
+            require_tree(server, "the server's state")
+            self._require_initial_unchanged()
+        return server
+
+    def _require_initial_unchanged(self) -> None:
+        # A tensor counts how often it was written to; nothing of the engine writes into this one.
+        if self._initial._version != self._version:
+            raise Malformed("writes into ctx.initial, which every round reads; take a copy first, ctx.initial.clone()")
 
     def _context(self, round_number: int) -> Context:
         return Context(

@@ -2,29 +2,43 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from algorithms.faults import Malformed
 from algorithms.protocol import How, Tree, Upload
+from algorithms.training.local_training import finite_loss
 from storage.errors import ShoalError
 
 
 def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
-    """Checks what one client sends.
+    """Checks the numbers of what one client sends, whose form `upload_form` has checked.
 
     Raises:
-        ShoalError: The upload lacks an entry that the method asked for, or one holds NaN or infinity where it has
-            weight.
+        ShoalError: An entry holds NaN or infinity where it has weight.
     """
     for entry, how in up.items():
-        if entry not in upload.entries:
-            raise ShoalError(f"upload() gives no {entry!r}, which the round asks for")
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
         if how is How.SUM:
             read = counted(read, weight)
         if not (_finite(read) and _finite(weight)):
             raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
+
+
+def told_loss(loss: Any) -> float:
+    """The loss that a method's `train` gave, NaN where it says none.
+
+    Raises:
+        Malformed: It is no number.
+        ShoalError: It is infinite.
+    """
+    if not isinstance(loss, Real) and not (isinstance(loss, Tensor) and loss.numel() == 1):
+        raise Malformed(f"gives {type(loss).__name__}, wanted the loss as a float, NaN where nothing was trained")
+    number = float(loss)
+    return number if math.isnan(number) else finite_loss(number)
 
 
 def require_finite(tree: Tree, where: str) -> None:

@@ -101,7 +101,7 @@ def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> str:
 
 def _accuracy(line: dict[str, Any]) -> str:
     parts = [] if line["loss"] is None else [f"loss {line['loss']:.3f}"]
-    parts += [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items()]
+    parts += [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items() if value is not None]
     for scope, numbers in line.get("scopes", {}).items():
         if "val" in numbers:
             parts.append(f"{scope} val {100 * numbers['val']['nodes']:.1f} %")

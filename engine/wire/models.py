@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from algorithms.backbones import build, width_of
 from algorithms.backbones.choice import ModelChoice
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
 from algorithms.context import ModelInfo
+from algorithms.faults import Malformed, code_of
 from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import mixing_methods
 from algorithms.protocol import MODEL
@@ -61,13 +63,16 @@ def named_kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding:
     Raises:
         ShoalError: As `build_models` does, or the method describes its models wrongly.
     """
-    wanted = algorithm.models()
     method = type(algorithm).__name__
-    if wanted.get(MODEL, {}) is not None:
-        raise ShoalError(f"algorithm: {method}: models() must name {MODEL!r}: None, the model of the config")
+    with code_of(algorithm, "models"):
+        wanted = algorithm.models()
+        if not isinstance(wanted, Mapping) or wanted.get(MODEL, {}) is not None:
+            raise Malformed(f"models() must name {MODEL!r}: None, the model of the config")
+        for name, described in wanted.items():
+            _require_description(name, described)
     kinds: dict[str, Sequence[Kind]] = {}
     for name, described in wanted.items():
-        chosen, width = (choices, embedding) if described is None else ((_described(method, name, described),), None)
+        chosen, width = (choices, embedding) if described is None else ((ModelChoice(**described),), None)
         try:
             kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, build_models(chosen, width, **shape))]
         except ShoalError as error:
@@ -75,10 +80,15 @@ def named_kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding:
     return kinds
 
 
-def _described(method: str, name: str, described: Mapping[str, Any]) -> ModelChoice:
-    if not re.fullmatch(r"\w+", name) or "name" not in described:
-        raise ShoalError(f"algorithm: {method}: models()[{name!r}]: give a word and a mapping with a `name`")
-    return ModelChoice(**described)
+def _require_description(name: Any, described: Any) -> None:
+    """Checks one entry of what a method's `models` gives."""
+    word = isinstance(name, str) and re.fullmatch(r"\w+", name)
+    if not word or not (described is None or (isinstance(described, Mapping) and "name" in described)):
+        raise Malformed(f"models()[{name!r}]: give a word and a mapping with a `name`")
+    try:
+        ModelChoice(**(described or {}))
+    except (ValidationError, TypeError, ShoalError) as error:
+        raise Malformed(f"models()[{name!r}]: {' '.join(str(error).split())}") from None
 
 
 def assign_models(config: Config, clients: int) -> list[int]:

@@ -154,3 +154,13 @@ def test_bfloat16_is_asked_for_whatever_torch_would_take() -> None:
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     finally:
         torch.set_autocast_dtype("cpu", usual)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 10)])
+def test_parameters_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    """A single number would otherwise be written into all of them."""
+    model = FlatModel(nn.Linear(4, 2))
+    before = model.w.detach().clone()
+    with pytest.raises(ValueError, match=r"^parameters of shape \[.*\], the model has \[10\]$"):
+        model.load(torch.ones(shape))
+    assert torch.equal(model.w, before)

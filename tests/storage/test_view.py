@@ -10,7 +10,7 @@ from torch import Tensor
 from storage.digest import digest
 from storage.graph import Graph, clean_edges
 from storage.induced import Induced
-from storage.shard import open_shard, write_shard
+from storage.shard import Shard, open_shard, write_shard
 from storage.split import Split
 from storage.store import Store, hops_path, shard_path, split_path
 from storage.view import Memo, View
@@ -185,3 +185,94 @@ def test_touched_files_are_in_memory(tmp_path: Path) -> None:
     assert resident(path) < view.x.nbytes + indices.nbytes
     view.touch([], training=True, edges=True)
     assert resident(path) >= view.x.nbytes + len(indices) * 4
+
+
+WRITES: dict[str, Callable[[View], object]] = {
+    "x": lambda view: view.x.mul_(2),
+    "hop(1)": lambda view: view.hop(1)[3:4].zero_(),
+    "train": lambda view: view.train.add_(1),
+    "test": lambda view: view.test.copy_(view.test.clone()),
+    "label": lambda view: view.label.neg_(),
+    "train_label": lambda view: view.train_label.neg_(),
+    "degree": lambda view: view.degree.add_(1),
+    "adjacency": lambda view: view.adjacency.values().add_(1),
+    "edges": lambda view: view.edges[0].add_(1),
+    "own": lambda view: view.memo("own", lambda: (torch.ones(2), [torch.ones(3)]))[1][0].add_(1),
+    "memo(('own', 3))": lambda view: view.memo(("own", 3), lambda: torch.ones(2)).add_(1),
+}
+
+
+def whole_view() -> View:
+    shard = Shard(
+        0,
+        np.arange(4),
+        np.array([0, 1, 0, 1], np.int32),
+        np.array([0, 1, 2, 3, 4], np.int32),
+        np.array([1, 0, 3, 2], np.int32),
+        np.arange(12, dtype=np.float32).reshape(4, 3),
+    )
+    split = Split(*(np.array(rows, np.int32) for rows in ([1, 2], [0], [3])))
+    return View("whole", shard, split, [np.ones((4, 3), np.float32)], 2, Memo(2**20))
+
+
+def read_everything(view: View) -> None:
+    for tensor in (view.x, view.hop(1), view.block(0), view.label, view.train_label, view.degree, view.train):
+        assert tensor.float().sum().isfinite()
+    assert (view.adjacency @ view.x).shape == view.x.shape
+    assert len(view.edges) == len(view.csr) == 2
+    assert len(view.rows(1, view.train)) == 2
+    view.memo("own", lambda: (torch.ones(2).add_(1), [torch.ones(3)]))
+
+
+def test_reading_is_no_writing() -> None:
+    view = whole_view()
+    for _ in range(2):
+        read_everything(view)
+        assert view.written() is None
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_what_is_written_to_is_named(what: str) -> None:
+    view = whole_view()
+    WRITES[what](view)
+    assert view.written() == what
+    view = whole_view()
+    if what not in ("own", "memo(('own', 3))"):
+        read_everything(view)
+    assert view.written() is None
+    WRITES[what](view)
+    assert view.written() == what
+
+
+def test_features_that_are_overwritten_behind_torchs_back() -> None:
+    for write in (lambda x: x.numpy().fill(9), lambda x: x.data.zero_(), lambda x: np.copyto(x.numpy(), 7)):
+        for k in range(2):
+            view = whole_view()
+            write(view.hop(k))
+            assert view.written() == (f"hop({k})" if k else "x")
+
+
+def test_an_entry_that_was_dropped_is_built_again() -> None:
+    view = whole_view()
+    view.memo("own", lambda: torch.ones(2)).add_(1)
+    view._memo._entries.clear()
+    assert view.written() is None
+    assert view.memo("own", lambda: torch.ones(2)).tolist() == [1, 1]
+
+
+def test_arrays_and_attributes_are_read_only() -> None:
+    view = whole_view()
+    for array in (view.node, *view.csr):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    for name in ("train", "label", "own"):
+        with pytest.raises(AttributeError, match=f"^the data of a client is read-only: {name} cannot be set$"):
+            setattr(view, name, torch.ones(1))
+
+
+def test_a_client_without_rows_has_nothing_to_write_to() -> None:
+    empty = np.zeros(0, np.int32)
+    shard = Shard(0, empty, empty, np.zeros(1, np.int32), empty, np.zeros((0, 3), np.float32))
+    view = View("empty", shard, Split(empty, empty, empty), [], 2, Memo(0))
+    assert len(view.x) == 0
+    assert view.written() is None

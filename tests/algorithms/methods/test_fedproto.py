@@ -59,7 +59,7 @@ def server_step(algorithm: Algorithm, server: Tree, cohort: dict[int, Client], c
     steps = algorithm.round(server, ctx, sorted(cohort))
     ask = next(steps)
     assert isinstance(ask, Ask)
-    outcome = Outcome()
+    outcome = Outcome(ids=sorted(cohort))
     reduce_cell([algorithm.upload(cohort[i], {}, ask.phase) for i in sorted(cohort)], ask.up, outcome)
     sums = Sums()
     sums.take(0, outcome)

@@ -42,7 +42,7 @@ class Mine(FedAvg):
 
 
 @dataclass(frozen=True)
-class Typed(Algorithm):
+class Typed(FedAvg):
     flag: bool = False
     number: int = 0
     rate: float = 0.0
@@ -67,6 +67,17 @@ class Thawed(Algorithm):
 @dataclass(frozen=True)
 class Stranger:
     pass
+
+
+@dataclass(frozen=True)
+class Roundless(Algorithm):
+    pass
+
+
+@dataclass(frozen=True)
+class Curt(FedAvg):
+    def upload(self, client):
+        return None
 
 
 number = 3
@@ -204,23 +215,50 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     assert error_of(f"{file}:Mine") == f"algorithm.name: {file} cannot be read: not a text in UTF-8"
 
 
-@pytest.mark.parametrize("cls", ["Absent", "Bare", "Thawed", "Stranger", "number"])
-def test_a_class_that_is_no_method(mine: str, cls: str) -> None:
-    assert error_of(f"{mine}:{cls}") == f"{mine}: has no frozen dataclass {cls} derived from algorithms.base.Algorithm"
+@pytest.mark.parametrize(
+    ("cls", "line", "reason"),
+    [
+        ("Absent", None, "has no class Absent; it has Mine, Typed, Bare, Thawed, Stranger, Roundless, Curt"),
+        ("Bare", "class Bare", "Bare is no frozen dataclass; write @dataclass(frozen=True) above it"),
+        ("Thawed", "class Thawed", "Thawed is no frozen dataclass; write @dataclass(frozen=True) above it"),
+        ("Stranger", "class Stranger", "a class Stranger is no method; derive a class from algorithms.base.Algorithm"),
+        ("number", None, "a int is no method; derive a class from algorithms.base.Algorithm"),
+        (
+            "Roundless",
+            "class Roundless",
+            "Roundless has no round(self, server, ctx, cohort), the server's part of a round",
+        ),
+        (
+            "Curt",
+            "    def upload(self, client):",
+            "Curt.upload cannot be called as upload(self, client, given, phase): too many positional arguments",
+        ),
+    ],
+)
+def test_a_class_that_is_no_method(mine: str, cls: str, line: str | None, reason: str) -> None:
+    where = f", line {1 + next(n for n, text in enumerate(MINE.splitlines()) if text.startswith(line))}" if line else ""
+    assert error_of(f"{mine}:{cls}") == f"{mine}{where}: {reason}"
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "where", "reason"),
     [
-        ("import numpy\nimport not_there", "ModuleNotFoundError: No module named 'not_there'"),
-        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
-        ("def f(:", "SyntaxError: invalid syntax (broken.py, line 1)"),
+        ("import numpy\nimport not_there", ", line 2", "ModuleNotFoundError: No module named 'not_there'"),
+        ("raise ValueError('two\\nlines')", ", line 1", "ValueError: two lines"),
+        ("x = 1\ndef f(:", ", line 2", "SyntaxError: invalid syntax"),
+        ("import sys\n\nsys.exit(0)", ", line 3", "SystemExit: 0"),
+        ("def f():\n    return f()\nf()", ", line 2", "RecursionError: maximum recursion depth exceeded"),
+        ("class Odd(BaseException):\n    pass\nraise Odd", ", line 3", "Odd"),
+        ("raise KeyboardInterrupt", ", line 1", "KeyboardInterrupt"),
+        ("x = '\\0'", "", "SyntaxError: source code string cannot contain null bytes"),
+        ("(" * 5000, "", ""),
     ],
 )
-def test_a_file_that_fails(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_file_that_fails(tmp_path: Path, text: str, where: str, reason: str) -> None:
     file = tmp_path / "broken.py"
-    file.write_text(text)
-    assert error_of(f"{file}:Mine") == f"{file}: fails while it is read: {reason}"
+    file.write_text(text.replace("\\0", "\0"))
+    assert error_of(f"{file}:Mine").startswith(f"{file}{where}")
+    assert f": fails while it is read: {reason}" in error_of(f"{file}:Mine")
 
 
 def test_an_unknown_option_lists_those_there_are(mine: str) -> None:
@@ -262,7 +300,44 @@ def test_out_of_range_says_so(mine: str) -> None:
 def test_a_missing_option_is_named(tmp_path: Path) -> None:
     file = tmp_path / "needs.py"
     file.write_text(
-        "from dataclasses import dataclass\nfrom algorithms.base import Algorithm\n"
-        "@dataclass(frozen=True)\nclass Needs(Algorithm):\n    mu: float\n"
+        "from dataclasses import dataclass\nfrom algorithms.methods.local import Local\n"
+        "@dataclass(frozen=True)\nclass Needs(Local):\n    mu: float\n"
     )
     assert "'mu'" in error_of(f"{file}:Needs")
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "reason"),
+    [
+        ("mu: 'Unknown' = 1.0", 5, "the types of Odd cannot be found: NameError: name 'Unknown' is not defined"),
+        (
+            "mu: float = 'much'",
+            5,
+            "the default of Odd.mu: Input should be a valid number, unable to parse string as a number, found 'much'",
+        ),
+        ("mu: int = None", 5, "the default of Odd.mu: Input should be a valid integer, found None"),
+        ("def __post_init__(self):\n        self.sizes", 7, "in __post_init__(): AttributeError: 'Odd' object has"),
+        ("def __post_init__(self):\n        1 + 'x'", 7, "in __post_init__(): TypeError: unsupported operand"),
+        ("def __post_init__(self):\n        raise SystemExit", 7, "in __post_init__(): SystemExit"),
+    ],
+)
+def test_a_class_that_fails_names_its_line(tmp_path: Path, body: str, line: int, reason: str) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom algorithms.methods.fedavg import FedAvg\n\n"
+        f"@dataclass(frozen=True)\nclass Odd(FedAvg):\n    {body}\n"
+    )
+    comma = ", " if reason.startswith("in ") else ": "
+    assert error_of(f"{file}:Odd").startswith(f"{file}, line {line}{comma}{reason}")
+
+
+def test_a_type_that_no_config_can_hold(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom algorithms.methods.fedavg import FedAvg\n\n"
+        "@dataclass(frozen=True)\nclass Odd(FedAvg):\n    start: torch.Tensor | None = None\n"
+    )
+    load(describe(f"{file}:Odd", {}))
+    assert error_of(f"{file}:Odd", {"start": 1}) == (
+        f"algorithm.start: {file}:Odd gives it a type that no config can hold"
+    )

@@ -96,7 +96,9 @@ def test_debug_shows_what_went_wrong_at_a_client(
     assert status("--debug", "run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine") == 2
     errors = capsys.readouterr().err
     assert "ZeroDivisionError: division by zero" in errors
-    assert errors.splitlines()[-1].startswith("shoal: round 1, client 0: ZeroDivisionError")
+    last = errors.splitlines()[-1]
+    assert last.startswith("shoal: round 1, client 0: ")
+    assert last.endswith("mine.py, line 6, in upload(): ZeroDivisionError: division by zero")
 
 
 def test_an_interruption_ends_with_130(

@@ -226,7 +226,7 @@ def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -
         "        return super().upload(client, given, phase)\n"
     )
     line = refused("run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
-    assert "round 1, client 3: RuntimeError: no luck" in line
+    assert f"round 1, client 3: {tmp_path / 'mine.py'}, line 7, in upload(): RuntimeError: no luck" in line
     (run,) = (tmp_path / "runs").iterdir()
     assert "in upload" in (run / "run.log").read_text()
 

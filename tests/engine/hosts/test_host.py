@@ -1,5 +1,6 @@
 """Cells on a host: what comes back of them, in which order, and that nothing stays of a client but its new state."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from storage.errors import ShoalError
 from storage.store import shard_path
 from storage.view import View
 
+PLACE = rf"{re.escape(__file__)}, line \d+"
 UP = {"w": How.SUM, "models": How.KEEP, "head": How.KEEP, "list": How.LIST}
 
 
@@ -213,7 +215,9 @@ def test_opened_again_and_for_another_job(job_of: Callable[..., Job]) -> None:
 @pytest.mark.parametrize("where", ["begin", "upload", "predict"])
 def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: str, path: str) -> None:
     job = job_of(client=2, where=where, engine__path=path)
-    with pytest.raises(ShoalError, match=r"^round 7, client 2: RuntimeError: no luck$") as failed:
+    with pytest.raises(
+        ShoalError, match=rf"^round 7, client 2: {PLACE}, in {where}\(\): RuntimeError: no luck$"
+    ) as failed:
         run(job, [cell([0, 1]), cell([2, 3], round=7, score=frozenset({2, 3}))])
     assert f"in {where}\n" in failed.value.detail
 
@@ -224,7 +228,8 @@ def test_a_client_that_is_left_out_leaves_nothing(job_of: Callable[..., Job], wh
     job = job_of(client=2, where=where, engine__path=path, engine__on_client_error="skip")
     outcome, after = run(job, [cell([1, 2, 3], score=frozenset({1, 2, 3})), cell([0])])
     ((client, (line, traceback)),) = outcome.failures.items()
-    assert (client, line) == (2, "round 1, client 2: RuntimeError: no luck")
+    assert client == 2
+    assert re.fullmatch(rf"round 1, client 2: {PLACE}, in {where}\(\): RuntimeError: no luck", line)
     assert f"in {where}\n" in traceback
     if path == "loop":
         assert_same(outcome, run(job, [cell([1, 3], score=frozenset({1, 3}))])[0])
@@ -238,12 +243,35 @@ def test_a_client_that_is_left_out_leaves_nothing(job_of: Callable[..., Job], wh
 def test_an_upload_with_nan_is_a_failure_of_its_client(job_of: Callable[..., Job]) -> None:
     bad = {2: {"w": torch.full_like(run(job_of(), [cell([0])])[0].states[0]["model.w"], float("nan"))}}
     job = job_of(engine__on_client_error="skip")
-    (outcome,) = run(job, [cell([1, 2], private=bad)])
+    (outcome,) = run(job, [cell([1, 2], private=bad, train=False)])
     assert outcome.ids == [1]
     assert (
         outcome.failures[2][0]
         == "round 1, client 2: upload() gives NaN or infinity in 'w'; a smaller train.lr may help"
     )
+
+
+@pytest.mark.parametrize("path", ["loop", "stacked"])
+def test_a_loss_that_is_nan_is_a_failure_of_its_client(job_of: Callable[..., Job], path: str) -> None:
+    """A client without training rows has no loss, and has not failed."""
+    bad = {2: {"w": torch.full_like(run(job_of(), [cell([0])])[0].states[0]["model.w"], float("nan"))}}
+    job = job_of(engine__on_client_error="skip", engine__path=path)
+    (outcome,) = run(job, [cell([1, 2, 5], private=bad)])
+    assert outcome.ids == [1, 5]
+    assert outcome.failures[2][0] == "round 1, client 2: the training loss is NaN; a smaller train.lr may help"
+    assert np.isfinite(outcome.losses).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("score", [True, False])
+def test_predictions_that_are_nan_are_not_counted(job_of: Callable[..., Job], score: bool) -> None:
+    bad = {2: {"w": torch.full_like(run(job_of(), [cell([0])])[0].states[0]["model.w"], float("nan"))}}
+    ids = frozenset({1, 2} if score else {1})
+    job = job_of(engine__on_client_error="skip")
+    (outcome,) = run(job, [cell([1, 2], private=bad, phase="", up={}, train=False, score=ids)])
+    assert outcome.scores.keys() == {1}
+    if score:
+        line = "round 1, client 2: predictions of 'val' are NaN or infinite, so no class wins; a smaller train.lr may"
+        assert outcome.failures[2][0].startswith(line)
 
 
 def test_lack_of_memory_says_what_may_help(job_of: Callable[..., Job]) -> None:

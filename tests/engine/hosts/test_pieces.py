@@ -123,5 +123,5 @@ def test_shapes_that_differ_are_refused_as_in_one_go() -> None:
     for i, outcome in enumerate(outcomes):
         reduce_cell([Upload({"w": torch.ones(i + 2)})], up, outcome)
     assert assembly.join(pieces[0], outcomes[0]) is None
-    with pytest.raises(ShoalError, match=r"^upload\(\) gives 'w' as \[2\] and as \[3\]"):
+    with pytest.raises(ShoalError, match=r"^upload\(\) gives 'w' as \[2\] at client 0 and as \[3\] at client 1;"):
         assembly.join(pieces[1], outcomes[1])

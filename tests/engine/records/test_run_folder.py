@@ -82,6 +82,7 @@ def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(
         file.write_text(text)
         names.append(run_path(config_of(algorithm__name=f"{file}:Mine")))
     assert names[0] == names[1] != names[2]
+    assert run_path(config_of(algorithm__name=f"{tmp_path}/other/mine.py:Other")) not in names
     with pytest.raises(ShoalError, match=r"algorithm\.name: .*gone\.py cannot be read"):
         run_path(config_of(algorithm__name=f"{tmp_path}/gone.py:Mine"))
 

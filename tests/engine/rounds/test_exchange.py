@@ -21,6 +21,8 @@ from storage.view import View
 Start = Callable[..., Server]
 ExchangeOf = Callable[..., Exchange]
 
+PLACE = f"{__file__}, line 38, in upload()"
+
 
 @dataclass(frozen=True)
 class Echo(FedAvg):
@@ -129,7 +131,7 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     assert draft.clients[1] == {"visits": torch.tensor(5.0)}
     assert draft.inboxes[1] == {"c": torch.tensor(6.0)}
     assert 1 not in draft.scores["trained"]
-    assert exchange._meter.failures[1][0] == "round 1, client 1: RuntimeError: client 1"
+    assert exchange._meter.failures[1][0] == f"round 1, client 1: {PLACE}: RuntimeError: client 1"
     # Nor in a later phase, in which it would not fail.
     replies, _ = exchange.ask(Ask("q", UP, to=[1, 3]), never)
     assert replies.ids == [3]
@@ -144,7 +146,7 @@ def test_nobody_answers(echo: Callable[..., Server], exchange_of: ExchangeOf) ->
     exchange = exchange_of(echo(failing=range(6)), [2, 3], cell_size=2)
     with pytest.raises(ShoalError) as ended:
         exchange.ask(Ask("p", UP), never)
-    line = "no client of the cohort answered; the first: round 1, client 2: RuntimeError: client 2"
+    line = f"no client of the cohort answered; the first: round 1, client 2: {PLACE}: RuntimeError: client 2"
     assert str(ended.value) == line
     assert "in upload" in ended.value.detail
 

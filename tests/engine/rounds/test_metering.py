@@ -57,6 +57,13 @@ def test_without_training_rows_there_is_no_loss(meter: Meter) -> None:
     assert meter.line([1], None)["loss"] is None
 
 
+def test_a_loss_is_a_finite_number_or_none(meter: Meter) -> None:
+    meter.trained(Outcome(ids=[0, 2], losses=[NAN, 3.0]))
+    assert meter.line([0, 2], None)["loss"] == 3.0
+    meter.trained(Outcome(ids=[2], losses=[1e308]))
+    assert meter.line([0, 2], None)["loss"] is None
+
+
 def test_who_watches_is_told_after_every_cell(meter: Meter, seen: list[Live]) -> None:
     meter.expect(5)
     meter.ran(2, Outcome(bytes_up=[8, 8]))

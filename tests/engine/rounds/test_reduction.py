@@ -18,7 +18,7 @@ from storage.errors import ShoalError
 def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[str, How]) -> tuple[Replies, Tree]:
     outcomes = []
     for cell in cells:
-        outcome = Outcome()
+        outcome = Outcome(ids=list(cell))
         reduce_cell([uploads[i] for i in cell], up, outcome)
         outcomes.append(outcome)
     sums = Sums()
@@ -111,7 +111,19 @@ def test_bytes_are_those_of_the_tensors_and_four_a_weight() -> None:
 @pytest.mark.parametrize("cells", [[[0, 1]], [[0], [1]]])
 def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> None:
     uploads = {0: Upload({"z": torch.ones(2, 3)}), 1: Upload({"z": torch.ones(1, 3)})}
-    with pytest.raises(ShoalError, match=r"^upload\(\) gives 'z' as \[2, 3\] and as \[1, 3\]"):
+    with pytest.raises(
+        ShoalError, match=r"^upload\(\) gives 'z' as \[2, 3\] at client 0 and as \[1, 3\] at client 1; "
+    ):
+        reduce(cells, uploads, {"z": how})
+
+
+@pytest.mark.parametrize("how", [How.LIST, How.KEEP, How.MIX])
+@pytest.mark.parametrize("cells", [[[0, 1, 2]], [[0, 1], [2]]])
+def test_types_that_differ_are_refused(how: How, cells: list[list[int]]) -> None:
+    """Stacked, the narrower ones would silently become wide."""
+    uploads = {i: Upload({"z": torch.ones(2, dtype=torch.float64 if i == 2 else torch.float32)}) for i in range(3)}
+    line = r"^upload\(\) gives 'z' as float32 at client 0 and as float64 at client 2; clients must agree on its type$"
+    with pytest.raises(ShoalError, match=line):
         reduce(cells, uploads, {"z": how})
 
 

@@ -12,7 +12,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
 from algorithms.base import Algorithm, Client, Given
-from engine.rounds.scoring import CORRECT, PREDICTED, SUPPORT, macro_f1, score, summarize
+from engine.rounds.scoring import CORRECT, PREDICTED, SUPPORT, macro_f1, predicted_classes, score, summarize
+from storage.errors import ShoalError
 from storage.view import View
 
 CLASSES = 4
@@ -102,3 +103,55 @@ def test_counts_are_of_what_the_method_predicts(
     val, test = score(Oracle(shift), client, {})
     assert not val.any()
     np.testing.assert_array_equal(test, table([(y, (y + shift) % CLASSES) for y in labels[2:]]))
+
+
+@dataclass(frozen=True)
+class Says(Algorithm):
+    """Gives the scores that it is told."""
+
+    scores: object = None
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        return self.scores  # type: ignore[return-value]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def classes_of(scores: object, make_view: Callable[..., View], make_client: Callable[..., Client]) -> list[int]:
+    client = make_client(make_view(2, [], [0, 1], [], 3), nn.Linear(1, 1))
+    return predicted_classes(Says(scores), client, None, "all", 2).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes"),
+    [
+        ([[1.0, 2, 0], [0, 0, 0]], [1, 0]),
+        # A class that is ruled out.
+        ([[-INF, -5, -INF], [3, -INF, 3]], [1, 0]),
+    ],
+)
+def test_the_largest_score_wins(
+    rows: list[list[float]], classes: list[int], make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    assert classes_of(torch.tensor(rows), make_view, make_client) == classes
+    assert classes_of(torch.tensor(rows).half(), make_view, make_client) == classes
+
+
+@pytest.mark.parametrize("row", [[NAN, 0.0, 1.0], [0.0, NAN, NAN], [INF, 0.0, 1.0], [-INF, -INF, -INF]])
+def test_a_row_in_which_no_class_wins(
+    row: list[float], make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    with pytest.raises(ShoalError, match=r"^predictions of 'all' are NaN or infinite, so no class wins; a smaller"):
+        classes_of(torch.tensor([[0.0, 1, 2], row]), make_view, make_client)
+
+
+@pytest.mark.parametrize(
+    ("scores", "found"),
+    [(torch.ones(2, 2), r"\[2, 2\]"), (torch.ones(3, 3), r"\[3, 3\]"), (torch.ones(2), r"\[2\]"), (None, "NoneType")],
+)
+def test_scores_of_another_shape(
+    scores: object, found: str, make_view: Callable[..., View], make_client: Callable[..., Client]
+) -> None:
+    with pytest.raises(ShoalError, match=rf"in predict\(\): gives {found} for 'all', wanted scores \[2, 3\]$"):
+        classes_of(scores, make_view, make_client)

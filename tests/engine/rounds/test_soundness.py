@@ -1,20 +1,18 @@
 """Nothing that is not finite gets into a sum or a state; what has no weight may hold anything."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
+from algorithms.faults import Malformed
 from algorithms.protocol import How, Upload
-from engine.rounds.soundness import counted, require_finite, require_sound
+from engine.rounds.soundness import counted, require_finite, require_sound, told_loss
 from storage.errors import ShoalError
 
 NAN, INF = float("nan"), float("inf")
 POISONS = [NAN, INF, -INF]
-
-
-def test_an_entry_that_is_not_there() -> None:
-    with pytest.raises(ShoalError, match=r"^upload\(\) gives no 'w', which the round asks for$"):
-        require_sound(Upload({"v": torch.ones(2)}), {"w": How.SUM})
 
 
 @pytest.mark.parametrize("how", How)
@@ -73,3 +71,18 @@ def test_what_the_server_made(bad: float) -> None:
     require_finite({"w": torch.ones(2), "n": torch.tensor(2), "met": torch.tensor([True])}, "here")
     with pytest.raises(ShoalError, match=r"^round 2: Mine: the state 'v' holds NaN or infinity; the round is not comm"):
         require_finite({"w": torch.ones(2), "v": torch.tensor([[0.0, bad]])}, "round 2: Mine: the state")
+
+
+@pytest.mark.parametrize(("loss", "told"), [(1, 1.0), (0.5, 0.5), (torch.tensor(2.0), 2.0), (torch.tensor([3]), 3.0)])
+def test_a_loss_is_a_number(loss: object, told: float) -> None:
+    assert told_loss(loss) == told
+    assert math.isnan(told_loss(NAN))
+
+
+def test_a_loss_that_is_none() -> None:
+    for loss in (None, "1", [1.0], torch.ones(2)):
+        with pytest.raises(Malformed, match="wanted the loss as a float, NaN where nothing was trained"):
+            told_loss(loss)
+    for infinite in (INF, -INF):
+        with pytest.raises(ShoalError, match=r"^the training loss is infinite; a smaller train\.lr may help$"):
+            told_loss(infinite)

@@ -1,0 +1,148 @@
+"""Whether a user's file holds a method: a frozen dataclass whose hooks take what the engine gives them."""
+
+import ast
+import dataclasses
+import inspect
+import traceback
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
+
+from algorithms.base import Algorithm
+from algorithms.faults import in_words, place_in, raised_by_itself
+from algorithms.methods.beside import Beside
+from storage.errors import ShoalError
+
+# What the engine gives to each hook of a method, beside the method itself.
+HOOKS = {
+    "models": (),
+    "setup": ("ctx",),
+    "round": ("server", "ctx", "cohort"),
+    "global_model": ("server",),
+    "begin": ("client", "down"),
+    "train": ("client", "given", "trainer", "phase"),
+    "loss": ("out", "y", "w", "given"),
+    "regularizer": ("client", "given"),
+    "upload": ("client", "given", "phase"),
+    "predict": ("client", "given", "part"),
+}
+NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
+
+
+def read_class(beside: Beside, file: str, source: str, name: str) -> type[Algorithm]:
+    """Runs a user's file and takes a class out of it.
+
+    Raises:
+        ShoalError: The file fails or ends the process; names the line in it, or in the helper that fails.
+    """
+    try:
+        module = beside.run(file, source)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, beside.files | {file}):
+            raise
+        where = _place_of_failure(error, file, beside.files)
+        raise ShoalError(
+            f"{where}: fails while it is read: {_reason(error)}", "".join(traceback.format_exception(error))
+        ) from error
+    cls = getattr(module, name, None)
+    if cls is None:
+        found = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+        raise ShoalError(f"{file}: has no class {name}; it has {', '.join(found) or 'none'}")
+    return cls
+
+
+def require_method(cls: Any, file: str, source: str) -> None:
+    """Checks the class itself.
+
+    Raises:
+        ShoalError: No frozen dataclass derived from `Algorithm`, without a `round`, or with hooks of other arguments;
+            names the line.
+    """
+    name = cls.__name__ if isinstance(cls, type) else ""
+    where = class_place(cls, file, source)
+    if not isinstance(cls, type) or not issubclass(cls, Algorithm):
+        kind = f"class {name}" if name else f"{type(cls).__name__}"
+        raise ShoalError(f"{where}: a {kind} is no method; derive a class from algorithms.base.Algorithm")
+    own = vars(cls).get("__dataclass_params__")
+    if own is None or not own.frozen:
+        raise ShoalError(f"{where}: {name} is no frozen dataclass; write @dataclass(frozen=True) above it")
+    if cls.round is Algorithm.round:
+        raise ShoalError(f"{where}: {name} has no round(self, server, ctx, cohort), the server's part of a round")
+    for hook, given in HOOKS.items():
+        function = getattr(cls, hook)
+        if function is getattr(Algorithm, hook):
+            continue
+        bound = isinstance(inspect.getattr_static(cls, hook), staticmethod | classmethod)
+        code = getattr(function, "__code__", None)
+        line = f"{code.co_filename}, line {code.co_firstlineno}" if code else where
+        try:
+            inspect.signature(function).bind(*given if bound else (None, *given))
+        except (TypeError, ValueError) as error:
+            wanted = ", ".join(("self", *given))
+            raise ShoalError(f"{line}: {name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
+
+
+def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of hyper-parameters, with the types of their fields.
+
+    Args:
+        cls: The method.
+        name: What an error calls it.
+        options: As written.
+        where: File and line of the class.
+
+    Raises:
+        ShoalError: An option is unknown or of a wrong type, a default is, or a type cannot be found.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    try:
+        hints = get_type_hints(cls)
+    except Exception as error:
+        raise ShoalError(f"{where}: the types of {cls.__name__} cannot be found: {in_words(error)}") from error
+    for key in options:
+        if key not in fields:
+            known = ", ".join(fields) or "no option"
+            raise ShoalError(f"algorithm.{key}: unknown; {name} has {known}")
+    values = {}
+    for key, value in options.items():
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            raise ShoalError(f"algorithm.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+        except NO_TYPE:
+            raise ShoalError(f"algorithm.{key}: {name} gives it a type that no config can hold") from None
+    for key, field in fields.items():
+        if key not in options and field.default is not dataclasses.MISSING:
+            _require_default(f"{where}: the default of {cls.__name__}.{key}", hints[key], field.default)
+    return values
+
+
+def class_place(cls: Any, file: str, source: str) -> str:
+    """File and line of a class; only the file where the text does not say."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == getattr(cls, "__name__", None):
+            return f"{file}, line {node.lineno}"
+    return file
+
+
+def _require_default(which: str, hint: Any, default: Any) -> None:
+    try:
+        TypeAdapter(hint).validate_python(default)
+    except ValidationError as error:
+        raise ShoalError(f"{which}: {error.errors()[0]['msg']}, found {default!r}") from None
+    except NO_TYPE:
+        return
+
+
+def _place_of_failure(error: BaseException, file: str, helpers: frozenset[str]) -> str:
+    """The innermost line of the file, or of a helper beside it, that a failure of its import came through."""
+    files = helpers | {file}
+    if isinstance(error, SyntaxError) and error.filename in files:
+        return f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)
+    return place_in(files, error.__traceback__) or file
+
+
+def _reason(error: BaseException) -> str:
+    # Its words would repeat file and line.
+    return f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else in_words(error)

@@ -1,0 +1,166 @@
+"""Wrong methods of a user's own end with one line that names the file, the line in it, and the client."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from wrong_methods import CLASS, HEAD, WRONG, Wrong
+
+from engine.commands.cli import main
+from engine.commands.run import plan_of
+from engine.hosts.federation import Session, open_session
+from engine.preparing.prepare import prepare
+from engine.rounds.server import Server
+from engine.settings.config import Config
+from engine.wire.job import make_job
+from engine.wire.live import unwatched
+from storage.errors import ShoalError
+
+Start = Callable[..., Server]
+MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
+ON_RAY = [
+    "hook: setup raises",
+    "hook: setup exits",
+    "round: yields odd",
+    "round: interrupts",
+    "hook: train exits",
+    "upload: int",
+    "hook: predict is NaN",
+    "data: x",
+]
+
+
+def write(folder: Path, case: Wrong) -> tuple[str, list[str]]:
+    """Name of the method, and what its line must say."""
+    file = folder / "wrong.py"
+    file.write_text(HEAD + case.text)
+    words = [part.replace("{file}", str(file)) for part in case.words]
+    here = [number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# here")]
+    return f"{file}:Wrong", words + [f"{file}, line {number}" for number in here]
+
+
+def require_line(line: str, words: list[str]) -> None:
+    assert "\n" not in line
+    assert len(line) < 700
+    for part in words:
+        # Line 1 is not line 10.
+        assert re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), line)
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
+def test_one_line_in_process(start: Start, tmp_path: Path, case: Wrong) -> None:
+    name, words = write(tmp_path, case)
+    with pytest.raises(ShoalError) as caught:
+        start({**MODEL, "algorithm.name": name}).round()
+    require_line(str(caught.value), words)
+
+
+@pytest.fixture(scope="module")
+def session(configure: Callable[..., Config]) -> Iterator[tuple[Config, Session]]:
+    config = configure({**MODEL, "engine.backend": "ray", "engine.hosts": 2, "resources.cpus_per_host": 0.5})
+    session = open_session(config)
+    yield config, session
+    session.close()
+
+
+@pytest.mark.parametrize("name", ON_RAY)
+def test_the_same_line_on_ray(
+    configure: Callable[..., Config], session: tuple[Config, Session], tmp_path: Path, name: str
+) -> None:
+    method, words = write(tmp_path, WRONG[name])
+    config = configure({**MODEL, "engine.backend": "ray", "algorithm.name": method})
+    job = make_job(config, prepare(config), f"{tmp_path.name} {name}")
+    with pytest.raises(ShoalError) as caught:
+        session[1].federation(job, plan_of(config), None).round(unwatched)
+    require_line(str(caught.value), words)
+    if "raises" in name:
+        assert "RuntimeError: no luck" in caught.value.detail
+
+
+def test_hosts_that_were_written_into_are_as_new_in_the_next_run(start: Start, tmp_path: Path) -> None:
+    server = start({**MODEL, "algorithm.name": write(tmp_path, WRONG["data: the adjacency"])[0]})
+    for _ in range(2):
+        with pytest.raises(ShoalError, match=r"writes into client\.data\.adjacency"):
+            server.round()
+
+
+@pytest.mark.parametrize("name", ["upload: none", "upload: int", "hook: loss is NaN", "hook: predict is NaN"])
+def test_a_client_that_fails_is_left_out_and_logged(start: Start, tmp_path: Path, name: str) -> None:
+    text = WRONG[name].text
+    if name.startswith("hook: predict"):
+        text = text.replace("float('nan')", "(float('nan') if client.info.client == 2 else 1.0)")
+    elif name.startswith("hook: loss"):
+        text = text.replace("float('nan')", "(float('nan') if given['bad'] else 1.0)")
+        text += (
+            "    def begin(self, client, down):\n"
+            "        return {**super().begin(client, down), 'bad': client.info.client == 2}\n"
+        )
+    method = write(tmp_path, Wrong(name, text, ()))[0]
+    line = start({**MODEL, "algorithm.name": method, "engine.on_client_error": "skip"}).round()
+    assert line["cohort"] == [0, 1, 3, 4, 5]
+    assert list(line["failures"]) == ["2"]
+    assert line["loss"] is not None
+
+
+def test_answers_may_be_ignored(start: Start, tmp_path: Path) -> None:
+    text = CLASS + "    def round(self, server, ctx, cohort):\n        yield Ask('train', {'w': How.SUM})\n"
+    server = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]})
+    before = server.state.server["w"].clone()
+    server.round()
+    assert torch.equal(server.state.server["w"], before)
+
+
+def test_notes_that_are_not_finite_are_null(start: Start, tmp_path: Path) -> None:
+    text = CLASS + (
+        "    def round(self, server, ctx, cohort):\n"
+        "        ctx.notes.update(a=float('nan'), b=np.float32(2), c=3)\n"
+        "        yield from super().round(server, ctx, cohort)\n"
+    )
+    line = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]}).round()
+    assert line["notes"] == {"a": None, "b": 2.0, "c": 3.0}
+
+
+def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
+    text = CLASS + (
+        "    def predict(self, client, given, part):\n"
+        "        scores = super().predict(client, given, part).clone()\n"
+        "        scores[:, 1:] = -float('inf')\n"
+        "        return scores\n"
+    )
+    line = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]}).round()
+    assert 0 < line["scopes"]["served"]["test"]["rows"] < 1
+
+
+def test_a_real_interrupt_still_interrupts(start: Start, tmp_path: Path) -> None:
+    text = CLASS + (
+        "    def upload(self, client, given, phase):\n"
+        "        import signal\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "        return super().upload(client, given, phase)\n"
+    )
+    server = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]})
+    with pytest.raises(KeyboardInterrupt):
+        server.round()
+
+
+@pytest.mark.parametrize("name", ["file: exits", "hook: setup exits", "round: exits"])
+def test_the_command_ends_with_status_2(
+    tmp_path: Path,
+    configure: Callable[..., Config],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    method, words = write(tmp_path, WRONG[name])
+    config = configure({**MODEL, "algorithm.name": method, "run.root": str(tmp_path), "run.tensorboard": False})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.plain()))
+    monkeypatch.setattr("sys.argv", ["shoal", "run", str(tmp_path / "config.yaml")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("shoal: ")
+    require_line(last, words)

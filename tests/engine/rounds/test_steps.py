@@ -1,0 +1,81 @@
+"""What a generator yields is checked: what the protocol has passes, and clients that cannot be asked are named."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.faults import Malformed
+from algorithms.protocol import Ask, How, Mix
+from engine.rounds.steps import noted, require_generator, require_step, require_tree
+
+W = {"w": torch.ones(3)}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Ask("train", {}),
+        Ask("train", {"w": How.SUM, "z": How.LIST}, W, {0: W, np.int64(5): {}}, False, (5, 0)),
+        Ask("train", {}, to=[]),
+        Ask("train", {}, to=range(6)),
+        Ask("train", {}, to=np.arange(6)),  # type: ignore[arg-type]
+        Ask("train", {}, to={1: "a"}),  # type: ignore[arg-type]
+        Mix("w", torch.ones(6)),
+        Mix("w", torch.ones(2, 6).int(), dst=[0, 5]),
+    ],
+)
+def test_what_may_be_asked(step: Ask | Mix) -> None:
+    require_step(step, 6)
+
+
+@pytest.mark.parametrize(
+    ("step", "line"),
+    [
+        (lambda: Ask("train", {}, to=(i for i in range(6))), "Ask(to) is a generator, wanted numbers of clients"),
+        (lambda: Ask("train", {}, to=torch.arange(6)), "Ask(to) is a Tensor, wanted numbers of clients"),
+        (lambda: Ask("train", {}, to="12"), "Ask(to) is a str, wanted numbers of clients"),
+        (lambda: Ask("train", {}, to=[1.0]), "Ask(to) names client 1.0, there are 0 to 5"),
+        (lambda: Ask("train", {}, to=[6]), "Ask(to) names client 6, there are 0 to 5"),
+        (lambda: Ask("train", {}, private={-1: {}}), "Ask(private) names client -1, there are 0 to 5"),
+        (lambda: Ask("train", {}, private=[{}]), "Ask(private) is a list, wanted a dict of downloads by client"),
+        (lambda: Ask("train", {}, W, {2: {"v": 1}}), "Ask(private) of client 2 'v' is a int, wanted a tensor"),
+        (lambda: Mix(3, torch.ones(6)), "Mix(entry=a int), wanted the name of an entry"),
+        (lambda: Mix("w", torch.tensor(1.0)), "Mix(rows) is no matrix of real numbers"),
+        (lambda: Mix("w", torch.ones(6).cfloat()), "Mix(rows) is no matrix of real numbers"),
+        (lambda: Mix("w", torch.eye(6).to_sparse()), "Mix(rows) is a sparse tensor, wanted a dense one"),
+        (lambda: Mix("w", torch.ones(1, 6), dst=[6]), "Mix(dst) names client 6, there are 0 to 5"),
+        (lambda: Ask, "yields a type, wanted an Ask or a Mix"),
+    ],
+)
+def test_what_cannot_be_asked(step: Callable[[], object], line: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        require_step(step(), 6)
+    assert str(caught.value) == line
+
+
+def test_a_generator_is_one_however_it_is_made() -> None:
+    require_generator(i for i in ())
+    for other in (None, [], iter([]), range):
+        with pytest.raises(Malformed, match="wanted a generator"):
+            require_generator(other)
+
+
+def test_a_tree_is_tensors_by_name() -> None:
+    require_tree({}, "the state")
+    require_tree({"a": torch.tensor(1), "b": torch.zeros(0)}, "the state")
+    with pytest.raises(Malformed, match=r"^the state 'a' is None, wanted a tensor$"):
+        require_tree({"a": None}, "the state")
+
+
+def test_notes_are_numbers() -> None:
+    assert noted({"a": 1, "b": np.float32(0.5), "c": float("nan"), "d": -float("inf"), "e": True}) == {
+        "a": 1.0,
+        "b": 0.5,
+        "c": None,
+        "d": None,
+        "e": 1.0,
+    }
+    with pytest.raises(Malformed, match=r"^ctx\.notes\['a'\] is a Tensor, wanted a number, as float\(\.\.\.\) gives$"):
+        noted({"a": torch.tensor(1.0)})
