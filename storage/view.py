@@ -122,6 +122,7 @@ class View:
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
         self._edges: list[tuple[Tensor, Tensor]] = []
+        self._mapped_adjacency: list[tuple[Tensor, tuple[int, ...]]] = []
         self._complete = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -146,6 +147,8 @@ class View:
                 return f"hop({k})" if k else "x"
         if any(writes(pair) != (0, 0) for pair in self._edges):
             return "edges"
+        if any(writes(adjacency) != before for adjacency, before in self._mapped_adjacency):
+            return "adjacency"
         for key in self._used:
             if self._memo.written((self._key, key)):
                 return key if isinstance(key, str) else f"memo({key!r})"
@@ -244,12 +247,13 @@ class View:
     @property
     def adjacency(self) -> Tensor:
         """A without self loops: float32 CSR `[N, N]` with int32 indices, all values one; zero-copy on the processor."""
-        return self._mapped_adjacency if self.device.type == "cpu" else self.memo("adjacency", self._adjacency)
-
-    @cached_property
-    def _mapped_adjacency(self) -> Tensor:
+        if self.device.type != "cpu":
+            return self.memo("adjacency", self._adjacency)
         # No entry of the memo: the map of the shard stays open as long as this does, and shall end with the view.
-        return self._build(self._adjacency)
+        if not self._mapped_adjacency:
+            built = self._build(self._adjacency)
+            self._mapped_adjacency.append((built, writes(built)))
+        return self._mapped_adjacency[0][0]
 
     def _adjacency(self) -> Tensor:
         ones = self._memo.ones(self.entries).to(self.device)

@@ -9,7 +9,7 @@ import torch
 import yaml
 from wrong_methods import CLASS, HEAD, WRONG, Wrong
 
-from engine.commands.cli import main
+from engine.commands.main import command as main
 from engine.commands.run import plan_of
 from engine.hosts.federation import Session, open_session
 from engine.preparing.prepare import prepare
