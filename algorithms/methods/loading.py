@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
 from algorithms.base import Algorithm
 from storage.errors import ShoalError
+from storage.option_types import checked, quoted
+from storage.plain_file import read_text
 
 METHODS = {
     "local": "algorithms.methods.local:Local",
@@ -23,6 +23,8 @@ METHODS = {
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
+
+LARGEST_SOURCE = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +54,13 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     if not colon or not file.endswith(".py") or not cls:
         raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
     try:
-        return MethodSpec(name, dict(options), Path(file).read_text(encoding="utf-8"))
+        return MethodSpec(name, dict(options), read_text(file, LARGEST_SOURCE))
     except OSError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: not a text in UTF-8") from error
+    except ValueError as error:
+        raise ShoalError(f"algorithm.name: {file} cannot be read: {error}") from error
 
 
 def load(spec: MethodSpec) -> Algorithm:
@@ -74,9 +78,9 @@ def load(spec: MethodSpec) -> Algorithm:
             known = ", ".join(fields) or "no option"
             raise ShoalError(f"algorithm.{key}: unknown; {spec.name} has {known}")
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value)
-        except ValidationError as error:
-            raise ShoalError(f"algorithm.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+            values[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"algorithm.{key}: {error}, found {quoted(value)}") from None
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
