@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from storage.datasets import files, sbm, twin
-from storage.datasets.digits import load_digits
+from storage.datasets.digits import NODES, load_digits
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
@@ -16,7 +16,7 @@ from storage.datasets.source import DataSource, data_root
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load"]
+__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load", "nodes_ahead"]
 
 LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "digits": load_digits,
@@ -79,6 +79,18 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     if name == "files":
         content |= files.fingerprint(options)
     return content
+
+
+def nodes_ahead(options: DataSource) -> int | None:
+    """Number of nodes, where it is known before the graph is made; else None.
+
+    Raises:
+        ShoalError: The name is unknown, or an option is out of range.
+    """
+    name = _known(options)
+    if name in twin.ORIGINALS:
+        return twin.Twin.of(name, options).nodes
+    return {"sbm": options.nodes, "digits": NODES}.get(name)
 
 
 def _known(options: DataSource) -> str:
