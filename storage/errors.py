@@ -1,10 +1,6 @@
 """The one exception that a user's input can cause."""
 
-import re
-
 LONGEST, ITS_END = 1000, 300
-# Controls, line ends of Unicode, and halves of characters that no encoding can write.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class ShoalError(Exception):
@@ -26,6 +22,6 @@ class ShoalError(Exception):
 
 def one_line(text: str) -> str:
     """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"
-    return UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"
