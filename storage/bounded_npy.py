@@ -23,7 +23,7 @@ MOST_OF_A_BYTE = 1100
 SHARE_OF_MEMORY = 0.9
 MOST_AXES = 8
 # What the readers below raise.
-NOT_READ = (OSError, ValueError, EOFError, MemoryError, SyntaxError, RecursionError)
+NOT_READ = (OSError, ValueError, EOFError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,11 @@ def read_header(file: BinaryIO, length: int) -> Header:
     version = np.lib.format.read_magic(file)
     if version not in HEADERS:
         raise ValueError(f"an .npy file of version {version[0]}.{version[1]}")
-    shape, columns_first, dtype = HEADERS[version](file)
+    try:
+        shape, columns_first, dtype = HEADERS[version](file)
+    except Exception as error:
+        # NumPy parses it as Python text, and damaged text raises almost anything.
+        raise ValueError(f"its header cannot be read ({type(error).__name__})") from error
     if dtype.hasobject:
         raise ValueError("an array of Python objects")
     if dtype.names is not None or dtype.subdtype is not None:

@@ -42,6 +42,8 @@ def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndar
         ValueError: They do not fit one another, or an index is out of range.
     """
     pieces = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
+    # SciPy leaves out this check of a pointer that ends with 0.
+    degrees_of(indptr, indices)
     matrix = COMPRESSED[kind](pieces, shape=shape)
     matrix.check_format(full_check=True)
     return matrix
@@ -73,8 +75,10 @@ def degrees_of(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
 def _integers(name: str, values: np.ndarray) -> np.ndarray:
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"{name}: must be integers in one row, found {values.dtype} {list(values.shape)}")
-    # Compiled code knows no other byte order.
-    return values.astype(values.dtype.newbyteorder("="), copy=False)
+    # Of unsigned ones differences wrap, and compiled code knows no other byte order.
+    if values.dtype.kind == "u" and len(values) and values.max() >= 2**63:
+        raise ValueError(f"{name}: {values.max()} is out of range")
+    return values.astype(np.int64 if values.dtype.kind == "u" else values.dtype.newbyteorder("="), copy=False)
 
 
 def _numbers(values: np.ndarray) -> np.ndarray:

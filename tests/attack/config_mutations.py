@@ -24,15 +24,18 @@ NAN, INF = float("nan"), float("inf")
 
 # Values that may come to stand at any key.
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 3, 10**12, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, NAN, INF, -INF, 1e308, 1e-320,
+    None, True, False, 0, -1, 1, 3, 10**12, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, NAN, INF, -INF, 1e308,
+    1e-320,
     "", " ", "3", "true", "nan", "auto", "a" * 256, "a/" * 3000, "a\0b", "\u2028", "\ud800", "ä" * 130, "/dev/zero",
-    "/dev/null/x", "..", "~nobody/x", "1e400GiB", "-1GiB", "8 gigs", "cora", "files", "gcn", "fedavg", "global", "x.py:Y",
+    "/dev/null/x", "..", "~nobody/x", "1e400GiB", "-1GiB", "8 gigs", "cora", "files", "gcn", "fedavg", "global",
+    "x.py:Y",
     [], [[]], [1, 2], [NAN, 0.1, 0.1], ["a", None], [0] * 300, [{"name": "gcn"}], {}, {"name": "sgc"}, {"a": {"b": 1}},
     {"name": None}, {"name": ["x"]}, {"hidden": 10**12}, "${seed}", "${nowhere.at.all}", "${oc.env:NOWHERE}", "???",
 ]  # fmt: skip
 # Texts that may stand in the place of a value, and need not be YAML.
 RAW = [
-    "!!int abc", "!!float x", "!!binary x", "!!timestamp x", "!!python/object:os.system {}", "!!set {a}", "!own 3", "*gone",
+    "!!int abc", "!!float x", "!!binary x", "!!timestamp x", "!!python/object:os.system {}", "!!set {a}", "!own 3",
+    "*gone",
     "&a [*a]", "[" * 5000, "[" * 200 + "]" * 200, "{a: " * 300, "'", '"', '"\\x00"', "|\n  a\n  b", ">-", "- a\n  - b",
     "0x" + "f" * 5000, "9" * 5000, "1e999", ".nan", "1:30", "0o17", "1_000", "2001-01-01", "<<", "=", "? a", "a: b: c",
     "${" * 200, "${seed}${seed}", "${oc.create:{a:1}}", "${oc.env:HOME,${seed}}", "\t", "#", "---", "...\n---\n- a",
@@ -42,17 +45,21 @@ KEYS = [
     "name", "seed", "rounds", "data.dataset", "data.root", "data.store", "data.path", "data.split", "data.split_seed",
     "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options", "data.options.nodes",
     "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree", "data.options.seed",
-    "data.options.scale", "data.options.scratch", "data.options.neighbors", "data.options.homophily", "partition.method",
+    "data.options.scale", "data.options.scratch", "data.options.neighbors", "data.options.homophily",
+    "partition.method",
     "partition.clients", "partition.seed", "partition.resolution", "partition.imbalance", "partition.file",
     "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.hidden",
     "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "heterogeneity.rule",
-    "heterogeneity.clients", "heterogeneity.embedding", "train.epochs", "train.lr", "train.weight_decay", "train.momentum",
+    "heterogeneity.clients", "heterogeneity.embedding", "train.epochs", "train.lr", "train.weight_decay",
+    "train.momentum",
     "train.batch_size", "train.dropout", "train.optimizer", "algorithm", "algorithm.name", "algorithm.eps",
     "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio", "participation.count",
     "participation.trace", "participation.at_least", "evaluation.every", "engine.backend", "engine.hosts",
     "engine.threads", "engine.path", "engine.device", "engine.precision", "engine.cell_size", "engine.memory_limit",
-    "engine.cell_timeout", "engine.retries", "resources.cpus_per_host", "resources.gpus_per_host", "resources.server_gpus",
-    "ray.address", "run.root", "run.keep", "run.max_seconds", "run.tensorboard", "unknown", "data.unknown", "a.b.c", "",
+    "engine.cell_timeout", "engine.retries", "resources.cpus_per_host", "resources.gpus_per_host",
+    "resources.server_gpus",
+    "ray.address", "run.root", "run.keep", "run.max_seconds", "run.tensorboard", "unknown", "data.unknown", "a.b.c",
+    "",
 ]  # fmt: skip
 NAMES = {
     "data.dataset": ["cora", "sbm", "digits", "files", "arxiv-like", "papers100m-like", "Reddit", "photo"],
