@@ -21,8 +21,8 @@ from engine.hosts.stacking import stacked_models
 from engine.preparing.given_split import given_codes
 from engine.preparing.prepare import (
     identity,
-    require_clients,
     require_identity,
+    require_known,
     require_whole,
     source,
     store_path,
@@ -67,7 +67,7 @@ def show_plan(config: Config) -> None:
         if config.data.split == "file":
             given_codes(config.data, manifest.name, nodes, lambda: None)
     else:
-        require_clients(config)
+        require_known(config)
         graph = datasets.load(source(config))
         _require_division(config, graph)
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries

@@ -21,7 +21,7 @@ from storage.hops import hops_bytes
 from storage.manifest import NAME, Manifest
 from storage.option_types import checked, quoted
 from storage.propagation import Kernel
-from storage.split import SplitOptions
+from storage.split import SplitOptions, read_split_file
 from storage.store import WHOLE, Store
 from storage.watch import watched_by
 
@@ -88,7 +88,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     path = store_path(config)
     wanted = config.data, config.propagation
     made = identity(config)
-    require_clients(config)
+    require_known(config)
     graph = LazyGraph(lambda: load(source(config)))
     store = _complete(path, made, *wanted, mend)
     if store is None:
@@ -139,15 +139,18 @@ def _differences(store: dict[str, Any], config: dict[str, Any]) -> str:
     return ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)
 
 
-def require_clients(config: Config) -> None:
-    """Refuses more clients than nodes, where their number is known before the graph is made.
+def require_known(config: Config) -> None:
+    """Refuses what is known to be wrong before the graph is made.
 
     Raises:
-        ShoalError: There are more, or the dataset or one of its options is wrong.
+        ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, or the file of the
+            split is.
     """
     nodes = nodes_ahead(source(config))
     if nodes is not None:
         require_enough_nodes(config.partition.clients, nodes, config.data.dataset)
+    if config.data.split == "file":
+        read_split_file(config.data.split_file)
 
 
 def require_whole(nodes: int, features: int, entries: int, config: Config) -> None:

@@ -13,7 +13,7 @@ from verdict import verdict_of
 
 from algorithms.methods.loading import describe, load
 from engine.commands.run import plan_of
-from engine.preparing.prepare import require_clients, store_path
+from engine.preparing.prepare import require_known, store_path
 from engine.records.run_folder import run_path
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import load_config
@@ -109,7 +109,7 @@ def _look_at(file: Path, overrides: tuple[str, ...]) -> None:
         require_mixable(config, method)
         plan_of(config, method.whole_graph)
     chosen_device(config)
-    require_clients(config)
+    require_known(config)
     assert config.data.split_name
     assert store_path(config)
     assert len(run_path(config).name) <= 255
