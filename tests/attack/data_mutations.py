@@ -31,7 +31,13 @@ PREPARED = 8
 
 @dataclass(frozen=True)
 class Case:
-    """Files by their path below a data root, folders and pipes by None and "", and which of them are read as what."""
+    """A data set on disk.
+
+    Attributes:
+        files: Contents by path below the data root; None is a folder, `pipe` a pipe.
+        layout: Key of `LAYOUTS`: how the files are read.
+        prepared: Whether a sound one is prepared to its end.
+    """
 
     files: dict[str, bytes | None]
     layout: str
@@ -267,7 +273,8 @@ def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
             "i1,f4",
         )
         try:
-            return array.astype(rng.choice(names))
+            with np.errstate(invalid="ignore", over="ignore"):
+                return array.astype(rng.choice(names))
         except (TypeError, ValueError):
             return np.array([None] * 3, dtype=object)
     if way == 7:
@@ -328,7 +335,7 @@ def _lying(content: bytes, rng: random.Random) -> bytes:
 
 
 def _bomb(content: bytes, rng: random.Random) -> bytes:
-    """An archive of which one member is a gigabyte of zeros by its own account, or one of 64 MiB that is."""
+    """An archive with a member that lies about its shape, or is 64 MiB of zeros; perhaps with a gigabyte announced."""
     made = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as changed:
         names = archive.namelist()
@@ -340,7 +347,7 @@ def _bomb(content: bytes, rng: random.Random) -> bytes:
             changed.writestr(name, data)
     result = bytearray(made.getvalue())
     if rng.random() < 0.5:
-        # The directory's size of the last member that was found first.
+        # The size of the last member in the directory.
         directory = result.rfind(b"PK\1\2")
         result[directory + 24 : directory + 28] = (2**30).to_bytes(4, "little")
     return bytes(result)

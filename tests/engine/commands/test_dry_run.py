@@ -98,7 +98,10 @@ def test_what_the_run_would_be_refused_for(configure: Callable[..., Config], key
         ({"partition.clients": 7}, "no node for 6 of the 7 clients"),
         ({"data.split": "file", "data.split_file": "/dev/zero"}, "/dev/zero: data.split_file cannot be read"),
         ({"model.name": "mlp", "model.layers": 3, "model.hidden": 2**24}, "parameters take 4096.0 TiB in training"),
-        ({"model.name": "mlp", "model.hidden": 10**6, "engine.memory_limit": "10MB"}, "take 45.8 MiB in training, engine.memory_limit is 9.5 MiB"),
+        (
+            {"model.name": "mlp", "model.hidden": 10**6, "engine.memory_limit": "10MB"},
+            "take 45.8 MiB in training, engine.memory_limit is 9.5 MiB",
+        ),
         ({"algorithm.name": "global", "engine.memory_limit": "8KB"}, "the whole graph takes|parameters take"),
     ],
 )
