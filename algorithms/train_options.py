@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from storage.option_types import CLOSED, Positive
+from storage.option_types import CLOSED, Number, Positive
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -28,9 +28,9 @@ class TrainOptions:
 
     epochs: Positive = 3
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5e-4
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lr: Annotated[Number, Field(gt=0)] = 0.01
+    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
+    momentum: Annotated[Number, Field(ge=0, lt=1)] = 0.0
     batch_size: Positive | None = None
     opt_state: Literal["keep", "reset"] = "keep"
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.5

@@ -16,7 +16,7 @@ from partition.workspace import Workspace
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["METHODS", "PartitionOptions", "Workspace", "partition"]
+__all__ = ["METHODS", "PartitionOptions", "Workspace", "partition", "require_enough_nodes"]
 
 Method = Callable[[Graph, PartitionOptions, np.ndarray | None, Workspace | None], np.ndarray]
 
@@ -28,6 +28,16 @@ METHODS: dict[str, Method] = {
     "random": by_random,
     "file": by_file,
 }
+
+
+def require_enough_nodes(clients: int, nodes: int, dataset: str) -> None:
+    """Raises:
+    ShoalError: Clients are more than the nodes of a dataset.
+    """
+    if clients > nodes:
+        raise ShoalError(
+            f"partition.clients is {clients}, but dataset '{dataset}' has {nodes} nodes: choose from 1 to {nodes}"
+        )
 
 
 def partition(
@@ -50,11 +60,7 @@ def partition(
         ShoalError: Clients are more than nodes, or what a file holds is not such a cover; a memory limit cannot be
             kept, or temporary files cannot be written.
     """
-    if options.clients > graph.nodes:
-        raise ShoalError(
-            f"partition.clients is {options.clients}, but dataset '{graph.name}' has {graph.nodes} nodes: "
-            f"choose from 1 to {graph.nodes}"
-        )
+    require_enough_nodes(options.clients, graph.nodes, graph.name)
     if labelled_mask is not None:
         assert labelled_mask.shape == (graph.nodes,)
         assert labelled_mask.dtype == np.bool_

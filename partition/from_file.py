@@ -4,6 +4,7 @@ import numpy as np
 
 from partition.options import PartitionOptions
 from partition.workspace import Workspace
+from storage.bounded_npy import NOT_READ, load_npy, reason
 from storage.errors import ShoalError
 from storage.graph import Graph
 
@@ -50,12 +51,11 @@ def by_file(
 def read(file: str) -> np.ndarray:
     """The array in an `.npy` file; one that holds objects is refused, since reading those runs code."""
     try:
-        array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ShoalError(f"{file}: cannot be read as an .npy array ({str(error).splitlines()[0]})") from error
-    if not isinstance(array, np.ndarray):
-        raise ShoalError(f"{file}: holds several arrays: save the assignment alone, with numpy.save")
-    return array
+        return load_npy(file)
+    except NOT_READ as error:
+        raise ShoalError(
+            f"{file}: cannot be read as an .npy array ({reason(error)}): save the assignment alone, with numpy.save"
+        ) from error
 
 
 def listed(ids: np.ndarray) -> str:

@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from storage.option_types import CLOSED, FilePath, Positive
+from storage.option_types import CLOSED, FilePath, Number, Positive, Whole
+
+# A client has files of its own, and an entry in lists that every process holds.
+MOST_CLIENTS = 1_000_000
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -27,9 +30,9 @@ class PartitionOptions:
     """
 
     method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "file"] = "metis"
-    clients: Positive = 10
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    resolution: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    imbalance: Annotated[float, Field(ge=1.001, allow_inf_nan=False)] = 1.03
+    clients: Annotated[Positive, Field(le=MOST_CLIENTS)] = 10
+    seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
+    resolution: Annotated[Number, Field(gt=0)] = 1.0
+    imbalance: Annotated[Number, Field(ge=1.001, le=1000)] = 1.03
     balance: Literal["nodes", "labelled"] = "nodes"
     file: FilePath | None = None

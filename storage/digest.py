@@ -3,8 +3,10 @@
 import json
 import os
 from contextlib import suppress
+from errno import EISDIR
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 
 import xxhash
 
@@ -41,10 +43,12 @@ def input_digest(path: Path) -> str:
     its content. Of large files the digest is noted below `$SHOAL_CACHE`, else `~/.cache/shoal`.
 
     Raises:
-        ShoalError: The file is missing or cannot be read.
+        ShoalError: The file is missing, no file, or cannot be read.
     """
     try:
         stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise OSError(EISDIR, "Is no file", str(path))
         return _known(str(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     except OSError as error:
         raise ShoalError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -1,5 +1,7 @@
 """The one exception that a user's input can cause."""
 
+LONGEST, ITS_END = 1000, 300
+
 
 class ShoalError(Exception):
     """Bad input, in one line: what is wrong, where (file, key, client), what to do.
@@ -9,9 +11,17 @@ class ShoalError(Exception):
 
     def __init__(self, line: str, detail: str = "") -> None:
         """Keeps the line and, for a failure on another process, that process's traceback."""
+        line = one_line(line)
         super().__init__(line, detail)
         self.line = line
         self.detail = detail
 
     def __str__(self) -> str:
         return self.line
+
+
+def one_line(text: str) -> str:
+    """A text that quotes what a user gave, as one line to print; of a long one, its two ends."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - ITS_END]} … {text[-ITS_END:]}"

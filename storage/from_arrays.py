@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from storage.classes import class_count
 from storage.errors import ShoalError
 from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
 
@@ -31,13 +32,14 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
     x = _features(arrays["x"], where["x"])
     nodes = x.shape[0]
     y = _labels(arrays["y"], nodes, where["y"])
+    classes = class_count(y, where["y"])
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
         split = _integers(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
     if assignment is not None:
         assignment = _integers(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
-    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, split, assignment, cleaning, synthetic)
+    return Graph(name, indptr, indices, x, y, classes, split, assignment, cleaning, synthetic)
 
 
 def _features(x: Any, where: str) -> Any:
@@ -57,10 +59,7 @@ def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:
         raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
-    labels = _integers(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
-    if not (labels >= 0).any():
-        raise ShoalError(f"{where}: no node has a label; there is nothing to learn")
-    return labels
+    return _integers(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
 
 
 def _integers(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) -> np.ndarray:

@@ -4,15 +4,29 @@ Such a class is a frozen pydantic dataclass that stands beside what it is for, s
 config is read and when the class is called.
 """
 
+import json
+import math
 import os
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+)
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 # For the decorator of an options class.
 CLOSED = ConfigDict(extra="forbid")
+# Of all file systems that we know; a path as a whole has another limit.
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+LONGEST_QUOTE = 200
 
 
 def absolute(value: Any) -> Any:
@@ -20,18 +34,84 @@ def absolute(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
 
 
+def path_fault(path: str) -> str | None:
+    """What makes a path one that no file can have; None: nothing."""
+    try:
+        name = os.fsencode(path)
+    except ValueError:
+        return "has a character that no path can have"
+    if b"\0" in name:
+        return "has a character that no path can have"
+    if len(name) > LONGEST_PATH or max(map(len, name.split(b"/"))) > LONGEST_NAME:
+        return f"a path has at most {LONGEST_PATH} bytes, and a name in it {LONGEST_NAME}"
+    return None
+
+
+def _path(path: str) -> str:
+    if fault := path_fault(path):
+        raise ValueError(fault)
+    return path
+
+
 def _bytes(value: Any) -> Any:
     match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
     if match is None or match[2] not in UNITS:
         return value
-    return int(float(match[1]) * UNITS[match[2]])
+    count = float(match[1]) * UNITS[match[2]]
+    return int(count) if math.isfinite(count) else value
 
 
-FilePath = Annotated[str, BeforeValidator(absolute)]
+def _whole(value: Any) -> Any:
+    """An integer, or a float that is one, as 1e5 in YAML; pydantic by itself would take `true` and "3", too."""
+    if isinstance(value, bool | str) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError("Input should be a valid integer")
+    return value
+
+
+FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Flag = Annotated[bool, Strict()]
 # Bytes, or a text such as `8GiB`.
-Size = Annotated[int, BeforeValidator(_bytes), Field(gt=0)]
-Positive = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0)]
+Size = Annotated[int, BeforeValidator(_whole), BeforeValidator(_bytes), Field(gt=0, lt=2**63)]
+Positive = Annotated[Whole, Field(ge=1)]
+Seed = Annotated[Whole, Field(ge=0)]
+
+
+def checked(hint: Any, value: Any) -> Any:
+    """A value of a config as the type that a class announces for it.
+
+    Beside what that type refuses, truth values and texts are no numbers, and no number is NaN or infinite.
+
+    Raises:
+        ValueError: It is not of the type; its text says what it must be.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ValueError("must be a finite number") from error
+    try:
+        if isinstance(value, list | tuple | dict):
+            # A list of YAML may stand for a tuple, which only JSON lets it.
+            return TypeAdapter(hint).validate_json(text, strict=True)
+        # 1e5 may stand for an integer.
+        return TypeAdapter(hint).validate_python(value, strict=not isinstance(value, float))
+    except ValidationError as error:
+        raise ValueError(message_of(error)) from None
+
+
+def message_of(error: ValidationError) -> str:
+    """What the first wrong value must be."""
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
+
+
+def quoted(value: Any) -> str:
+    """A wrong value for a message, cut off where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]} …"
 
 
 class Named(BaseModel):

@@ -11,8 +11,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from storage.errors import ShoalError
-from storage.option_types import CLOSED
+from storage.option_types import CLOSED, Number, Whole
 from storage.spmm import converts_halves, spmm
+
+# After far fewer steps all rows of a connected graph are alike.
+MOST_HOPS = 1000
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -20,7 +23,7 @@ class Kernel:
     """Which hops are kept, and how they are computed: the section `propagation` of a config.
 
     Attributes:
-        hops: Number of hops K beyond the features themselves, at least 0.
+        hops: Number of hops K beyond the features themselves, 0 to 1000.
         r: Exponent of the normalisation, in [0, 1]: 0.5 is symmetric, 0 averages over a node and its
             neighbours, 1 divides what a node sends by its degree.
         dtype: How a hop is stored, `float32` or `float16`; sums are always float32.
@@ -31,8 +34,8 @@ class Kernel:
         ValueError: A value is out of its bounds.
     """
 
-    hops: Annotated[int, Field(ge=0)] = 3
-    r: Annotated[float, Field(ge=0, le=1)] = 0.5
+    hops: Annotated[Whole, Field(ge=0, le=MOST_HOPS)] = 3
+    r: Annotated[Number, Field(ge=0, le=1)] = 0.5
     dtype: Literal["float32", "float16"] = "float32"
     rows: Literal["all", "labelled"] = "all"
 

@@ -12,10 +12,11 @@ import pydantic
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
+from storage.bounded_npy import NOT_READ, load_npy, reason
 from storage.bounds import check_parts
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL
-from storage.option_types import CLOSED, FilePath, Seed
+from storage.option_types import CLOSED, FilePath, Number, Seed
 
 PARTS = ("train", "val", "test")
 
@@ -45,7 +46,7 @@ class SplitOptions:
     split: Literal["stratified", "per_client", "public", "file"] = "stratified"
     split_seed: Seed = 0
     split_file: FilePath | None = None
-    fractions: Annotated[tuple[float, float, float], pydantic.AfterValidator(_shares)] = (0.2, 0.4, 0.4)
+    fractions: Annotated[tuple[Number, Number, Number], pydantic.AfterValidator(_shares)] = (0.2, 0.4, 0.4)
 
     @property
     def split_name(self) -> str:
@@ -78,11 +79,10 @@ def read_split_file(file: str | None) -> np.ndarray:
             "data.split_file: needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node"
         )
     try:
-        with open(file, "rb") as f:
-            array = np.lib.format.read_array(f, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        array = load_npy(file)
+    except NOT_READ as error:
         raise ShoalError(
-            f"{file}: data.split_file cannot be read ({error}); give a .npy with 0, 1, 2, 3 for every node"
+            f"{file}: data.split_file cannot be read ({reason(error)}); give a .npy with 0, 1, 2, 3 for every node"
         ) from error
     rule = f"{file}: data.split_file must be integers 0 to 3, one a node; found"
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):

@@ -5,14 +5,17 @@ A decoupled backbone reads rows of the hops, a coupled one features and the matr
 
 import importlib
 import inspect
+import math
 from collections.abc import Mapping
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.choice import MOST_LAYERS, WIDEST
 from algorithms.backbones.output import Output
 from storage.errors import ShoalError
+from storage.option_types import quoted
 
 __all__ = ["BACKBONES", "Output", "backbone", "build", "width_of"]
 
@@ -79,7 +82,13 @@ def build(
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:
             kind = inspect.formatannotation(known[key])
-            raise ShoalError(f"model.{key}: must be of type {kind}, found {value!r}") from None
+            raise ShoalError(f"model.{key}: must be of type {kind}, found {quoted(value)}") from None
+        most = MOST_LAYERS if key == "layers" else WIDEST
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ShoalError(f"model.{key}: must be finite, found {number}")
+            if isinstance(number, int | float) and number > most:
+                raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
     module = cls(features, classes, hops, dropout, **options)
     if embedding is None or embedding == width_of(module):
         return module

@@ -4,6 +4,9 @@ from typing import Literal
 
 from storage.option_types import Named
 
+# Beyond these nothing is computed, so that a number of parameters can be: it stays below 2^63.
+WIDEST, MOST_LAYERS = 2**24, 1000
+
 
 class ModelChoice(Named):
     """The section `model` of a config, or an entry of it where it is a list.

@@ -56,7 +56,9 @@ class Head(nn.Module):
         self.gain = gain
         widths = [features, *[hidden] * (layers - 1), classes]
         # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
-        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair) for pair in pairwise(widths))
+        # They would be made on the processor, whatever device a block around this has chosen.
+        device = torch.get_default_device()
+        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair, device=device) for pair in pairwise(widths))
         self.prelu = nn.PReLU() if activation == "prelu" and layers > 1 else None
         self.reset_parameters()
 

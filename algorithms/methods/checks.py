@@ -13,6 +13,7 @@ from algorithms.base import Algorithm
 from algorithms.faults import in_words, place_in, raised_by_itself
 from algorithms.methods.beside import Beside
 from storage.errors import ShoalError
+from storage.option_types import checked, quoted
 
 # What the engine gives to each hook of a method, beside the method itself.
 HOOKS = {
@@ -107,9 +108,9 @@ def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], wh
     values = {}
     for key, value in options.items():
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value)
-        except ValidationError as error:
-            raise ShoalError(f"algorithm.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+            values[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"algorithm.{key}: {error}, found {quoted(value)}") from None
         except NO_TYPE:
             raise ShoalError(f"algorithm.{key}: {name} gives it a type that no config can hold") from None
     for key, field in fields.items():

@@ -13,6 +13,8 @@ from algorithms.losses.label_propagation import propagate_labels, row_stochastic
 from algorithms.protocol import How
 
 ROWS_AT_A_TIME = 1024
+# Of propagation and of moments; what is kept of each is an upload's row.
+MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class FedGTA(Algorithm):
     cold_start: Literal["warm", "init"] = "warm"
 
     def __post_init__(self) -> None:
-        if self.lp_steps < 1 or self.orders < 1:
-            raise ValueError("lp_steps and orders must be at least 1")
+        if not (1 <= self.lp_steps <= MOST_STEPS and 1 <= self.orders <= MOST_STEPS):
+            raise ValueError(f"lp_steps and orders must be 1 to {MOST_STEPS}")
         if not 0 <= self.lp_seed_weight <= 1:
             raise ValueError("lp_seed_weight must lie in [0, 1]")
         if self.rows == "raw" and self.confidence == "normalized":

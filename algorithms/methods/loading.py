@@ -13,6 +13,7 @@ from algorithms.methods.beside import Beside, collect
 from algorithms.methods.checks import class_place, read_class, read_options, require_method
 from storage.digest import text_digest
 from storage.errors import ShoalError
+from storage.plain_file import read_text
 
 METHODS = {
     "local": "algorithms.methods.local:Local",
@@ -24,6 +25,8 @@ METHODS = {
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
+
+LARGEST_SOURCE = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +63,13 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     if not colon or not file.endswith(".py") or not cls:
         raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
     try:
-        source = Path(file).read_text(encoding="utf-8")
+        source = read_text(file, LARGEST_SOURCE)
     except OSError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ShoalError(f"algorithm.name: {file} cannot be read: not a text in UTF-8") from error
+    except ValueError as error:
+        raise ShoalError(f"algorithm.name: {file} cannot be read: {error}") from error
     return MethodSpec(name, dict(options), source, collect(Path(file), source))
 
 

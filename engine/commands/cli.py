@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from storage.errors import ShoalError
+from storage.option_types import path_fault
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -14,6 +17,21 @@ app = typer.Typer(
 
 ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, or a run folder.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
+
+
+def _possible(path: Path) -> Path:
+    """A path that the system can look up.
+
+    Raises:
+        ShoalError: No file can have it, or its folder cannot be read.
+    """
+    if fault := path_fault(str(path)):
+        raise ShoalError(f"{path}: no such file or folder: {fault}")
+    try:
+        path.exists()
+    except OSError as error:
+        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+    return path
 
 
 @app.callback()
@@ -79,7 +97,7 @@ def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) 
     from engine.screen.report import show_rounds, show_run, show_store
     from storage.store import Store
 
-    if (path / METRICS).exists():
+    if (_possible(path) / METRICS).exists():
         show_rounds(path)
         if (path / SUMMARY).exists():
             show_run(path)
@@ -93,7 +111,7 @@ def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE")]) -> No
     """Check every byte of a store against its manifest and its journal."""
     from engine.commands.verify import verify_stores
 
-    verify_stores(path)
+    verify_stores(_possible(path))
 
 
 @app.command("export")
@@ -102,7 +120,7 @@ def export_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A fi
     from engine.commands.export import export
     from engine.screen.report import console
 
-    console.print(f"written: {export(run)}", soft_wrap=True)
+    console.print(f"written: {export(_possible(run))}", soft_wrap=True)
 
 
 @app.command("synthesize")
@@ -121,7 +139,7 @@ def synthesize_command(
     from storage.datasets import DataSource
 
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
-    console.print(f"written: {synthesize(options, root, compress)}", soft_wrap=True)
+    console.print(f"written: {synthesize(options, _possible(root), compress)}", soft_wrap=True)
 
 
 @app.command("doctor")

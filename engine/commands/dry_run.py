@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,15 @@ from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import LocalTrainer
 from engine.commands.run import plan_of
 from engine.hosts.stacking import stacked_models
-from engine.preparing.prepare import source, store_path
+from engine.preparing.given_split import given_codes
+from engine.preparing.prepare import (
+    identity,
+    require_identity,
+    require_known,
+    require_whole,
+    source,
+    store_path,
+)
 from engine.records.run_folder import run_path
 from engine.rounds.sampling import draw_cohort
 from engine.screen.report import console
@@ -26,12 +35,18 @@ from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
 from engine.wire.models import assign_models, named_kinds, require_mixable
+from partition import require_enough_nodes
+from partition.from_file import by_file
 from storage import datasets
+from storage.graph import Graph
 from storage.hops import hops_bytes
 from storage.manifest import NAME, read_manifest
 from storage.shard import Shard
 from storage.split import Split
 from storage.view import Memo, View
+
+# A pass over a client takes several times the memory of its data.
+SHARE_TO_MEASURE = 16
 
 
 def show_plan(config: Config) -> None:
@@ -46,11 +61,18 @@ def show_plan(config: Config) -> None:
     path = store_path(config)
     if prepared := (path / NAME).exists():
         manifest = read_manifest(path)
+        require_identity(path, manifest, identity(config))
         nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
         entries = sum(client.entries for client in manifest.clients)
+        if config.data.split == "file":
+            given_codes(config.data, manifest.name, nodes, lambda: None)
     else:
+        require_known(config)
         graph = datasets.load(source(config))
+        _require_division(config, graph)
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
+    if algorithm.whole_graph:
+        require_whole(nodes, features, entries, config)
     clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0]
     model_of = assign_models(config, clients)
@@ -61,13 +83,24 @@ def show_plan(config: Config) -> None:
     cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
     cells = form_cells(cohort, infos, config.engine.cell_size)
     hops, train = config.propagation.hops, config.train
-    shape = {"features": features, "classes": classes, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
-    kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, **shape)
+    limit = config.memory_limit()
+    shape: dict[str, Any] = {
+        "features": features,
+        "classes": classes,
+        "hops": hops,
+        "dropout": train.dropout,
+        "bfloat16": bfloat16,
+    }
+    kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
     models = [kind.flat for kind in kinds[MODEL]]
     stacked_models(config.engine.path, device, algorithm, models, train)
-    mean_client = _mean_client(infos[0], features, entries // clients, hops)
+    # Of a client that memory would not hold beside the models' work on it, a part is measured.
+    mean, edges = infos[0], entries // clients
+    part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
+    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part))
+    mean_client = _mean_client(measured, features, int(edges * part), hops)
     torch.set_num_threads(config.engine.threads)
-    epoch, forward = np.array([_measure(model, mean_client, infos[0], train) for model in models]).T
+    epoch, forward = np.array([_measure(model, mean_client, measured, train) for model in models]).T / part
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
     training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
@@ -101,6 +134,14 @@ def show_plan(config: Config) -> None:
     }.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _require_division(config: Config, graph: Graph) -> None:
+    """Refuses an assignment or a split that preparing would refuse."""
+    require_enough_nodes(config.partition.clients, graph.nodes, graph.name)
+    if config.partition.method == "file":
+        by_file(graph, config.partition)
+    given_codes(config.data, graph.name, graph.nodes, lambda: graph.split)
 
 
 def _span(seconds: np.ndarray) -> str:

@@ -11,6 +11,8 @@ from engine.screen.progress import say
 from engine.settings.config import Config, load_config
 from storage.errors import ShoalError
 
+# The configs of all are read before the first one starts.
+MOST_RUNS = 1000
 SESSION_KEYS = {"engine", "resources", "ray"}
 
 
@@ -18,14 +20,18 @@ def expand(grid: Sequence[str]) -> list[dict[str, str]]:
     """`["a=1,2", "b=x,y"]` as the overrides of every run, the last key changing fastest.
 
     Raises:
-        ShoalError: A key without values.
+        ShoalError: A key without values, or too many runs.
     """
+    runs = 1
     axes: list[list[tuple[str, str]]] = []
     for axis in grid:
         key, equals, values = axis.partition("=")
         choices = [value for value in values.split(",") if value]
         if not key or not equals or not choices:
             raise ShoalError(f"{axis}: an axis of a sweep has the form key.sub=a,b,c")
+        runs *= len(choices)
+        if runs > MOST_RUNS:
+            raise ShoalError(f"{axis}: a sweep has at most {MOST_RUNS:,} runs; give fewer values")
         axes.append([(key, value) for value in choices])
     return [dict(choice) for choice in itertools.product(*axes)]
 

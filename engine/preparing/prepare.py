@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.preparing.store_builder import LazyGraph, StoreBuilder
@@ -14,13 +13,15 @@ from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
-from storage.datasets import DataSource, data_root, fingerprint, load, published_contents
+from partition import require_enough_nodes
+from storage.datasets import DataSource, data_root, fingerprint, load, nodes_ahead, published_contents
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
-from storage.manifest import NAME
+from storage.manifest import NAME, Manifest
+from storage.option_types import checked, quoted
 from storage.propagation import Kernel
-from storage.split import SplitOptions
+from storage.split import SplitOptions, read_split_file
 from storage.store import WHOLE, Store
 from storage.watch import watched_by
 
@@ -33,16 +34,16 @@ def source(config: Config) -> DataSource:
     Raises:
         ShoalError: An option that the dataset does not have, or of a wrong type.
     """
-    hints = get_type_hints(DataSource)
+    hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
     for key, value in config.data.options.items():
         if key not in known:
             raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}")
         try:
-            options[key] = TypeAdapter(hints[key]).validate_python(value)
-        except ValidationError as error:
-            raise ShoalError(f"data.options.{key}: {error.errors()[0]['msg']}, found {value!r}") from None
+            options[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"data.options.{key}: {error}, found {quoted(value)}") from None
     data = config.data
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
@@ -96,6 +97,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     path = store_path(config)
     wanted = config.data, config.propagation
     made = identity(config)
+    require_known(config)
     graph = LazyGraph(lambda: load(source(config)), lambda: published_contents(source(config)))
     published = published_contents(source(config))
     store = _complete(path, made, published, *wanted, mend)
@@ -108,7 +110,9 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     found = _complete(path / WHOLE, whole_made, published, *wanted, mend)
     if found is not None:
         return found
-    _require_memory(store, config)
+    edges = store.manifest.cleaning
+    entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
+    require_whole(store.manifest.nodes, store.manifest.features, entries, config)
     with writing(path / WHOLE):
         return StoreBuilder(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
 
@@ -119,12 +123,8 @@ def _complete(
     if not (path / NAME).exists():
         return None
     store = Store(path)
-    if store.manifest.identity != made:
-        raise ShoalError(
-            f"{path}: this store was made from another dataset or partition: "
-            f"{_differences(store.manifest.identity, made)}; delete it or set data.store"
-        )
     manifest = store.manifest
+    require_identity(path, manifest, made)
     if changed := differences(manifest.published, published):
         raise ShoalError(
             f"{path}: this store was made from another content of {', '.join(changed)}; bring that back, set "
@@ -137,21 +137,47 @@ def _complete(
     return store if ready else None
 
 
+def require_identity(path: Path, manifest: Manifest, made: dict[str, Any]) -> None:
+    """Refuses a store of another dataset or partition.
+
+    Raises:
+        ShoalError: It is one; names what differs.
+    """
+    if manifest.identity != made:
+        raise ShoalError(
+            f"{path}: this store was made from another dataset or partition: "
+            f"{_differences(manifest.identity, made)}; delete it or set data.store"
+        )
+
+
 def _differences(store: dict[str, Any], config: dict[str, Any]) -> str:
     old, new = flatten(store), flatten(config)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)
 
 
-def _require_memory(store: Store, config: Config) -> None:
-    """Refuses to hold a whole graph that is larger than the limit."""
-    manifest = store.manifest
-    itemsize = np.dtype(config.data.dtype).itemsize
-    needed = manifest.nodes * manifest.features * itemsize
-    needed += hops_bytes(manifest.nodes, manifest.features, config.propagation)
-    edges = manifest.cleaning
-    entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
-    needed += 4 * entries
+def require_known(config: Config) -> None:
+    """Refuses what is known to be wrong before the graph is made.
+
+    Raises:
+        ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, or the file of the
+            split is.
+    """
+    nodes = nodes_ahead(source(config))
+    if nodes is not None:
+        require_enough_nodes(config.partition.clients, nodes, config.data.dataset)
+    if config.data.split == "file":
+        read_split_file(config.data.split_file)
+
+
+def require_whole(nodes: int, features: int, entries: int, config: Config) -> None:
+    """Refuses to hold a whole graph that is larger than the limit.
+
+    Raises:
+        ShoalError: It is.
+    """
+    needed = nodes * features * np.dtype(config.data.dtype).itemsize
+    needed += hops_bytes(nodes, features, config.propagation) + 4 * entries
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(

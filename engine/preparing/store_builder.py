@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.preparing.given_split import given_codes
 from engine.preparing.hop_tasks import hops_on_cluster
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.screen.progress import progress, say
@@ -34,7 +35,6 @@ from storage.split import (
     from_codes,
     open_split,
     random_split,
-    read_split_file,
     write_split,
 )
 from storage.store import Store, hops_path, shard_path, split_path
@@ -219,22 +219,7 @@ class StoreBuilder:
                 for part, rows in enumerate((split.train, split.val, split.test), 1):
                     code[node[rows]] = part
             return code
-        if options.split == "file":
-            code = read_split_file(options.split_file)
-            if len(code) != manifest.nodes:
-                raise ShoalError(
-                    f"{options.split_file}: {len(code)} entries for {manifest.nodes} nodes of {manifest.name}; "
-                    "give one each"
-                )
-            return code
-        if options.split == "public":
-            code_of_dataset = self.lazy.graph.split
-            if code_of_dataset is None:
-                raise ShoalError(
-                    f"data.split public: {manifest.name} has no split of its own; take stratified or per_client"
-                )
-            return code_of_dataset
-        return None
+        return given_codes(options, manifest.name, manifest.nodes, lambda: self.lazy.graph.split)
 
     def _hops(self, shards: Store, kernel: Kernel) -> list[FileRecord]:
         manifest = shards.manifest

@@ -4,6 +4,7 @@ import numpy as np
 
 from engine.settings.sections import ParticipationOptions
 from engine.wire.randomness import key
+from storage.bounded_npy import NOT_READ, load_npy, reason
 from storage.errors import ShoalError
 
 
@@ -40,10 +41,16 @@ def read_trace(file: str, clients: int) -> np.ndarray:
         ShoalError: It cannot be read, or has another number of clients.
     """
     try:
-        trace = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ShoalError(f"{file}: participation.trace cannot be read ({error}); give an .npy array") from error
-    if trace.ndim != 2 or trace.shape[1] != clients or not len(trace) or not np.isin(trace, (0, 1)).all():
+        trace = load_npy(file)
+    except NOT_READ as error:
+        raise ShoalError(f"{file}: participation.trace cannot be read ({reason(error)}); give an .npy array") from error
+    if (
+        trace.dtype.kind not in "fiub"
+        or trace.ndim != 2
+        or trace.shape[1] != clients
+        or not len(trace)
+        or not np.isin(trace, (0, 1)).all()
+    ):
         raise ShoalError(
             f"{file}: participation.trace must hold 0 or 1 for every round and all {clients} clients, "
             f"found {trace.dtype} {list(trace.shape)}"

@@ -1,5 +1,6 @@
 """A config as a whole: composed of the options of every component, and read from a file."""
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,6 +15,7 @@ from yaml import YAMLError
 
 from algorithms.backbones.choice import ModelChoice
 from algorithms.train_options import TrainOptions
+from engine.settings.config_text import MOST_BYTES, require_resolvable, require_small
 from engine.settings.kept_config import require_as_kept
 from engine.settings.sections import (
     DataConfig,
@@ -27,7 +29,8 @@ from engine.settings.sections import (
 )
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
-from storage.option_types import Named, Positive, Seed, absolute
+from storage.option_types import Named, Positive, Seed, absolute, message_of, path_fault, quoted
+from storage.plain_file import read_text
 from storage.propagation import Kernel
 
 
@@ -41,8 +44,11 @@ def _method(value: Any) -> Any:
 
 # The tags make an error speak of the one that was meant, and are left out of its key.
 ONE, SEVERAL = "one model", "list of models"
+# Every host builds them all.
+MOST_MODELS = 1000
 Models = Annotated[
-    Annotated[ModelChoice, Tag(ONE)] | Annotated[tuple[ModelChoice, ...], Field(min_length=1), Tag(SEVERAL)],
+    Annotated[ModelChoice, Tag(ONE)]
+    | Annotated[tuple[ModelChoice, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
     Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
 ]
 
@@ -52,7 +58,8 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    # The folder of a run has nine more characters.
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
     rounds: Positive = 100
     data: DataConfig
@@ -82,7 +89,11 @@ class Config(BaseModel):
         return self.model_dump(mode="json")
 
 
-OF_UNIONS = (ONE, SEVERAL, "int", "literal['auto']", "constrained-int")
+# What pydantic puts between the parts of a key: the alternative of a union.
+OF_UNIONS = re.compile(r"one model|list of models|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*")
+OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
+# Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
+UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -91,40 +102,65 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ShoalError: One line that names the file or the key.
     """
-    file = Path(path)
-    if file.is_dir():
-        file /= "config.yaml"
-        require_as_kept(file)
+    file = _config_file(path)
     for override in overrides:
-        if not re.match(r"^[\w.]+=", override):
+        if not OVERRIDE.fullmatch(override):
             raise ShoalError(f"{override}: an override has the form key.sub=value")
     try:
-        raw = OmegaConf.load(file)
+        text = read_text(file, MOST_BYTES)
+        require_small(text)
+        raw = OmegaConf.load(io.StringIO(text))
         for override in overrides:
             _override(raw, override)
-        plain = OmegaConf.to_container(raw, resolve=True)
+        plain = OmegaConf.to_container(raw)
+        if not isinstance(plain, dict):
+            raise ValueError("the file must be a mapping of keys")
+        require_resolvable(plain)
+        resolved = OmegaConf.to_container(raw, resolve=True)
     except FileNotFoundError:
         raise ShoalError(f"{file}: no such config") from None
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ShoalError(f"{file}: not a config: {' '.join(str(error).split())}") from error
-    if not isinstance(plain, dict):
-        raise ShoalError(f"{file}: not a config: the file must be a mapping of keys")
-    return parse_config(plain, str(file))  # type: ignore[arg-type]
+    except (OSError, *UNREADABLE) as error:
+        raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
+    return parse_config(resolved, str(file))  # type: ignore[arg-type]
+
+
+def _config_file(path: str | Path) -> Path:
+    """The file itself, or that of a run folder.
+
+    Raises:
+        ShoalError: No file can have this path.
+    """
+    if fault := path_fault(str(path)):
+        raise ShoalError(f"{path}: no such config: {fault}")
+    try:
+        file = Path(path)
+        if file.is_dir():
+            file /= "config.yaml"
+            require_as_kept(file)
+        return file
+    except OSError as error:
+        raise ShoalError(f"{path}: not a config: {error.strerror}") from error
 
 
 def _override(raw: Any, override: str) -> None:
     """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it.
 
     Raises:
-        ShoalError: A part of the key is neither.
+        ShoalError: A part of the key is neither, or the value is not one.
     """
     try:
+        require_small(override.partition("=")[2])
         raw.merge_with_dotlist([override])
-    except (TypeError, ValueError, IndexError) as error:
+    except UNREADABLE as error:
         raise ShoalError(
-            f"{override}: cannot be set: {' '.join(str(error).split())}; an entry of a list is named by its place, "
+            f"{override}: cannot be set: {_reason(error)}; an entry of a list is named by its place, "
             "as in model.0.hidden=32"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 def parse_config(plain: dict[str, Any], where: str) -> Config:
@@ -137,13 +173,12 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
         return Config.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if part not in OF_UNIONS)
+        key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             raise ShoalError(f"{where}: {key}: unknown key; {_known(first['loc'])}") from None
         if first["type"] == "missing":
             raise ShoalError(f"{where}: {key}: missing") from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise ShoalError(f"{where}: {key}: {message}, found {first.get('input')!r}") from None
+        raise ShoalError(f"{where}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
 
 
 def _known(location: Sequence[str | int]) -> str:

@@ -6,8 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from storage.option_types import CLOSED, FilePath, Positive, Seed, Size
+from algorithms.backbones.choice import WIDEST
+from storage.option_types import CLOSED, FilePath, Flag, Number, Positive, Seed, Size, Whole
 from storage.split import SplitOptions
+
+# More than any cluster and any processor has.
+MOST_HOSTS, MOST_THREADS = 10_000, 1024
+# In seconds: thirty years, which Ray still counts in milliseconds.
+LONGEST_WAIT = 1e9
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -39,7 +45,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     """
 
     dtype: Literal["float32", "float16"] = "float32"
-    row_normalize: bool = False
+    row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,8 +63,8 @@ class HeterogeneityOptions:
 
     rule: Literal["round-robin", "blocks", "random", "explicit"] = "round-robin"
     seed: Seed = 0
-    clients: tuple[int, ...] | None = None
-    embedding: Positive | None = None
+    clients: tuple[Whole, ...] | None = None
+    embedding: Annotated[Positive, Field(le=WIDEST)] | None = None
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -72,7 +78,7 @@ class ParticipationOptions:
         trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
     """
 
-    ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
     count: Positive | None = None
     at_least: Positive = 1
     trace: FilePath | None = None
@@ -109,15 +115,15 @@ class EngineConfig:
     """
 
     backend: Literal["ray", "local"] = "ray"
-    hosts: Positive = 2
-    threads: Positive = 1
+    hosts: Annotated[Positive, Field(le=MOST_HOSTS)] = 2
+    threads: Annotated[Positive, Field(le=MOST_THREADS)] = 1
     path: Literal["auto", "loop", "stacked"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     cell_size: Positive | Literal["auto"] = "auto"
     memory_limit: Size | None = None
-    cell_timeout: Annotated[float, Field(gt=0)] = 600.0
-    retries: Annotated[int, Field(ge=0)] = 4
+    cell_timeout: Annotated[Number, Field(gt=0, le=LONGEST_WAIT)] = 600.0
+    retries: Annotated[Whole, Field(ge=0)] = 4
     on_client_error: Literal["fail", "skip"] = "fail"
     verify: Literal["first-read", "never"] = "first-read"
 
@@ -140,10 +146,10 @@ class ResourcesConfig:
         server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
     """
 
-    cpus_per_host: Annotated[float, Field(ge=0)] = 1.0
-    gpus_per_host: Annotated[float, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
-    server_cpus: Annotated[float, Field(ge=0)] = 0.0
-    server_gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
+    cpus_per_host: Annotated[Number, Field(ge=0)] = 1.0
+    gpus_per_host: Annotated[Number, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
+    server_cpus: Annotated[Number, Field(ge=0)] = 0.0
+    server_gpus: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -168,7 +174,7 @@ class RunConfig:
 
     root: Annotated[FilePath, Field(validate_default=True)] = "runs"
     checkpoint_every: Positive = 10
-    checkpoint_seconds: Annotated[float, Field(gt=0)] = 600.0
+    checkpoint_seconds: Annotated[Number, Field(gt=0)] = 600.0
     keep: Positive = 2
-    tensorboard: bool = True
-    max_seconds: Annotated[float, Field(gt=0)] | None = None
+    tensorboard: Flag = True
+    max_seconds: Annotated[Number, Field(gt=0)] | None = None

@@ -43,6 +43,7 @@ class Job:
         seed: Of the run.
         threads: Threads of the mathematics.
         memo_bytes: Limit of a host's cache.
+        memory_limit: Bytes that the run may use, its models among them.
         path: Train the clients of a cell in one batch (`stacked`), one by one (`loop`), or as fits the device (`auto`).
         device: `cpu` or `cuda`.
         gpu_share: Of a GPU, that a host may use.
@@ -65,6 +66,7 @@ class Job:
     seed: int
     threads: int
     memo_bytes: int
+    memory_limit: int
     path: str = "loop"
     device: str = "cpu"
     gpu_share: float = 1.0
@@ -112,6 +114,7 @@ class Job:
             algorithm,
             self.models,
             self.embedding,
+            self.memory_limit,
             features=manifest.features,
             classes=manifest.classes,
             hops=self.hops,
@@ -163,6 +166,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.
         memo_bytes=config.memory_limit() // (2 * hosts),
+        memory_limit=config.memory_limit(),
         path=config.engine.path,
         device=chosen_device(config),
         gpu_share=config.resources.gpus_per_host or 1.0,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from pydantic import ValidationError
 
 from algorithms.backbones import build, width_of
@@ -18,8 +19,12 @@ from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import mixing_methods
 from algorithms.protocol import MODEL
 from engine.settings.config import Config
+from engine.settings.sizes import size
 from engine.wire.randomness import key
 from storage.errors import ShoalError
+
+# Bytes: value, gradient, and two moments of Adam.
+OF_PARAMETER = 16
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,45 @@ def kind_of(kinds: Kinds, info: ClientInfo, name: str) -> Kind:
     return several[info.model if len(several) > 1 else 0]
 
 
-def named_kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, **shape: Any) -> Kinds:
+def named_kinds(
+    algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, memory_limit: int, **shape: Any
+) -> Kinds:
     """Builds all models that clients of a method hold.
 
     Args:
         algorithm: The method.
         choices: The models of the config.
         embedding: As for `build_models`.
+        memory_limit: Bytes that they may take.
         shape: What else `build_models` takes.
 
     Raises:
-        ShoalError: As `build_models` does, or the method describes its models wrongly.
+        ShoalError: As `build_models` does, the method describes its models wrongly, or they do not fit the memory.
     """
+    require_fitting(algorithm, choices, embedding, memory_limit, **shape)
+    return _kinds(algorithm, choices, embedding, **shape)
+
+
+def require_fitting(
+    algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, memory_limit: int, **shape: Any
+) -> None:
+    """Refuses models that `named_kinds` would refuse, before they take any memory; the arguments are the same.
+
+    Raises:
+        ShoalError: As `named_kinds` does.
+    """
+    with torch.device("meta"):
+        # Here models have shapes alone.
+        sketched = _kinds(algorithm, choices, embedding, **shape)
+    parameters = sum(kind.flat.w.numel() for several in sketched.values() for kind in several)
+    if parameters * OF_PARAMETER > memory_limit:
+        raise ShoalError(
+            f"model: {parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
+            f"is {size(memory_limit)}; take a smaller model.hidden or fewer model.layers, or raise the limit"
+        )
+
+
+def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, **shape: Any) -> Kinds:
     method = type(algorithm).__name__
     with code_of(algorithm, "models"):
         wanted = algorithm.models()
@@ -163,10 +195,11 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
 
 
 def require_mixable(config: Config, algorithm: Algorithm) -> None:
-    """Refuses a list of models for a method whose clients must share one.
+    """Refuses a list of models for a method whose clients must share one, and models that no dataset could be for.
 
     Raises:
-        ShoalError: The method needs one model, or the models' assignment is wrong.
+        ShoalError: The method needs one model, the models' assignment is wrong, an option of theirs is, or they are
+            beyond the memory even with one feature and one class.
     """
     models = config.models()
     if len(models) > 1 and not algorithm.mixed_models:
@@ -177,3 +210,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
         )
     if not algorithm.whole_graph:
         assign_models(config, config.partition.clients)
+    hops, train = config.propagation.hops, config.train
+    bfloat16 = config.engine.precision == "bfloat16"
+    shape = {"features": 1, "classes": 1, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
+    require_fitting(algorithm, models, config.heterogeneity.embedding, config.memory_limit(), **shape)

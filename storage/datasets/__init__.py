@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.datasets import files, flickr, npz_graphs, planetoid, reddit, sbm, twin
-from storage.datasets.digits import load_digits
+from storage.datasets.digits import NODES, load_digits
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
@@ -18,7 +18,7 @@ from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load", "published_contents"]
+__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load", "nodes_ahead", "published_contents"]
 
 LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "digits": load_digits,
@@ -105,6 +105,18 @@ def published_contents(options: DataSource) -> dict[str, str]:
     if not all(path.is_file() for path in paths):
         return {}
     return {str(path.relative_to(root)): input_digest(path) for path in paths}
+
+
+def nodes_ahead(options: DataSource) -> int | None:
+    """Number of nodes, where it is known before the graph is made; else None.
+
+    Raises:
+        ShoalError: The name is unknown, or an option is out of range.
+    """
+    name = _known(options)
+    if name in twin.ORIGINALS:
+        return twin.Twin.of(name, options).nodes
+    return {"sbm": options.nodes, "digits": NODES}.get(name)
 
 
 def _known(options: DataSource) -> str:

@@ -70,10 +70,13 @@ def column_count(path: Path, advice: str) -> int:
 
 
 def number_in(path: Path, advice: str) -> int:
-    """The one number that a file holds, as OGB's counts do.
+    """The one number that a file holds, as OGB's counts do; at least 1.
 
     Raises:
         ShoalError: It holds something else.
     """
     with reading(path, advice), gzip.open(path) as file:
-        return int(file.read(64))
+        number = int(file.read(64))
+        if not 1 <= number < 2**63:
+            raise ValueError(f"{number} is no count")
+        return number

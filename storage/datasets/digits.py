@@ -6,6 +6,8 @@ from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph, clean_edges
 
+NODES = 1797
+
 
 def load_digits(name: str, options: DataSource) -> Graph:
     """1797 images of 8 x 8 pixels, 10 classes; each joined with its `options.neighbors` nearest (Euclidean).

@@ -7,12 +7,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from storage.atomic import cannot_write, replacing
+from storage.bounded_npy import load_npy, open_npz
 from storage.datasets.source import DataSource, reading
 from storage.datasets.synthetic import NOTE, mark_synthetic, synthetic_identity
 from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays
 from storage.graph import Graph
+from storage.sparse_npz import matrix_of
 
 ADVICE = "write it again with numpy.save or numpy.savez, without objects"
 
@@ -120,26 +122,18 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     arrays: dict[str, Any] = {}
     if path.is_dir():
         for array, file in files.items():
-            with reading(file, ADVICE):
-                if file.suffix == ".npz":
-                    arrays[array] = _csr(file)
-                else:
-                    arrays[array] = np.load(file, mmap_mode="r", allow_pickle=False)
+            if file.suffix != ".npz":
+                with reading(file, ADVICE):
+                    arrays[array] = load_npy(file, mapped=True)
+        if files["x"].suffix == ".npz":
+            with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
+                # A row pointer is made for all rows: as many as there are labels.
+                arrays["x"] = matrix_of(npz, len(arrays["y"]) if arrays["y"].ndim else None).tocsr()
+                arrays["x"].sum_duplicates()
         return arrays, {array: str(file) for array, file in files.items()}
-    with reading(path, ADVICE):
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("one array, not an .npz archive of named arrays")
-        with archive:
-            arrays = {array: archive[array] for array in REQUIRED + OPTIONAL if array in archive.files}
+    with reading(path, ADVICE), open_npz(path) as npz:
+        arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
     for array in REQUIRED:
         if array not in arrays:
             raise ShoalError(f"{path}: no array {array}; it needs {', '.join(REQUIRED)}")
     return arrays, {array: f"{path} ({array})" for array in arrays}
-
-
-def _csr(file: Path) -> sp.csr_array:
-    x = sp.csr_array(sp.load_npz(file))
-    x.check_format(full_check=True)
-    x.sum_duplicates()
-    return x

@@ -1,14 +1,19 @@
 """Flickr: images joined by what they have in common, with GraphSAINT's split."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from storage.bounded_npy import load_npy, open_npz
 from storage.datasets.download import published
 from storage.datasets.features import compact
 from storage.datasets.source import DataSource, data_root, reading
-from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph, clean_edges
+from storage.from_arrays import graph_from_arrays
+from storage.graph import TEST, TRAIN, UNASSIGNED, VAL, Graph
+from storage.sparse_npz import degrees_of
 
 FOLDER = Path("flickr") / "raw"
 URL = "https://drive.usercontent.google.com/download?id={}&confirm=t"
@@ -33,19 +38,34 @@ def load_flickr(name: str, options: DataSource) -> Graph:
     paths = published(name, folder, list(IDS), lambda file: URL.format(IDS[file]))
     adjacency, features, labels, roles = paths
     again = "delete it, and it is downloaded again"
-    with reading(adjacency, again), np.load(adjacency, allow_pickle=False) as file:
-        degrees = np.diff(file["indptr"])
+    with reading(adjacency, again), open_npz(adjacency) as file:
+        degrees = degrees_of(file["indptr"], file["indices"])
         edges = np.stack([np.repeat(np.arange(len(degrees)), degrees), file["indices"]])
     with reading(features, again):
-        x = compact(np.load(features, allow_pickle=False))
+        x = compact(load_npy(features))
     y = np.full(len(degrees), -1, dtype=np.int64)
     with reading(labels, again):
         label_of = json.loads(labels.read_text())
-        y[np.fromiter(map(int, label_of), dtype=np.int64)] = list(label_of.values())
+        y[_rows(map(int, label_of), len(y))] = _whole(label_of.values())
     split = np.full(len(degrees), UNASSIGNED, dtype=np.int8)
     with reading(roles, again):
         rows = json.loads(roles.read_text())
         for role, part in (("tr", TRAIN), ("va", VAL), ("te", TEST)):
-            split[rows[role]] = part
-    indptr, indices, cleaning = clean_edges(edges, len(y), str(adjacency))
-    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, split=split, cleaning=cleaning)
+            split[_rows(rows[role], len(split))] = part
+    where = {"edge_index": str(adjacency), "x": str(features), "y": str(labels), "split": str(roles)}
+    return graph_from_arrays(name, {"edge_index": edges, "x": x, "y": y, "split": split}, where)
+
+
+def _rows(numbers: Iterable[Any], nodes: int) -> np.ndarray:
+    """Numbers of nodes; NumPy by itself would count negative ones from the end."""
+    rows = _whole(numbers)
+    if len(rows) and not 0 <= rows.min() <= rows.max() < nodes:
+        raise ValueError(f"names a node beyond the {nodes} of the graph")
+    return rows
+
+
+def _whole(numbers: Iterable[Any]) -> np.ndarray:
+    values = list(numbers)
+    if not all(type(value) is int for value in values):
+        raise ValueError("holds other things than integers")
+    return np.array(values, dtype=np.int64)

@@ -1,11 +1,13 @@
 """Amazon co-purchase and Coauthor graphs: one .npz each that holds adjacency and features as CSR pieces."""
 
 import numpy as np
-import scipy.sparse as sp
 
+from storage.bounded_npy import open_npz
 from storage.datasets.download import published
 from storage.datasets.source import DataSource, data_root, reading
-from storage.graph import Graph, clean_edges
+from storage.from_arrays import graph_from_arrays
+from storage.graph import Graph
+from storage.sparse_npz import compressed, degrees_of, shape_of
 
 URL = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
 FILES = {
@@ -24,21 +26,21 @@ def load_npz_graph(name: str, options: DataSource) -> Graph:
     Evaluation", 2018.
 
     Raises:
-        ShoalError: The file is missing and cannot be downloaded, or is damaged.
+        ShoalError: The file is missing and cannot be downloaded, or is damaged or of wrong values.
     """
     path = data_root(options.root) / FILES[name]
     published(name, path.parent, [path.name], lambda file: f"{URL}/{file}")
     # Physics also holds a pickled array of class names, which is not read
-    with reading(path, "delete it, and it is downloaded again"), np.load(path, allow_pickle=False) as file:
-        pieces = file["attr_data"], file["attr_indices"], file["attr_indptr"]
-        x = sp.csr_array(pieces, shape=tuple(file["attr_shape"]))
-        x.check_format(full_check=True)
-        degrees = np.diff(file["adj_indptr"])
+    with reading(path, "delete it, and it is downloaded again"), open_npz(path) as file:
+        shape = shape_of(file["attr_shape"])
+        x = compressed("csr", file["attr_data"], file["attr_indices"], file["attr_indptr"], shape)
+        degrees = degrees_of(file["adj_indptr"], file["adj_indices"])
         edges = np.stack([np.repeat(np.arange(len(degrees), dtype=np.int32), degrees), file["adj_indices"]])
-        y = file["labels"].astype(np.int64)
+        y = file["labels"]
     x = x.astype(np.float32)
     x.sum_duplicates()
     x.eliminate_zeros()
     x.data[x.data > 0] = 1
-    indptr, indices, cleaning = clean_edges(edges, len(y), str(path))
-    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, cleaning=cleaning)
+    return graph_from_arrays(
+        name, {"edge_index": edges, "x": x, "y": y}, dict.fromkeys(("edge_index", "x", "y"), str(path))
+    )

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from storage.bounded_npy import open_npz
 from storage.datasets.source import reading
-
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class NpzMember:
@@ -29,11 +28,10 @@ class NpzMember:
         """
         self._path, self._name, self._advice = path, f"{name}.npy", advice
         self.where = f"{path} ({name})"
-        with reading(self.where, advice), zipfile.ZipFile(path) as archive, archive.open(self._name) as file:
-            self.shape, self.columns_first, self.dtype = HEADERS[np.lib.format.read_magic(file)](file)
-            self._start = file.tell()
-            if self.dtype.hasobject:
-                raise ValueError("an array of Python objects")
+        with reading(self.where, advice), open_npz(path) as npz:
+            header = npz.header(name)
+        self.shape, self.columns_first, self.dtype = header.shape, header.columns_first, header.dtype
+        self._start = header.start
 
     def values(self, first: int, count: int) -> Iterator[np.ndarray]:
         """Values from number `first` on in the order of the file, in blocks of `count`."""

@@ -199,7 +199,10 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
         NpzMember(files["data"], name, ADVICE) for name in ("edge_index", "node_feat", "num_nodes_list")
     )
     label = NpzMember(files["node-label"], "node_label", ADVICE)
-    nodes = int(next(count.values(0, 1))[0])
+    if count.shape != (1,) or count.dtype.kind not in "iu":
+        found = f"{count.dtype} {list(count.shape)}"
+        raise ShoalError(f"{count.where}: must be the number of nodes, found {found}; {ADVICE}")
+    nodes = int(next(iter(count.values(0, 1)))[0])
     for member, kinds, holds in (
         (edge, "iu", len(edge.shape) == 2 and edge.shape[0] == 2),
         (feature, "f", len(feature.shape) == 2 and feature.shape[0] == nodes and not feature.columns_first),

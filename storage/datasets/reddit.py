@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
-import scipy.sparse as sp
 
+from storage.bounded_npy import open_npz
 from storage.datasets.download import published
 from storage.datasets.features import compact
 from storage.datasets.source import DataSource, data_root, reading
-from storage.graph import Graph, clean_edges
+from storage.from_arrays import graph_from_arrays
+from storage.graph import Graph
+from storage.sparse_npz import matrix_of
 
 FOLDER = Path("reddit") / "raw"
 URL = "https://data.dgl.ai/dataset/reddit.zip"
@@ -27,13 +29,12 @@ def load_reddit(name: str, options: DataSource) -> Graph:
     folder = data_root(options.root) / FOLDER
     data, adjacency = published(name, folder, FILES, lambda file: URL)
     again = "delete it, and it is downloaded again"
-    with reading(data, again), np.load(data, allow_pickle=False) as file:
+    with reading(data, again), open_npz(data) as file:
         x = compact(file["feature"])
-        y = file["label"].astype(np.int64)
         # node_types counts train, val, test from 1, as `storage.graph` does
-        split = file["node_types"].astype(np.int8)
-    with reading(adjacency, again):
-        entries = sp.load_npz(adjacency).tocoo()
+        y, split = file["label"], file["node_types"]
+    with reading(adjacency, again), open_npz(adjacency) as file:
+        entries = matrix_of(file, len(x)).tocoo()
         edges = np.stack([entries.row, entries.col])
-    indptr, indices, cleaning = clean_edges(edges, len(y), str(adjacency))
-    return Graph(name, indptr, indices, x, y, int(y.max()) + 1, split=split, cleaning=cleaning)
+    where = {**dict.fromkeys(("x", "y", "split"), str(data)), "edge_index": str(adjacency)}
+    return graph_from_arrays(name, {"edge_index": edges, "x": x, "y": y, "split": split}, where)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from storage.bounded_npy import require_free
 from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph, clean_edges
@@ -11,6 +12,10 @@ from storage.graph import Graph, clean_edges
 FIELDS = ("nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed")
 HOMOPHILY, SIGNAL = 0.8, 1.0
 MAX_DRAWS = 20
+# In standard deviations; float32 holds all features below it.
+STRONGEST = 1e6
+# Bytes while the graph is made, beside the features.
+OF_NODE, OF_EDGE = 64, 100
 
 
 def load_sbm(name: str, options: DataSource) -> Graph:
@@ -88,10 +93,16 @@ def _check(options: DataSource) -> None:
         ("blocks", blocks >= options.classes, f"at least data.classes ({options.classes})"),
         ("nodes", options.nodes >= 2 * blocks, f"at least two a community ({2 * blocks})"),
         ("features", options.features >= 1, "at least 1"),
+        ("nodes", options.nodes < 2**31, "below 2^31"),
         ("degree", 0 <= options.degree < options.nodes, "at least 0 and less than data.nodes"),
         ("homophily", 0 <= homophily <= 1, "in 0..1"),
-        ("signal", signal >= 0, "at least 0"),
-        ("seed", options.seed >= 0, "at least 0"),
+        ("signal", 0 <= signal <= STRONGEST, f"in 0..{STRONGEST:g}"),
+        ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
     ):
         if not holds:
             raise ShoalError(f"data.{key}: {getattr(options, key)} must be {rule}")
+    try:
+        edges = options.nodes * options.degree / 2
+        require_free(options.nodes * (4 * options.features + OF_NODE) + int(edges) * OF_EDGE)
+    except MemoryError as error:
+        raise ShoalError(f"data.nodes: {options.nodes} of {options.features} features: {error}") from None

@@ -5,8 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from storage.errors import ShoalError
+from storage.option_types import FilePath, Number, Whole
+
+# Nodes are numbered with 31 bits.
+Count = Annotated[Whole, Field(lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -39,19 +46,19 @@ class DataSource:
     root: str | None = None
     path: str | None = None
     row_normalize: bool = False
-    scratch: str | None = None
+    scratch: FilePath | None = None
     memory_limit: int = 4 << 30
     feature_dtype: str | None = None
-    scale: float = 1.0
-    neighbors: int = 8
-    nodes: int = 10000
-    classes: int = 10
-    features: int = 32
-    blocks: int | None = None
-    degree: float = 10.0
-    homophily: float | None = None
-    signal: float | None = None
-    seed: int = 0
+    scale: Number = 1.0
+    neighbors: Count = 8
+    nodes: Count = 10000
+    classes: Count = 10
+    features: Count = 32
+    blocks: Count | None = None
+    degree: Number = 10.0
+    homophily: Number | None = None
+    signal: Number | None = None
+    seed: Whole = 0
 
 
 def data_root(root: str | None) -> Path:

@@ -16,6 +16,7 @@ import numpy as np
 from storage.datasets.as_made import AsMade
 from storage.datasets.derived import derived, digest
 from storage.datasets.keyed import bits_for, key_of
+from storage.datasets.sbm import STRONGEST
 from storage.datasets.source import DataSource, derived_root
 from storage.datasets.twin_kernels import MEAN_WEIGHT, Table, degrees_of, edges_of, features_of, labels_of, ranks_of
 from storage.errors import ShoalError
@@ -146,13 +147,15 @@ class Twin:
         original = ORIGINALS[name]
         homophily = original.homophily if options.homophily is None else options.homophily
         signal = original.signal if options.signal is None else options.signal
+        if not 0 < options.scale < 2**31:
+            raise ShoalError(f"data.options.scale: {options.scale} must be more than 0 and of fewer than 2^31 nodes")
         twin = cls(name, original, options.scale, homophily, signal, options.seed)
         for key, holds, rule in (
-            ("scale", options.scale > 0 and twin.nodes < 2**31, "more than 0 and of fewer than 2^31 nodes"),
+            ("scale", twin.nodes < 2**31, "more than 0 and of fewer than 2^31 nodes"),
             ("scale", twin.nodes >= twin.min_nodes, f"at least {twin.min_nodes / original.nodes:.2g}"),
             ("homophily", 0 <= homophily <= 1, "in 0..1"),
-            ("signal", signal >= 0, "at least 0"),
-            ("seed", options.seed >= 0, "at least 0"),
+            ("signal", 0 <= signal <= STRONGEST, f"in 0..{STRONGEST:g}"),
+            ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
         ):
             if not holds:
                 raise ShoalError(f"data.options.{key}: {getattr(options, key)} must be {rule}")

@@ -61,3 +61,10 @@ def test_works_without_a_place_for_notes(noted: Path, tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match=rf"{tmp_path}/a: cannot be read: No such file"):
         input_digest(tmp_path / "a")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(ShoalError, match=rf"{path}: cannot be read: Is no file"):
+            input_digest(path)

@@ -139,7 +139,7 @@ def test_a_file_of_a_users_own(mine: str) -> None:
         ("number", 3, 3),
         ("number", 3.0, 3),
         ("rate", 2, 2.0),
-        ("rate", "1e-3", 1e-3),
+        ("rate", 1, 1.0),
         ("text", "some", "some"),
         ("kind", 2, 2),
         ("perhaps", None, None),
@@ -272,6 +272,13 @@ def test_an_unknown_option_lists_those_there_are(mine: str) -> None:
     ("option", "value", "reason"),
     [
         ("keep", "much", "Input should be a valid number"),
+        ("keep", "0.5", "Input should be a valid number"),
+        ("keep", True, "Input should be a valid number"),
+        ("keep", float("nan"), "must be a finite number"),
+        ("keep", float("inf"), "must be a finite number"),
+        ("count", True, "Input should be a valid integer"),
+        ("count", "3", "Input should be a valid integer"),
+        ("sizes", [64, float("nan")], "must be a finite number"),
         ("count", 2.5, "Input should be a valid integer"),
         ("kind", "c", "Input should be 'a' or 'b'"),
         ("weight", ["nodes"], "Input should be 'nodes', 'train' or 'uniform'"),
@@ -294,7 +301,9 @@ def test_a_wrong_type_names_the_key(mine: str, option: str, value: object, reaso
 
 def test_out_of_range_says_so(mine: str) -> None:
     assert error_of(f"{mine}:Mine", {"keep": 2}) == f"algorithm: {mine}:Mine: keep must lie in [0, 1]"
-    assert error_of("fedgta", {"orders": 0}) == "algorithm: fedgta: lp_steps and orders must be at least 1"
+    for wrong in ({"orders": 0}, {"orders": 10**12}, {"lp_steps": 10**12}):
+        assert error_of("fedgta", wrong) == "algorithm: fedgta: lp_steps and orders must be 1 to 1000"
+    assert error_of("fedgta", {"orders": 0}) == "algorithm: fedgta: lp_steps and orders must be 1 to 1000"
 
 
 def test_a_missing_option_is_named(tmp_path: Path) -> None:

@@ -143,3 +143,15 @@ def test_export_of_nothing(tmp_path: Path, refused: Refused) -> None:
     assert "no such config" in refused("export", tmp_path)
     assert "manifest.json" in refused("verify", tmp_path)
     assert "manifest.json" in refused("inspect", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "export", "run", "prepare"])
+def test_a_path_that_no_file_can_have(refused: Refused, command: str) -> None:
+    assert "a name in it 255" in refused(command, "a" * 256)
+    assert "a path has at most 4095 bytes" in refused(command, "a/" * 2100)
+
+
+def test_a_folder_where_the_manifest_is_due(tmp_path: Path, refused: Refused) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    for command in ("inspect", "verify"):
+        assert f"{tmp_path}/manifest.json: damaged" in refused(command, tmp_path)

@@ -89,3 +89,29 @@ def test_the_whole_graph_is_one_client(tiny: Path) -> None:
 def test_what_the_run_would_be_refused_for(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         show_plan(configure(keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"partition.clients": 181}, "partition.clients is 181, but dataset 'files' has 180 nodes"),
+        ({"partition.clients": 7}, "no node for 6 of the 7 clients"),
+        ({"data.split": "file", "data.split_file": "/dev/zero"}, "/dev/zero: data.split_file cannot be read"),
+        ({"model.name": "mlp", "model.layers": 3, "model.hidden": 2**24}, "parameters take 4096.0 TiB in training"),
+        (
+            {"model.name": "mlp", "model.hidden": 10**6, "engine.memory_limit": "10MB"},
+            "take 45.8 MiB in training, engine.memory_limit is 9.5 MiB",
+        ),
+        ({"algorithm.name": "global", "engine.memory_limit": "8KB"}, "the whole graph takes|parameters take"),
+    ],
+)
+def test_what_would_not_fit_is_refused_before_it_is_made(
+    configure: Callable[..., Config], tmp_path: Path, keys: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ShoalError, match=line):
+        show_plan(configure({"data.store": str(tmp_path / "store"), **keys}))
+
+
+def test_of_a_client_beyond_the_memory_a_part_is_measured(configure: Callable[..., Config]) -> None:
+    rows = plan(configure({"engine.memory_limit": "32KiB", "model.name": "sgc", "model.layers": 1}))
+    assert "measured just now" in rows["time"]

@@ -69,3 +69,10 @@ def test_a_wrong_config_stops_before_the_first_run(config: str, tmp_path: Path) 
     with pytest.raises(ShoalError, match="ratio"):
         sweep(config, ["participation.ratio=0.5,2.0"])
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_grid_of_too_many_runs_is_not_written_out() -> None:
+    values = ",".join(map(str, range(1000)))
+    assert len(expand([f"seed={values}"])) == 1000
+    with pytest.raises(ShoalError, match=r"^rounds=0,1,2.*: a sweep has at most 1,000 runs; give fewer values$"):
+        expand([f"seed={values}", f"rounds={values}", f"train.epochs={values}", f"data.split_seed={values}"])

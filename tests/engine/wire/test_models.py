@@ -12,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from algorithms.backbones import build, width_of
+from algorithms.backbones import BACKBONES, build, width_of
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.neighbourhood import Neighbourhood
+from algorithms.methods.loading import describe, load
 from engine.commands.export import export
 from engine.commands.main import command
 from engine.commands.run import run as run_config
 from engine.records.run_folder import read_summary, run_path
 from engine.rounds.server import Server
 from engine.settings.config import Config, load_config, parse_config
-from engine.wire.models import assign_models
+from engine.wire.models import assign_models, require_mixable
 from storage.errors import ShoalError
 
 MODELS = [
@@ -230,3 +231,30 @@ def test_a_wrong_option_in_a_list_names_its_model(plain: dict[str, Any]) -> None
 def test_bfloat16_is_refused_for_coupled_models(start: Callable[..., Server]) -> None:
     with pytest.raises(ShoalError, match=r"engine\.precision: bfloat16 is for decoupled models, gcn is not"):
         start({"model.name": "gcn", "engine.precision": "bfloat16"})
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_without_memory_a_model_has_as_many_parameters(name: str) -> None:
+    with torch.device("meta"):
+        sketched = build(name, 5, 3, 2, 0.5, {}, embedding=7)
+    assert all(p.is_meta for p in sketched.parameters())
+    made = build(name, 5, 3, 2, 0.5, {}, embedding=7)
+    assert [p.shape for p in sketched.parameters()] == [p.shape for p in made.parameters()]
+    assert not any(p.is_meta for p in made.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"name": "gcn", "hidden": 10**12}, r"model\.hidden: must be at most 16777216, found 1000000000000"),
+        ({"name": "gcn", "layers": 10**9}, r"model\.layers: must be at most 1000, found 1000000000"),
+        ({"name": "gcn", "fanouts": [10**12, 1]}, r"model\.fanouts: must be at most 16777216"),
+        ({"name": "gcnii", "theta": float("nan")}, r"model\.theta: must be finite, found nan"),
+        ({"name": "gin", "hidden": 2**24}, r"model: [0-9,]+ parameters take .* TiB in training, engine\.memory_limit"),
+        ([{"name": "sgc"}, {"name": "gcn", "hidden": 10**12}], r"model\.1\.hidden: must be at most"),
+    ],
+)
+def test_models_beyond_the_memory_are_refused_before_any_data_is_read(model: Any, message: str) -> None:
+    plain = {"name": "x", "data": {"dataset": "digits"}, "algorithm": "local", "model": model}
+    with pytest.raises(ShoalError, match=f"^{message}"):
+        require_mixable(parse_config(plain, "test"), load(describe("local", {})))

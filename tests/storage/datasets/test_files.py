@@ -296,3 +296,27 @@ def test_unreadable_note_is_named(tmp_path: Path) -> None:
     (tmp_path / "SYNTHETIC.json").write_text("{")
     with pytest.raises(ShoalError, match=rf"^{tmp_path}/SYNTHETIC\.json: cannot be read"):
         load(options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("way", ["columns first", "other byte order"])
+def test_the_order_of_bytes_and_axes_is_not_the_graph(layout: str, way: str, tmp_path: Path) -> None:
+    def turned(array: np.ndarray) -> np.ndarray:
+        return np.asfortranarray(array) if way == "columns first" else array.astype(array.dtype.newbyteorder(">"))
+
+    graph = load(write(tmp_path, layout, **{name: turned(array) for name, array in arrays().items()}))
+    assert_square(graph)
+    assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert graph.split is not None
+    assert graph.split.tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_refuses_a_header_of_more_than_there_is(layout: str, tmp_path: Path) -> None:
+    options = write(tmp_path, layout)
+    path = tmp_path / ("mine.npz" if layout == "npz" else "y.npy")
+    content = path.read_bytes()
+    assert content.count(b"'shape': (4,), }              ") > 0
+    path.write_bytes(content.replace(b"'shape': (4,), }              ", b"'shape': (4398046511104,), }  "))
+    with pytest.raises(ShoalError, match=rf"^{path}: cannot be read .*(announces|Bad CRC)"):
+        load(options)

@@ -1,8 +1,10 @@
 """Cora and PubMed: published counts, and Cora entry by entry against PyG's dataset class."""
 
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,19 @@ import scipy.sparse as sp
 from torch_geometric.datasets import Planetoid
 
 from storage.datasets import DataSource, load
+from storage.datasets.planetoid import FOLDERS, PARTS, SHA256
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL, Graph
+
+
+class Trap:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
 
 
 def homophily(graph: Graph) -> float:
@@ -65,6 +78,22 @@ def test_a_damaged_file_is_one_line(published_root: Callable[[str], str], tmp_pa
     root = published_root("planetoid/Cora/raw/ind.cora.allx")
     folder = tmp_path / "planetoid/Cora/raw"
     shutil.copytree(Path(root, "planetoid/Cora/raw"), folder)
-    (folder / "ind.cora.allx").write_bytes(b"damaged")
-    with pytest.raises(ShoalError, match=rf"^{folder}: cannot be read .* raw files of dataset 'cora'$"):
-        load(DataSource("cora", root=str(tmp_path)))
+    for content in (b"damaged", (folder / "ind.cora.ally").read_bytes(), b""):
+        (folder / "ind.cora.allx").write_bytes(content)
+        with pytest.raises(ShoalError, match=rf"^{folder}/ind\.cora\.allx: not the published file.*; delete it"):
+            load(DataSource("cora", root=str(tmp_path)))
+
+
+def test_no_pickle_but_the_published_ones_is_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "planetoid/CiteSeer/raw"
+    folder.mkdir(parents=True)
+    for name in PARTS:
+        (folder / f"ind.citeseer.{name}").write_bytes(pickle.dumps(Trap(tmp_path / "opened")))
+    with pytest.raises(ShoalError, match=rf"^{folder}/ind\.citeseer\.x: not the published file[^\n]*$"):
+        load(DataSource("citeseer", root=str(tmp_path)))
+    assert not (tmp_path / "opened").exists()
+
+
+def test_every_file_has_its_digest() -> None:
+    assert SHA256.keys() == {f"ind.{name}.{part}" for name in FOLDERS for part in PARTS}
+    assert len(set(SHA256.values())) == len(SHA256)

@@ -230,3 +230,13 @@ def test_a_very_small_twin_has_all_its_edges_or_is_refused(name: str, nodes: int
         return
     low, high = np.sort(edges, axis=0)
     assert len(np.unique(low * twin.nodes + high)) == twin.edges
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("scale", np.nan), ("scale", np.inf), ("scale", 1e12), ("signal", np.nan), ("signal", np.inf),
+     ("homophily", np.nan), ("seed", 2**64)],
+)  # fmt: skip
+def test_numbers_that_are_none(option: str, value: float) -> None:
+    with pytest.raises(ShoalError, match=rf"^data\.options\.{option}: {value} must be"):
+        Twin.of("arxiv-like", DataSource("arxiv-like", **{"scale": 0.01, option: value}))
