@@ -107,11 +107,11 @@ def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) 
 
 
 @app.command("verify")
-def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE")]) -> None:
-    """Check every byte of a store against its manifest and its journal."""
-    from engine.commands.verify import verify_stores
+def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -> None:
+    """Check every byte of a store against its manifest and its journal, or every file of a run."""
+    from engine.commands.verify import verify_folder
 
-    verify_stores(_possible(path))
+    verify_folder(_possible(path))
 
 
 @app.command("export")

@@ -16,6 +16,7 @@ from engine.hosts.host import Host
 from engine.hosts.visit import Visit
 from engine.preparing.prepare import prepare
 from engine.records import checkpoint
+from engine.records.run_folder import CHECKPOINTS, read_summary
 from engine.rounds.scoring import predicted_classes
 from engine.rounds.state import FederationState
 from engine.screen.progress import progress
@@ -40,13 +41,10 @@ def export(run: Path) -> Path:
     `global` if there is one.
 
     Raises:
-        ShoalError: Not a run folder, or it has no checkpoint.
+        ShoalError: No folder of a finished run, or its last checkpoint cannot be used.
     """
     config = load_config(run)
-    found = checkpoint.load_newest(run / "checkpoints")
-    if found is None:
-        raise ShoalError(f"{run}: no checkpoint to export; run it first")
-    state = found.state
+    state = checkpoint.load_last(run / CHECKPOINTS, read_summary(run)["rounds"]).state
     store = Store(prepare(config).path)
     job = make_job(config, store, run.name)
     algorithm = job.algorithm()

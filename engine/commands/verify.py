@@ -1,7 +1,10 @@
-"""A store, and that of the whole graph below it, against what was written of them."""
+"""A store, with that of the whole graph below it, or a run folder, against what was written of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from engine.records.verify_run import is_run, verify_run
 from engine.screen.progress import progress
 from engine.screen.report import console
 from storage.errors import ShoalError
@@ -10,19 +13,29 @@ from storage.store import WHOLE, Store
 from storage.verify import files_to_verify, unnamed_files, verify
 
 
-def verify_stores(path: Path) -> None:
-    """Checks every file there is, and names those that belong to nothing.
+def verify_folder(path: Path) -> None:
+    """Checks every file there is; of a store, names those that belong to nothing.
 
     Raises:
         ShoalError: A file is damaged or missing; the first one and how many more.
     """
     faults: list[str] = []
+    if not (path / NAME).exists() and is_run(path):
+        faults = verify_run(path)
+        if faults:
+            _refuse(faults, "shoal run with --resume goes on from what is sound")
+        console.print(f"{path}: all as the run wrote it", soft_wrap=True)
+        return
     for folder in (path, path / WHOLE):
         if folder == path or (folder / NAME).exists():
             faults += _verify(Store(folder))
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise ShoalError(f"{faults[0]}{more}; delete the damaged files and run `shoal prepare` again")
+        _refuse(faults, "delete the damaged files and run `shoal prepare` again")
+
+
+def _refuse(faults: Sequence[str], advice: str) -> NoReturn:
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    raise ShoalError(f"{faults[0]}{more}; {advice}")
 
 
 def _verify(store: Store) -> list[str]:

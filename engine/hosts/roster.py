@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -92,7 +93,12 @@ class Roster:
         try:
             sight = ray.get(ref)
         except RayTaskError as error:
-            raise plain_error(error) from error
+            if host not in self._known:
+                raise plain_error(error) from error
+            # It worked before: what is wrong with it now is no reason to end a run that others can finish.
+            self.events.append(f"host {host} is back and stays idle: {plain_error(error)}")
+            self.ready[host] = replace(self._known[host], clients=frozenset())
+            return
         except RayError:
             return
         if host in self._known:

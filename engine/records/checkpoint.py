@@ -23,6 +23,8 @@ from storage.sealed import sealed, unsealed
 log = logging.getLogger(__name__)
 FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
+# What reading a damaged one may raise.
+UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,17 @@ def _checkpoints(root: Path) -> list[Path]:
     return [root / f"round-{number:06d}" for number in numbers]
 
 
-def exist(root: Path) -> bool:
-    """Whether there is a checkpoint, readable or not.
+def newest_round(root: Path) -> int:
+    """Round of the newest checkpoint, readable or not; 0 if there is none.
 
     Raises:
         ShoalError: The folder is there and cannot be read.
     """
-    return bool(_checkpoints(root))
+    return max(map(_round, _checkpoints(root)), default=0)
+
+
+def _round(folder: Path) -> int:
+    return int(folder.name.removeprefix("round-"))
 
 
 def load_newest(root: Path) -> Checkpoint | None:
@@ -130,7 +136,7 @@ def load_newest(root: Path) -> Checkpoint | None:
     for folder in _checkpoints(root):
         try:
             found = _read(folder)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except UNUSABLE as error:
             complaints.append(f"{folder}: {_fault(error)}")
             continue
         return Checkpoint(*found, passed_over=tuple(complaints))
@@ -140,6 +146,34 @@ def load_newest(root: Path) -> Checkpoint | None:
             "all and starts over"
         )
     return None
+
+
+def load_last(root: Path, rounds: int) -> Checkpoint:
+    """The checkpoint that a finished run ends with.
+
+    Raises:
+        ShoalError: There is none of its last round, or it cannot be used.
+    """
+    found = load_newest(root)
+    if found is None or found.passed_over or found.state.round != rounds:
+        why = found.passed_over[0] if found and found.passed_over else f"{root}: no checkpoint of round {rounds}"
+        raise ShoalError(f"{why}; delete summary.json, and --resume makes the last rounds again")
+    return found
+
+
+def faults(root: Path) -> list[str]:
+    """A line for every checkpoint that cannot be used.
+
+    Raises:
+        ShoalError: The folder is there and cannot be read.
+    """
+    found = []
+    for folder in _checkpoints(root):
+        try:
+            _read(folder)
+        except UNUSABLE as error:
+            found.append(f"{folder}: {_fault(error)}")
+    return found
 
 
 def _read(folder: Path) -> tuple[FederationState, dict[str, Any], dict[str, str], str]:
@@ -183,7 +217,7 @@ def set_aside(root: Path, newest: int) -> None:
         ShoalError: One cannot be renamed.
     """
     for folder in _checkpoints(root):
-        if int(folder.name[6:]) <= newest:
+        if _round(folder) <= newest:
             continue
         numbers = (f".unusable{number or ''}" for number in range(10**6))
         aside = next(path for end in numbers if not (path := folder.with_name(folder.name + end)).exists())

@@ -42,7 +42,7 @@ def finished(run: Path) -> bool:
 
 def started(run: Path) -> bool:
     """Whether a round was logged in a run folder, or a checkpoint written, readable or not."""
-    return present(run / METRICS) or checkpoint.exist(run / CHECKPOINTS)
+    return present(run / METRICS) or checkpoint.newest_round(run / CHECKPOINTS) > 0
 
 
 class RunFolder:

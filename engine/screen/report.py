@@ -12,6 +12,7 @@ from algorithms.methods.loading import METHODS
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
 from engine.records.summary import PARTS
+from engine.records.verify_run import require_whole_metrics
 from engine.settings.config import load_config
 from engine.settings.sizes import size
 from storage.manifest import Manifest
@@ -145,6 +146,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
 
 def show_rounds(run: Path, last: int = 10) -> None:
     """The newest rounds of a run, finished or not."""
+    require_whole_metrics(run)
     lines = read_metrics(run)
     table = _numbers(f"{run}: {len(lines)} rounds logged; validation accuracy in %")
     for name in ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down"):

@@ -15,7 +15,7 @@ from golden_digests import NOT_NUMBERS
 from engine.commands.run import run
 from engine.hosts.federation import Federation, LocalSession
 from engine.preparing.prepare import prepare
-from engine.records.run_folder import read_metrics
+from engine.records.metrics import read_metrics
 from engine.rounds.schedule import Plan
 from engine.rounds.state import FederationState
 from engine.settings.config import Config, parse_config

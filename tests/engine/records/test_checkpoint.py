@@ -146,7 +146,7 @@ def test_if_none_can_be_used_that_is_an_error_with_every_complaint(
 def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     root.symlink_to("checkpoints")
-    for call in (checkpoint.load_newest, checkpoint.exist):
+    for call in (checkpoint.load_newest, checkpoint.newest_round):
         with pytest.raises(ShoalError, match=rf"^{root}: the checkpoints cannot be read: Too many levels"):
             call(root)
 

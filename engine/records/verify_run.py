@@ -1,0 +1,63 @@
+"""Whether a run folder is as the run wrote it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.records import checkpoint
+from engine.records.metrics import METRICS, read_metrics
+from engine.records.run_folder import CHECKPOINTS, CONFIG, SUMMARY, finished, read_summary, started
+from engine.settings.config import load_config
+from engine.settings.kept_config import require_as_kept
+from storage.atomic import present
+from storage.errors import ShoalError
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
+    return started(path) or finished(path)
+
+
+def verify_run(run: Path) -> list[str]:
+    """Reads every file of a run that a later command reads.
+
+    Returns:
+        One line for each fault; empty if there is none.
+    """
+    faults: list[str] = []
+
+    def note(check: Callable[[], object]) -> None:
+        try:
+            check()
+        except ShoalError as error:
+            faults.append(error.line)
+
+    note(lambda: require_as_kept(run / CONFIG))
+    note(lambda: require_whole_metrics(run))
+    note(lambda: _require_summary(run))
+    note(lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)))
+    return faults
+
+
+def _require_summary(run: Path) -> None:
+    """Raises:
+    ShoalError: The summary is damaged, or all rounds are done and it is missing.
+    """
+    if present(run / SUMMARY):
+        read_summary(run)
+    elif checkpoint.newest_round(run / CHECKPOINTS) == load_config(run).rounds:
+        raise ShoalError(f"{run / SUMMARY}: missing, though all rounds are done; --resume writes it")
+
+
+def require_whole_metrics(run: Path) -> None:
+    """Compares the metrics with the rounds of the summary and of the newest checkpoint.
+
+    Raises:
+        ShoalError: Lines are damaged or missing, or the summary is damaged.
+    """
+    logged = len(read_metrics(run))
+    done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
+    if logged < done:
+        raise ShoalError(
+            f"{run / METRICS}: {logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
+            "rebuilds it from the newest checkpoint"
+        )
