@@ -1,0 +1,169 @@
+"""Damages to a small prepared store, and what a run and `verify` make of them."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from damage import Snapshot, damaged
+from golden_digests import NOT_NUMBERS
+
+from engine.commands.run import run
+from engine.hosts.federation import Federation, LocalSession
+from engine.preparing.prepare import prepare
+from engine.records.metrics import read_metrics
+from engine.rounds.schedule import Plan
+from engine.rounds.state import FederationState
+from engine.settings.config import Config, parse_config
+from engine.wire.job import Job
+from storage.errors import ShoalError
+from storage.manifest import NAME, Manifest, read_manifest
+from storage.store import Store
+from storage.verify import verify
+
+KINDS = {
+    "manifest": NAME,
+    "journal": "progress.jsonl",
+    "assignment": "assignment.npy",
+    "shards": "clients/*.arrow",
+    "splits": "splits/*/*.arrow",
+    "hops": "hops/r0.5-k1-float32/*.arrow",
+    "hops of labelled rows": "hops/r0.5-k1-float32-labelled/*.arrow",
+}
+READ_BY_PREPARE_ONLY = ("journal", "assignment")
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Watched(LocalSession):
+    """Hosts whose last state can be looked at after the run."""
+
+    federated: Federation
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        self.federated = super().federation(job, plan, state)
+        return self.federated
+
+
+@dataclass
+class Case:
+    """A small prepared store, and what a run on it gives.
+
+    Attributes:
+        configs: By the rows of which hops are kept.
+        sound: The store's files.
+        manifest: The store's.
+        expected: What the runs of the configs end with.
+    """
+
+    configs: Mapping[str, Config]
+    store: Path
+    sound: Snapshot
+    manifest: Manifest
+    expected: Mapping[str, Any]
+
+    def outcome(self, kind: str) -> tuple[Any, Any]:
+        """What a run gave and what it should give."""
+        rows = "labelled" if kind == "hops of labelled rows" else "all"
+        return numbers_of(self.configs[rows]), self.expected[rows]
+
+
+def numbers_of(config: Config) -> Any:
+    """Weights and metrics of a run, to the bit."""
+    session = Watched(config)
+    folder = run(config, fresh=True, session=session)
+    weights = {name: tensor.numpy().tobytes() for name, tensor in session.federated.state().server.items()}
+    lines = [{key: value for key, value in line.items() if key not in NOT_NUMBERS} for line in read_metrics(folder)]
+    return weights, lines
+
+
+def config_of(folder: Path, rows: str) -> Config:
+    options = {"nodes": 60, "features": 3, "classes": 3, "degree": 3.0}
+    return parse_config(
+        {
+            "name": rows,
+            "rounds": 1,
+            "data": {"dataset": "sbm", "store": str(folder / "store"), "root": str(folder), "options": options},
+            "partition": {"method": "metis", "clients": 3},
+            "propagation": {"hops": 1, "rows": rows},
+            "model": {"name": "gamlp", "hidden": 4},
+            "train": {"epochs": 1},
+            "algorithm": {"name": "fedgta"},
+            "engine": {"backend": "local"},
+            "run": {"root": str(folder / "runs"), "tensorboard": False},
+        },
+        "test",
+    )
+
+
+@cache
+def made() -> Case:
+    """The store, made once a process."""
+    # Thousands of runs that each write to the disk and wait for it would take minutes.
+    folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    configs = {rows: config_of(folder, rows) for rows in ("all", "labelled")}
+    store = [prepare(config) for config in configs.values()][-1].path
+    assert verify(Store(store)) == []
+    expected = {rows: numbers_of(config) for rows, config in configs.items()}
+    assert all(torch.isfinite(torch.tensor(lines[0]["loss"])) for _, lines in expected.values())
+    return Case(configs, store, Snapshot(store), read_manifest(store), expected)
+
+
+def files_of(case: Case, kind: str) -> list[Path]:
+    """Files of one kind."""
+    files = sorted(case.store.glob(KINDS[kind]))
+    assert files
+    return files
+
+
+def answer(case: Case, kind: str) -> str | None:
+    """The line that refuses a run, or None where it gives the numbers of the undamaged store; others are an error."""
+    try:
+        outcome, expected = case.outcome(kind)
+    except ShoalError as error:
+        return error.line
+    assert outcome == expected, "silently other numbers"
+    return None
+
+
+def faults_of(store: Path) -> list[str]:
+    """What `verify` says."""
+    try:
+        return verify(Store(store))
+    except ShoalError as error:
+        return [error.line]
+
+
+def read_or_none(store: Path) -> Manifest | None:
+    """The manifest, if it is as it was written."""
+    try:
+        return read_manifest(store)
+    except ShoalError:
+        return None
+
+
+def attack(seed: int, kind: str | None = None) -> str:
+    """Damages one file of the finished store, of a kind if one is given: `accepted` or `refused`; else raises."""
+    case, rng = made(), np.random.default_rng([seed, 0])
+    kind = kind or sorted(KINDS)[rng.integers(len(KINDS))]
+    files = files_of(case, kind)
+    what = damaged(files[rng.integers(len(files))], rng)
+    try:
+        changed = case.sound.changed()
+        assert changed, what
+        if kind not in READ_BY_PREPARE_ONLY and (case.store / NAME).exists():
+            faults = faults_of(case.store)
+            # A number whose last digit is another may still be the same number.
+            named = {path for path in changed if path.name != NAME or read_or_none(case.store) != case.manifest}
+            assert all(any(fault.startswith(f"{path}: ") for fault in faults) for path in named), what
+        line = answer(case, kind)
+        assert line is None or ("\n" not in line and any(f"{path}: " in line for path in changed)), (what, line)
+    finally:
+        case.sound.restore()
+    return "accepted" if line is None else "refused"
