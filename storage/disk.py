@@ -14,7 +14,7 @@ def writing(path: Path) -> Iterator[None]:
     """Holds the lock of a store folder, which is made if it is not there.
 
     Raises:
-        ShoalError: Another process is preparing the same store, or the folder cannot be made.
+        ShoalError: Another process is preparing the same store, or the folder cannot be made or locked.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -28,6 +28,10 @@ def writing(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ShoalError(f"{path}: another prepare is writing this store; wait for it or set data.store") from None
+        except OSError as error:
+            raise ShoalError(
+                f"{path}: cannot be locked: {error.strerror}; set data.store to a file system with locks"
+            ) from error
         yield
 
 

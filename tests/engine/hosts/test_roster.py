@@ -163,6 +163,28 @@ def test_another_store_at_the_same_path(
     gather(Roster(hosts, replace(other, id=f"{other.id} there", store=job.store)))
 
 
+def test_a_host_that_comes_back_and_cannot_be_used_stays_idle(
+    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
+) -> None:
+    job = with_own_store(job_of())
+    roster = Roster(hosts, job)
+    gather(roster)
+    manifest = job.store_path / NAME
+    sound = manifest.read_text()
+    ray.kill(hosts[1], no_restart=False)
+    roster.leaves(1)
+    manifest.write_text("{}")
+    gather(roster)
+    (said,) = roster.events
+    assert said.startswith(f"host 1 is back and stays idle: {manifest}: ")
+    assert roster.who_sees([3]) == [0]
+    # The next job finds it as any other.
+    manifest.write_text(sound)
+    again = Roster(hosts, replace(job, id=f"{job.id} again"))
+    gather(again)
+    assert sorted(again.who_sees([3])) == [0, 1]
+
+
 @pytest.mark.parametrize("verify", ["first-read", "never"])
 def test_a_damaged_shard_is_named_by_the_host_that_opens_it(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], verify: str
