@@ -146,11 +146,16 @@ class Campaign:
                     f"{done} cases, {rate:.0f}/s, {left / rate:.0f} s left, {len(self.faults)} faults", file=sys.stderr
                 )
 
+        for worker in self.workers:
+            worker.pipe.send(None)
+            worker.process.join()
+
     def _replaced(self, lost: Worker, busy: list[Worker]) -> list[Worker]:
         """A new process goes on behind the case that ended the other."""
         if lost.seeds:
             self.calls.insert(0, (lost.kind, lost.seeds))
         new = self._worker()
+        self.workers = [new if worker is lost else worker for worker in self.workers]
         return (
             [new if worker is lost else worker for worker in busy]
             if self._give(new)
