@@ -34,7 +34,9 @@ class PeakMemory:
             self._stop.wait(max(self._seconds, (time.perf_counter() - began) / MOST_OF_A_CORE))
 
     def stop(self) -> int:
-        """Takes a last sample and returns the peak, in bytes."""
+        """Takes a last sample, the first time, and returns the peak, in bytes."""
+        if self._stop.is_set():
+            return self.peak
         self._stop.set()
         self._thread.join()
         self.peak = max(self.peak, tree_memory())

@@ -70,7 +70,7 @@ def made() -> Case:
             "data": {"dataset": "sbm", "store": str(place / "store"), "root": name, "options": options},
             "partition": {"method": "metis", "clients": 3},
             "propagation": {"hops": 1},
-            "model": {"name": "gamlp", "hidden": 4},
+            "model": {"name": "sgc"},
             "train": {"epochs": 1},
             "algorithm": {"name": "fedgta"},
             "engine": {"backend": "local"},

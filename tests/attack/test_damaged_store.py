@@ -12,8 +12,9 @@ CASES = 200
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_store(kind: str) -> None:
-    refused = [attack(seed, kind) for seed in range(CASES)].count("refused")
-    assert refused == 0 if kind in READ_BY_PREPARE_ONLY else refused > CASES // 2
+    read = kind not in READ_BY_PREPARE_ONLY
+    refused = [attack(seed, kind) for seed in range(CASES if read else CASES // 4)].count("refused")
+    assert refused > CASES // 2 if read else refused == 0
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
@@ -21,7 +22,7 @@ def test_an_interrupted_prepare(kind: str) -> None:
     """Without a manifest every file is needed again; those that are not as they were written are made again."""
     case = made()
     files = files_of(case, kind)
-    for seed in range(CASES // 4):
+    for seed in range(CASES if kind in READ_BY_PREPARE_ONLY else CASES // 8):
         rng = np.random.default_rng([seed, 1])
         path = files[rng.integers(len(files))]
         (case.store / NAME).unlink()

@@ -107,26 +107,24 @@ def end_of(process: "subprocess.Popen[bytes]", name: str) -> str:
     return line
 
 
-def test_raylet_killed(runs: Runs, undisturbed: Path) -> None:
-    process = runs.start("engine.backend=ray", "engine.hosts=1")
-    until(lambda: runs.rounds() >= 3, process)
-    line = end_of(process, "raylet")
-    assert "ray: the process of Ray on this machine (raylet) has ended" in line
-    assert "--resume" in line
-    assert_same_numbers(runs.finish("--resume"), undisturbed)
-
-
 @pytest.mark.slow
-def test_control_service_killed(runs: Runs) -> None:
-    """It is given some time to come back."""
-    long = ["rounds=2000", "run.checkpoint_every=1000"]
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raylet", "ray: the process of Ray on this machine (raylet) has ended"),
+        # It is given some time to come back.
+        ("gcs_server", "ray: the control service of the cluster (GCS) at "),
+    ],
+)
+def test_ray_itself_killed(runs: Runs, name: str, said: str) -> None:
+    long = ["rounds=2000", "run.checkpoint_every=5"]
     process = runs.start("engine.backend=ray", "engine.hosts=1", *long)
-    until(lambda: runs.rounds() >= 3, process)
-    line = end_of(process, "gcs_server")
-    assert "ray: the control service of the cluster (GCS) at " in line
+    until(lambda: runs.rounds() >= 6, process)
+    line = end_of(process, name)
+    assert said in line
+    assert "--resume" in line
+    assert said in (runs.run / "run.log").read_text()
     done = runs.rounds()
-    assert (runs.run / "checkpoints" / f"round-{done:06d}").is_dir()
-    assert "control service" in (runs.run / "run.log").read_text()
     process = runs.start(*long, "--resume")
     until(lambda: runs.rounds() > done, process)
     process.send_signal(signal.SIGTERM)

@@ -154,4 +154,4 @@ def test_a_path_that_no_file_can_have(refused: Refused, command: str) -> None:
 def test_a_folder_where_the_manifest_is_due(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "manifest.json").mkdir()
     for command in ("inspect", "verify"):
-        assert f"{tmp_path}/manifest.json: damaged" in refused(command, tmp_path)
+        assert f"{tmp_path}/manifest.json: cannot be read: Is a directory" in refused(command, tmp_path)

@@ -26,14 +26,15 @@ class Poisons(FedAvg):
     """FedAvg that mixes, too, and makes NaN on the server in round 2, in one place."""
 
     where: str = ""
-    value: float = NAN
+    # A number as text: a config holds no NaN.
+    value: str = "nan"
 
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial, "c": torch.zeros(2)}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         def bad(where: str) -> float:
-            return self.value if ctx.round == 2 and where == self.where else 1.0
+            return float(self.value) if ctx.round == 2 and where == self.where else 1.0
 
         shared = {"w": server["w"], "c": torch.tensor([1.0, bad("shared")])}
         private = {cohort[1]: {"own": torch.tensor(bad("private"))}}
@@ -63,7 +64,7 @@ class Poisons(FedAvg):
 )
 @pytest.mark.parametrize("value", [NAN, float("inf")])
 def test_nan_made_on_the_server_is_named_and_not_committed(start: Start, where: str, value: float, line: str) -> None:
-    server = start({"algorithm.name": f"{__file__}:Poisons", "algorithm.where": where, "algorithm.value": value})
+    server = start({"algorithm.name": f"{__file__}:Poisons", "algorithm.where": where, "algorithm.value": str(value)})
     server.round()
     state = server.state
     before = {name: t.clone() for name, t in state.to_tensors()[0].items()}
