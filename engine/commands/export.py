@@ -15,7 +15,7 @@ from algorithms.protocol import MODEL, Tree
 from engine.hosts.host import Host
 from engine.hosts.visit import Visit
 from engine.preparing.prepare import prepare
-from engine.records import checkpoint
+from engine.records import checkpoint, inputs
 from engine.records.run_folder import CHECKPOINTS, read_summary
 from engine.rounds.scoring import predicted_classes
 from engine.rounds.state import FederationState
@@ -41,16 +41,19 @@ def export(run: Path) -> Path:
     `global` if there is one.
 
     Raises:
-        ShoalError: No folder of a finished run, or its last checkpoint cannot be used.
+        ShoalError: No folder of a finished run, or its last checkpoint cannot be used, or the store is another one.
     """
     config = load_config(run)
-    state = checkpoint.load_last(run / CHECKPOINTS, read_summary(run)["rounds"]).state
+    summary = read_summary(run)
+    state = checkpoint.load_last(run / CHECKPOINTS, summary["rounds"]).state
     store = Store(prepare(config).path)
     job = make_job(config, store, run.name)
     algorithm = job.algorithm()
     if algorithm.whole_graph:
         store = prepare(config, whole=True)
         job = make_job(config, store, run.name)
+    if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
+        raise ShoalError(f"{store.path}: not the store that {run} was run on; bring that back, or run it again")
     host = Host()
     # Wherever the run was trained, it can be exported here.
     host.open(replace(job, device="cpu", precision="float32"))

@@ -24,7 +24,6 @@ from engine.wire.models import require_mixable
 from storage.errors import ShoalError
 
 log = logging.getLogger(__name__)
-STORE = "the prepared store"
 
 
 def plan_of(config: Config, whole: bool = False) -> Plan:
@@ -66,7 +65,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         store = prepare(config, whole=algorithm.whole_graph, mend=False)
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
-        read |= published_inputs(config) | {STORE: store.manifest.content(job.split, job.kernel)}
+        read |= published_inputs(config) | {inputs.STORE: job.content}
         if found:
             _require_same(folder, found.inputs, read)
         # A wrong option of the model is an error before any actor starts.

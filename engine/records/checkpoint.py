@@ -80,6 +80,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         (unfinished / PLAIN).write_text(sealed(record))
         for name in (TENSORS, METRICS, PLAIN):
             _to_disk(unfinished / name)
+        _to_disk(unfinished)
         os.replace(unfinished, folder)
         _to_disk(folder.parent)
     except (OSError, SafetensorError) as error:

@@ -9,6 +9,9 @@ from storage.datasets import files
 from storage.digest import input_digest, text_digest
 from storage.errors import ShoalError
 
+# The name under which the content of the prepared store is kept beside those of files.
+STORE = "the prepared store"
+
 
 def contents(config: Config) -> dict[str, str]:
     """A digest for every key of a config that names a file which the run reads, and for a method of the user's own.

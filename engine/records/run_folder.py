@@ -141,6 +141,8 @@ class RunFolder:
         Raises:
             ShoalError: Something cannot be removed.
         """
+        # Opened again by the next line.
+        self._log.close()
         try:
             for name in (METRICS, SUMMARY, LOG, CHECKPOINTS, "tensorboard", "export"):
                 path = self.path / name

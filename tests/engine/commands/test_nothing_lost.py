@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import CONFIG, LOG, SUMMARY
 from engine.settings.config import load_config
 from storage.digest import digest
+from storage.manifest import read_manifest
 
 Refused = Callable[..., str]
 Shoal = Callable[..., None]
@@ -306,15 +308,26 @@ def test_published_files_that_change_while_a_prepare_is_interrupted(
     shoal("prepare", tiny)
 
 
-def test_a_store_that_was_made_again_from_other_data(tiny: Path, refused: Refused, shoal: Shoal) -> None:
-    """The same config finds another store at the same path."""
-    shoal("run", tiny, *ROUNDS)
-    first = only(tiny.parent / "runs")
-    cut_off(first)
-    config = load_config(tiny, ROUNDS)
-    other = tiny.parent / "other"
-    run(load_config(tiny, [*ROUNDS, f"data.store={other}", "data.options.seed=5", f"run.root={tiny.parent / 'else'}"]))
-    for path in (tiny.parent / "store" / "clients").iterdir():
-        shutil.copy(other / "clients" / path.name, path)
-    line = refused("run", tiny, *ROUNDS, "--resume")
-    assert str(config.data.store) in line
+@pytest.fixture
+def other_store(tiny: Path, finished: Path) -> Path:
+    """The same config finds another sound store at the same path, of a graph that an older Shoal drew, say."""
+    store, other = tiny.parent / "store", tiny.parent / "other"
+    elsewhere = [f"data.store={other}", "data.options.signal=0.5", f"run.root={tiny.parent / 'else'}"]
+    run(load_config(tiny, [*ROUNDS, *elsewhere]))
+    identity = read_manifest(store).identity
+    shutil.rmtree(store)
+    other.rename(store)
+    replace(read_manifest(store), identity=identity).write(store)
+    return store
+
+
+def test_another_store_is_neither_resumed_nor_exported(
+    tiny: Path, finished: Path, other_store: Path, refused: Refused
+) -> None:
+    assert f"{other_store}: not the store that {finished} was run on" in refused("export", finished)
+    cut_off(finished)
+    before = contents(finished)
+    assert f"{finished}: was run with another content of the prepared store" in refused(
+        "run", tiny, *ROUNDS, "--resume"
+    )
+    assert contents(finished) == before
