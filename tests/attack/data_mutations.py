@@ -275,7 +275,7 @@ def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
         try:
             with np.errstate(invalid="ignore", over="ignore"):
                 return array.astype(rng.choice(names))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             return np.array([None] * 3, dtype=object)
     if way == 7:
         return np.asfortranarray(array)
