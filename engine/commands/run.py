@@ -101,6 +101,7 @@ def _checkpoint(config: Config, folder: RunFolder, resume: bool) -> Checkpoint |
     if not folder.started:
         if resume:
             _refuse_changed(config)
+            say(f"{folder.path}: nothing to resume, starting")
         return None
     if not resume:
         raise ShoalError(f"{folder.path}: holds an unfinished run; --resume goes on with it, --fresh starts over")

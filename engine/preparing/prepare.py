@@ -18,7 +18,7 @@ from storage.datasets import DataSource, data_root, fingerprint, load, nodes_ahe
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
-from storage.manifest import NAME, Manifest
+from storage.manifest import FORMAT, NAME, Manifest
 from storage.option_types import checked, quoted
 from storage.propagation import Kernel
 from storage.split import SplitOptions, read_split_file
@@ -73,8 +73,10 @@ def store_path(config: Config) -> Path:
     if config.data.store is not None:
         return Path(config.data.store)
     chosen = config.partition
-    # Published files are known by the name of the dataset, so that a store is found without them.
-    name = f"{config.data.dataset.lower()}-{chosen.method}{chosen.clients}-{fingerprint_of(identity(config))}"
+    # Published files are known by the name of the dataset, so that a store is found without them. A store of another
+    # Shoal, which this one cannot read, is left where it is.
+    digits = fingerprint_of({**identity(config), "format": FORMAT})
+    name = f"{config.data.dataset.lower()}-{chosen.method}{chosen.clients}-{digits}"
     return data_root(config.data.root) / "stores" / name
 
 

@@ -160,6 +160,11 @@ def test_a_run_folder_whose_config_was_edited(finished: Path, refused: Refused) 
         assert f"{file}: not as the run wrote it" in refused(*command)
 
 
+def test_nothing_to_resume_is_said(tiny: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> None:
+    shoal("run", tiny, *ROUNDS, "--resume")
+    assert f"{only(tiny.parent / 'runs')}: nothing to resume, starting" in capsys.readouterr().err
+
+
 class Files:
     """A graph of a user's own, its files in a folder."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from ray.exceptions import RayTaskError
@@ -171,7 +172,9 @@ def test_a_host_that_comes_back_and_cannot_be_used_stays_idle(
     gather(roster)
     manifest = job.store_path / NAME
     sound = manifest.read_text()
-    ray.kill(hosts[1], no_restart=False)
+    process = psutil.Process(ray.get(hosts[1].ping.remote()))
+    process.kill()
+    psutil.wait_procs([process], timeout=20)
     roster.leaves(1)
     manifest.write_text("{}")
     gather(roster)

@@ -15,19 +15,19 @@ NAMES = [
     (
         "cora",
         [],
-        ("cora-3ce79520", "cora-louvain10-bbce264d", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-3ce79520", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         [],
-        ("pubmed-5128a867", "pubmed-louvain10-a706e0e3", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-5128a867", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         [],
         (
             "quickstart-45bd99e2",
-            "digits-louvain10-28c7508f",
+            "digits-louvain10-1b5ca882",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -35,14 +35,14 @@ NAMES = [
     (
         "sbm-200",
         [],
-        ("sbm-200-963662ba", "sbm-metis200-32a33eb0", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-963662ba", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "cora-heterogeneous",
         ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
         (
             "cora-heterogeneous-4d7f9172",
-            "cora-louvain10-bbce264d",
+            "cora-louvain10-0a44b7a9",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -52,7 +52,7 @@ NAMES = [
         ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
         (
             "quickstart-aceef7b5",
-            "digits-louvain10-28c7508f",
+            "digits-louvain10-1b5ca882",
             "stratified-20-40-40-seed0",
             "r0.0-k2-float16-labelled",
         ),
@@ -62,7 +62,7 @@ NAMES = [
         ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
         (
             "quickstart-7ece20b0",
-            "digits-louvain10-28c7508f",
+            "digits-louvain10-1b5ca882",
             "per_client-60-20-20-seed3",
             "r0.5-k3-float32",
         ),
@@ -72,7 +72,7 @@ NAMES = [
         ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
         (
             "quickstart-3a9855d0",
-            "digits-louvain10-28c7508f",
+            "digits-louvain10-1b5ca882",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -82,7 +82,7 @@ NAMES = [
         ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
         (
             "quickstart-0d191371",
-            "digits-louvain10-28c7508f",
+            "digits-louvain10-1b5ca882",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -92,7 +92,7 @@ NAMES = [
         ["partition.method=semi-external", "partition.imbalance=1.1", "partition.seed=5", "engine.memory_limit=8GiB"],
         (
             "sbm-200-66208830",
-            "sbm-semi-external200-527f6f6a",
+            "sbm-semi-external200-3199cccf",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -100,7 +100,7 @@ NAMES = [
     (
         "sbm-200",
         ["partition.method=file", "partition.file=FILE"],
-        ("sbm-200-bc37df17", "sbm-file200-6a3a4a9f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-bc37df17", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
 ]
 
