@@ -97,10 +97,11 @@ class Driver:
             self.folder.summarize({**summary, "inputs": self.inputs})
         finally:
             memory.stop()
-            if board:
-                board.close()
             if federation is not None:
                 federation.close()
+            # Last, for a full disk may not let it.
+            if board:
+                board.close()
 
     def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
         """One round; if it fails, the rounds before it are kept in a checkpoint."""

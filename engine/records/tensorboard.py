@@ -7,15 +7,25 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from storage.atomic import cannot_write
+
 
 class TensorBoard:
     """Writes the scalars of every round under `<run>/tensorboard`."""
 
     def __init__(self, run: Path) -> None:
-        self._writer = EventFileWriter(str(run / "tensorboard"))
+        self._folder = run / "tensorboard"
+        try:
+            self._writer = EventFileWriter(str(self._folder))
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error
 
     def write(self, line: dict[str, Any]) -> None:
-        """Writes one line of metrics."""
+        """Writes one line of metrics.
+
+        Raises:
+            ShoalError: It cannot be written.
+        """
         scalars = {
             "bytes/up": line["bytes_up"],
             "bytes/down": line["bytes_down"],
@@ -27,8 +37,18 @@ class TensorBoard:
             for part, numbers in parts.items():
                 scalars[f"accuracy_{part}/{scope}"] = numbers["nodes"]
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._writer.add_event(Event(step=line["round"], summary=Summary(value=values)))
+        try:
+            self._writer.add_event(Event(step=line["round"], summary=Summary(value=values)))
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error
 
     def close(self) -> None:
-        """Flushes what was written."""
-        self._writer.close()
+        """Flushes what was written.
+
+        Raises:
+            ShoalError: It cannot be written.
+        """
+        try:
+            self._writer.close()
+        except OSError as error:
+            raise cannot_write(self._folder, error) from error

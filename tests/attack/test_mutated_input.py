@@ -1,23 +1,26 @@
-"""A thousand wrong configs: each is accepted, or refused in one line, and none takes the memory."""
+"""A thousand wrong configs and data sets: each is accepted, or refused in one line, and none takes the memory."""
 
 import resource
+from types import ModuleType
 
+import config_mutations
+import data_mutations
 import pytest
-from config_mutations import attack
 
 CASES, PARTS = 1000, 10
 MOST_MEMORY = 1 << 20  # KiB
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_is_accepted_or_refused_in_one_line(part: int) -> None:
+@pytest.mark.parametrize("mutations", [config_mutations, data_mutations])
+def test_is_accepted_or_refused_in_one_line(mutations: ModuleType, part: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     verdicts = []
     for seed in range(part, CASES, PARTS):
         try:
-            verdicts.append(attack(seed))
+            verdicts.append(mutations.attack(seed))
         except Exception as error:
-            raise AssertionError(f"config_mutations.attack({seed}): {type(error).__name__}") from error
+            raise AssertionError(f"{mutations.__name__}.attack({seed}): {type(error).__name__}") from error
     # The mutations are neither all harmless nor all alike.
     assert 0 < verdicts.count("accepted") < len(verdicts) / 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEMORY
