@@ -2,6 +2,9 @@
 
 import errno
 import fcntl
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,16 +12,48 @@ import pytest
 from storage.disk import require_disk, writing
 from storage.errors import ShoalError
 
+HOLD = """
+import sys
+from functools import partial
+from pathlib import Path
+from storage.disk import writing
+with writing(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with (
-        writing(folder),
-        pytest.raises(ShoalError, match=rf"^{folder}: another prepare is writing this store"),
-        writing(folder),
-    ):
+
+def hold(store: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_one_process_writes_at_a_time(tmp_path: Path, end: str) -> None:
+    store = tmp_path / "a" / "store"
+    other = hold(store)
+    line = rf"^{store}: another prepare is writing this store; wait for it or set data\.store$"
+    with pytest.raises(ShoalError, match=line), writing(store):
         pass
-    with writing(folder):
+    with writing(tmp_path / "another"):
+        pass
+    if end == "kill":
+        other.send_signal(signal.SIGKILL)
+    other.communicate()
+    with writing(store):
+        pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ShoalError, match=rf"^{tmp_path}/file: cannot be made: .*; set data\.store .*$"),
+        writing(tmp_path / "file"),
+    ):
         pass
 
 
@@ -30,15 +65,6 @@ def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         pytest.raises(ShoalError, match=rf"^{tmp_path}: cannot be locked: No locks available; set data\.store"),
         writing(tmp_path),
-    ):
-        pass
-
-
-def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ShoalError, match=r"file: cannot be made: File exists; set data\.store"),
-        writing(tmp_path / "file"),
     ):
         pass
 

@@ -1,30 +1,17 @@
 import shutil
-import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from storage.arrow_file import FileRecord, record_of
-from storage.disk import require_disk, writing
+from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.sealed import sealed
 from storage.writer import PROGRESS, StoreWriter
 
 IDENTITY = {"dataset": {"dataset": "small"}, "partition": {"clients": 3}}
 FILE = Path("clients") / "00000.arrow"
-
-HOLD = """
-import sys
-from functools import partial
-from pathlib import Path
-from storage.disk import writing
-with writing(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 class Source:
@@ -38,40 +25,6 @@ class Source:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"content")
         return record_of(path)
-
-
-def hold(store: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(store)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-@pytest.mark.parametrize("end", ["exit", "kill"])
-def test_one_process_writes_at_a_time(tmp_path: Path, end: str) -> None:
-    store = tmp_path / "a" / "store"
-    other = hold(store)
-    line = rf"^{store}: another prepare is writing this store; wait for it or set data\.store$"
-    with pytest.raises(ShoalError, match=line), writing(store):
-        pass
-    with writing(tmp_path / "another"):
-        pass
-    if end == "kill":
-        other.send_signal(signal.SIGKILL)
-    other.communicate()
-    with writing(store):
-        pass
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ShoalError, match=rf"^{tmp_path}/file: cannot be made: .*; set data\.store .*$"),
-        writing(tmp_path / "file"),
-    ):
-        pass
 
 
 def test_a_finished_file_is_not_written_again(tmp_path: Path) -> None:
