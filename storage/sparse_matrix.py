@@ -1,0 +1,162 @@
+"""A sparse matrix that dense ones are multiplied by, in training, too: its transpose is made once and not in a step."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+
+class SparseMatrix:
+    """CSR `[N, M]`: features of nodes, or what nodes hear of others. Its numbers are constants, not parameters.
+
+    Attributes:
+        csr: Row starts and columns int32, values float32 or float16, as a tensor of torch.
+    """
+
+    def __init__(self, csr: Tensor, transposed: Tensor | None = None) -> None:
+        """Wraps a CSR tensor.
+
+        Args:
+            csr: `[N, M]`, columns ascending in a row.
+            transposed: The same numbers as CSR `[M, N]`, where they are known: `csr` itself if it is symmetric. None:
+                made when a gradient first needs it.
+        """
+        self.csr = csr
+        self._transposed = transposed
+
+    @classmethod
+    def of(cls, indptr: Any, indices: Any, values: Any, columns: int) -> "SparseMatrix":
+        """Over arrays or tensors, without a copy.
+
+        Args:
+            indptr: Row starts, int32 `[N + 1]`.
+            indices: Columns, int32 `[E]`, ascending in a row.
+            values: float32 or float16 `[E]`.
+            columns: Width M.
+        """
+        return cls(_csr(indptr, indices, values, columns))
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.csr.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.csr.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.csr.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, and of the transpose where it is another one that was made."""
+        found = {id(csr): sum(part.nbytes for part in _parts(csr)) for csr in self._tensors()}
+        return sum(found.values())
+
+    def __len__(self) -> int:
+        return int(self.csr.shape[0])
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Row starts, columns, values."""
+        return _parts(self.csr)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors that it consists of, those of the transpose included where it was made."""
+        for csr in self._tensors():
+            yield from _parts(csr)
+
+    def _tensors(self) -> list[Tensor]:
+        return [self.csr] if self._transposed is None or self._transposed is self.csr else [self.csr, self._transposed]
+
+    @property
+    def transposed(self) -> Tensor:
+        """The transpose as CSR `[M, N]`."""
+        if self._transposed is None:
+            indptr, indices, values = (part.cpu().numpy() for part in self.parts())
+            half = values.dtype == np.float16  # SciPy has no such matrices
+            found = sp.csr_array((values.astype(np.float32) if half else values, indices, indptr), self.shape).tocsc()
+            kept = found.data.astype(values.dtype, copy=False)
+            made = _csr(found.indptr.astype(np.int32), found.indices.astype(np.int32), kept, len(self))
+            self._transposed = made.to(self.device)
+        return self._transposed
+
+    def prepared(self) -> "SparseMatrix":
+        """Itself, with its transpose made."""
+        _ = self.transposed
+        return self
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with a float32 `[M, H]`, which may be differentiated."""
+        if torch.is_autocast_enabled(self.device.type):
+            with torch.autocast(self.device.type, enabled=False):
+                return self @ dense.float()
+        if torch.is_grad_enabled() and dense.requires_grad:
+            return _Product.apply(dense, self)  # type: ignore[no-any-return, no-untyped-call]
+        return self.csr @ dense
+
+    def to(self, device: torch.device) -> "SparseMatrix":
+        """On a device; itself, if it is there."""
+        if device == self.device:
+            return self
+        transposed = self._transposed
+        csr = self.csr.to(device)
+        return SparseMatrix(csr, csr if transposed is self.csr else transposed and transposed.to(device))
+
+    def float(self) -> "SparseMatrix":
+        """With float32 values; itself, if it has them."""
+        if self.dtype == torch.float32:
+            return self
+        indptr, indices, values = self.parts()
+        return SparseMatrix.of(indptr, indices, values.float(), self.shape[1])
+
+    def block(self, start: int, stop: int) -> "SparseMatrix":
+        """Successive rows, sharing columns and values."""
+        indptr, indices, values = self.parts()
+        rows = indptr[start : stop + 1]
+        low, high = int(rows[0]), int(rows[-1])
+        return SparseMatrix.of(rows - rows[0], indices[low:high], values[low:high], self.shape[1])
+
+    def rows(self, rows: Tensor) -> "SparseMatrix":
+        """Some rows, int64 `[n]`, in the order asked for."""
+        indptr, indices, values = self.parts()
+        starts = indptr[rows].long()
+        counts = indptr[rows + 1].long() - starts
+        ends = counts.cumsum(0)
+        places = torch.arange(int(counts.sum()), device=self.device)
+        places += (starts - ends + counts).repeat_interleave(counts)
+        found = torch.cat([ends.new_zeros(1), ends]).int()
+        return SparseMatrix.of(found, indices[places], values[places], self.shape[1])
+
+    def to_dense(self) -> Tensor:
+        """The matrix as a dense tensor `[N, M]` of its type."""
+        return self.csr.to_dense()
+
+
+# What a model multiplies by a weight: rows of features, dense or sparse.
+Features = Tensor | SparseMatrix
+
+
+class _Product(torch.autograd.Function):
+    """torch's own product transposes, and so sorts, the sparse matrix in every backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, matrix: SparseMatrix) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.csr @ dense
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.matrix.transposed @ gradients[0], None
+
+
+def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
+    parts = [torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)]
+    return torch.sparse_csr_tensor(*parts, size=(len(parts[0]) - 1, columns), check_invariants=False)
+
+
+def _parts(csr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return csr.crow_indices(), csr.col_indices(), csr.values()
