@@ -11,6 +11,7 @@ from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs, alike, all_nodes, sampled
 from algorithms.backbones.output import Output
 from algorithms.flat_model import FlatModel
+from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
 
 ROWS_AT_A_TIME = 65_536
@@ -73,8 +74,13 @@ class ClientModel:
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
         if mapped and len(rows) == self.data.nodes:
             # All rows, in their order: they lie in the map already.
-            return [self.data.hop(k) for k in self.flat.inputs]
-        return [self.data.memo((part, k), partial(self.data.rows, k, rows)) for k in self.flat.inputs]
+            return [self.data.whole(k) for k in self.flat.inputs]
+        return [self.data.memo((part, k), partial(self._gathered, k, rows)) for k in self.flat.inputs]
+
+    def _gathered(self, k: int, rows: Tensor) -> Features:
+        found = self.data.rows(k, rows)
+        # Made now, while it is known that it stays: every step needs it.
+        return found.prepared() if isinstance(found, SparseMatrix) else found
 
     def logits(self) -> Tensor:
         """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""

@@ -1,7 +1,8 @@
 """A model whose parameters lie one behind the other in one vector."""
 
 import copy
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +21,39 @@ class FlatModel:
         w: All parameters, float32 `[P]`, a leaf that may be differentiated; its gradient and the parameters' gradients
             share memory, so that a penalty on `w` and the loss of the model add up.
         bfloat16: Layers multiply in bfloat16; parameters, outputs and losses stay float32.
+        sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column, as a
+            product with sparse rows reads them.
     """
 
-    def __init__(self, module: nn.Module, bfloat16: bool = False) -> None:
+    def __init__(self, module: nn.Module, bfloat16: bool = False, sparse: bool = False) -> None:
         """Moves the parameters of a module into one vector, in the order of `module.parameters()`."""
         self.module = module
         self.bfloat16 = bfloat16
+        self.sparse = sparse
         parameters = list(module.parameters())
-        flat = torch.cat([p.detach().reshape(-1) for p in parameters]).contiguous()
+        self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
+        flat = torch.cat([self._in_order(p.detach(), p).reshape(-1) for p in parameters]).contiguous()
         gradient = torch.zeros_like(flat)
-        offset = 0
-        for p in parameters:
-            part = slice(offset, offset + p.numel())
-            p.data = flat[part].view_as(p)
-            p.grad = gradient[part].view_as(p)
-            offset += p.numel()
+        for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
+            p.data, p.grad = data, grad
         self.w = nn.Parameter(flat)
         self.w.grad = gradient
+
+    def _first_weights(self) -> Sequence[nn.Parameter]:
+        inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
+        return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
+
+    def _in_order(self, value: Tensor, p: nn.Parameter) -> Tensor:
+        """A parameter's value as it lies in `w`."""
+        return value.t() if id(p) in self._by_column else value
+
+    def parts(self, w: Tensor) -> Iterator[Tensor]:
+        """Views of a vector `[P]` in the shapes of the parameters, in their order."""
+        offset = 0
+        for p in self.module.parameters():
+            part = w[offset : offset + p.numel()]
+            yield part.view(p.shape[::-1]).t() if id(p) in self._by_column else part.view_as(p)
+            offset += p.numel()
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -51,7 +68,7 @@ class FlatModel:
 
     def on(self, device: torch.device) -> "FlatModel":
         """A copy on a device."""
-        return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16)
+        return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
 
     def load(self, w: Tensor) -> None:
         """Overwrites all parameters, `[P]`.
@@ -68,8 +85,20 @@ class FlatModel:
         """Draws fresh parameters, `[P]`; the model keeps them."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module.reset_parameters()  # type: ignore[operator]
+            with self._by_row():
+                self.module.reset_parameters()  # type: ignore[operator]
         return self.w.detach().clone()
+
+    @contextmanager
+    def _by_row(self) -> Iterator[None]:
+        """Inside the block, all parameters lie row by row, so that the same seed draws the same values for any data."""
+        turned = [p for p in self.module.parameters() if id(p) in self._by_column]
+        views = [p.data for p in turned]
+        for p in turned:
+            p.data = p.data.contiguous()
+        yield
+        for p, view in zip(turned, views):
+            p.data = view.copy_(p.data)
 
     def __call__(self, inputs: Inputs) -> Output:
         if not self.bfloat16:

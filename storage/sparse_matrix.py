@@ -95,7 +95,7 @@ class SparseMatrix:
             with torch.autocast(self.device.type, enabled=False):
                 return self @ dense.float()
         if torch.is_grad_enabled() and dense.requires_grad:
-            return _Product.apply(dense, self)  # type: ignore[no-any-return, no-untyped-call]
+            return _Product.apply(dense, self)
         return self.csr @ dense
 
     def to(self, device: torch.device) -> "SparseMatrix":
@@ -154,8 +154,11 @@ class _Product(torch.autograd.Function):
 
 
 def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
-    parts = [torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)]
-    return torch.sparse_csr_tensor(*parts, size=(len(parts[0]) - 1, columns), check_invariants=False)
+    starts, places, numbers = (
+        torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)
+    )
+    size = (len(starts) - 1, columns)
+    return torch.sparse_csr_tensor(starts, places, numbers, size=size, check_invariants=False)
 
 
 def _parts(csr: Tensor) -> tuple[Tensor, Tensor, Tensor]:

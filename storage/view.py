@@ -11,6 +11,7 @@ from torch import Tensor
 
 from storage.apart import apart
 from storage.shard import Shard
+from storage.sparse_matrix import SparseMatrix
 from storage.split import Split
 
 CPU = torch.device("cpu")
@@ -64,6 +65,8 @@ class Memo:
         return self.get(key, build) if fits else None
 
     def _size(self, value: Any) -> int:
+        if isinstance(value, SparseMatrix):
+            return value.nbytes
         if not isinstance(value, Tensor):
             return sum(map(self._size, value)) if isinstance(value, tuple | list) else 0
         if value.layout != torch.sparse_csr:
@@ -183,6 +186,10 @@ class View:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
         return self._on_device_if_it_fits(k)[start:stop].to(self.device)
 
+    def whole(self, k: int) -> Tensor:
+        """All rows of hop k on the device, float32."""
+        return self.block(k).float()
+
     def rows(self, k: int, rows: Tensor) -> Tensor:
         """Some rows of hop k on the device, float32 `[n, F]`."""
         hop = self._on_device_if_it_fits(k)
@@ -291,6 +298,8 @@ class View:
 
 def writes(value: Any) -> tuple[int, ...]:
     """How often each tensor of an entry was written to, as torch counts it."""
+    if isinstance(value, SparseMatrix):
+        value = tuple(value.tensors())
     if isinstance(value, Tensor):
         return (0 if value.is_inference() else value._version,)
     return tuple(count for part in value for count in writes(part)) if isinstance(value, tuple | list) else ()

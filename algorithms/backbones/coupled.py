@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,21 @@ from algorithms.backbones.head import Head
 from algorithms.backbones.neighbourhood import Neighbourhood, Operator
 from algorithms.backbones.output import Output
 from storage.errors import ShoalError
+from storage.sparse_matrix import Features, SparseMatrix
+
+
+def first_rows(x: Features, count: int) -> Features:
+    """The first rows of features or of a layer's output: the nodes that hear."""
+    if count == len(x):
+        return x
+    return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
 
 
 class Coupled(nn.Module):
     """L layers of width `hidden` with ReLU and dropout between them; a linear classifier on the last one's output.
+
+    Layers are PyG's: their parameters, their initial values, and what they compute. How is our own, since theirs
+    transposes the adjacency, which sorts it, in every backward pass.
 
     The classifier is no layer of message passing, so that models of different kinds have the same one (FedGKC's
     contract of extractor and classifier). No backbone uses batch normalisation: its running statistics are no
@@ -87,17 +98,25 @@ class Coupled(nn.Module):
             embedding_NH = embedding_NH.index_select(0, around.rows)
         return Output(self.head(self.drop(embedding_NH)).logits_NC, embedding_NH)
 
-    def embed(self, x_NF: Tensor, operators: Sequence[Tensor]) -> Tensor:
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Output of the last layer, `[n_L, H]`."""
-        x = x_NF
-        for layer, (conv, operator) in enumerate(zip(self.convs, operators)):
-            x = self.convolve(conv, self.drop(F.relu(x)) if layer else x, operator)
+        first, *others = zip(self.convs, operators)
+        x = self.convolve(*first, x_NF)
+        for conv, operator in others:
+            x = self.convolve(conv, operator, self.drop(F.relu(x)))
         return x
 
-    def convolve(self, conv: nn.Module, x: Tensor, operator: Tensor) -> Tensor:
-        """Output of one layer; a layer that treats a node unlike its neighbours is given both."""
-        nodes = operator.shape[0]
-        return conv(x if nodes == len(x) else (x, x[:nodes]), operator)
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
+        """Output of one layer, `[n_l, H]`: what PyG's layer gives, whose parameters these are.
+
+        Weights come before the sums over neighbours, so that sparse features are only multiplied by a weight, and the
+        sums run over rows of width H.
+        """
+        raise NotImplementedError
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weights, `[H, F]`, that the features are multiplied by."""
+        raise NotImplementedError
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training."""

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from algorithms.backbones.head import Head
 from algorithms.backbones.output import Output
+from algorithms.backbones.weighted_hops import WeightedHops, weighted_hops
 from storage.errors import ShoalError
+from storage.sparse_matrix import Features
 
 ATTENTIONS = ("simple", "gate", "ori_ref", "jk", "recursive")
 
@@ -35,7 +37,8 @@ class GAMLP(nn.Module):
     its own.
 
     The concatenations are never formed: with a = [a_ref ‖ a_x] a score is the sum of two matrix-vector
-    products, which are several times as fast as products with a matrix of one or two columns.
+    products, which are several times as fast as products with a matrix of one or two columns. Where a hop is sparse,
+    its weighted rows are not formed either: the first layer of the MLP is applied to every sparse hop for itself.
     """
 
     def __init__(
@@ -84,33 +87,32 @@ class GAMLP(nn.Module):
         else:
             self.score.reset_parameters()
 
-    def forward(self, hops: Sequence[Tensor]) -> Output:
-        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16."""
-        hops_NKF = self._stack(hops)
-        weights_NK = self._weights_NK(hops_NKF)
-        return self.head(torch.bmm(weights_NK.unsqueeze(1), hops_NKF).squeeze(1))
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that features are multiplied by."""
+        return self.head.first_weights()
 
-    def attention_NK(self, hops: Sequence[Tensor]) -> Tensor:
+    def forward(self, hops: Sequence[Features]) -> Output:
+        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        found = weighted_hops(hops, self.head)
+        return found.output(self._weights_NK(found), self.head)
+
+    def attention_NK(self, hops: Sequence[Features]) -> Tensor:
         """Weight of every hop at every node, `[N, K]`; rows sum to one. Arguments as for `forward`."""
-        return self._weights_NK(self._stack(hops))
+        return self._weights_NK(weighted_hops(hops, self.head))
 
-    def _stack(self, hops: Sequence[Tensor]) -> Tensor:
-        # The one copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
-        return torch.stack(tuple(hops), dim=1).to(self.head.dtype)
-
-    def _weights_NK(self, hops_NKF: Tensor) -> Tensor:
-        n, k, f = hops_NKF.shape
+    def _weights_NK(self, hops: WeightedHops) -> Tensor:
+        n, k, f = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)
         weight, bias = self.score.weight.squeeze(0), self.score.bias
         a_ref, a_x = weight[:-f], weight[-f:]
-        score_NK = (hops_NKF.flatten(0, 1) @ a_x).view(n, k) + bias
+        score_NK = hops.scores_NK(a_x) + bias
         if self.attention == "ori_ref":
-            score_NK = score_NK + (hops_NKF[:, 0] @ a_ref).unsqueeze(1)
+            score_NK = score_NK + hops.first_N(a_ref).unsqueeze(1)
         elif self.attention == "jk":
-            score_NK = score_NK + (hops_NKF.flatten(1) @ a_ref).unsqueeze(1)
+            score_NK = score_NK + hops.all_N(a_ref).unsqueeze(1)
         elif self.attention == "recursive":
-            return self._recursive_NK(score_NK, (hops_NKF.flatten(0, 1) @ a_ref).view(n, k))
+            return self._recursive_NK(score_NK, hops.scores_NK(a_ref))
         return score_NK.sigmoid().softmax(1)
 
     @staticmethod

@@ -4,6 +4,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.transform import transform
+from storage.sparse_matrix import Features, SparseMatrix
 
 
 class GCN(Coupled):
@@ -27,5 +29,8 @@ class GCN(Coupled):
             features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: GCNConv(f, h, normalize=False)
         )
 
-    def convolve(self, conv: nn.Module, x: Tensor, operator: Tensor) -> Tensor:
-        return conv(x, operator)
+    def convolve(self, conv: GCNConv, operator: SparseMatrix, x: Features) -> Tensor:
+        return operator @ transform(x, conv.lin.weight) + conv.bias
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [self.convs[0].get_parameter("lin.weight")]

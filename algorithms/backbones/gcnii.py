@@ -1,13 +1,17 @@
 """GCNII: a deep GCN whose layers keep a share of the input and stay near the identity."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GCN2Conv
 
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.transform import transform
 from storage.errors import ShoalError
+from storage.sparse_matrix import Features, SparseMatrix
 
 
 class GCNII(Coupled):
@@ -46,9 +50,15 @@ class GCNII(Coupled):
 
         super().__init__(features, classes, dropout, hidden, layers, fanouts, conv, lifted=True)
 
-    def embed(self, x_NF: Tensor, operators: Sequence[Tensor]) -> Tensor:
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         assert self.lift is not None
-        x = initial = F.relu(self.lift(x_NF))
-        for conv, operator in zip(self.convs, operators):
-            x = F.relu(conv(self.drop(x), initial, operator))
+        x = initial = F.relu(transform(x_NF, self.lift.weight, self.lift.bias))
+        layers: Iterable[tuple[Any, SparseMatrix]] = zip(self.convs, operators)
+        for conv, operator in layers:
+            heard = torch.lerp(operator @ self.drop(x), initial[: len(operator)], conv.alpha)
+            x = F.relu(torch.addmm(heard, heard, conv.weight1, beta=1 - conv.beta, alpha=conv.beta))
         return x
+
+    def first_weights(self) -> list[nn.Parameter]:
+        assert self.lift is not None
+        return [self.lift.get_parameter("weight")]

@@ -1,9 +1,11 @@
 """GIN: sums over neighbours, then an MLP."""
 
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.nn import GINConv
 
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.transform import transform
+from storage.sparse_matrix import Features, SparseMatrix
 
 
 class GIN(Coupled):
@@ -33,3 +35,14 @@ class GIN(Coupled):
             return GINConv(mlp, train_eps=True)
 
         super().__init__(features, classes, dropout, hidden, layers, fanouts, conv)
+
+    def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+        first, *others = conv.nn
+        said = transform(x, first.weight)
+        out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
+        for module in others:
+            out = module(out)
+        return out
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [self.convs[0].get_parameter("nn.0.weight")]

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,9 @@ from torch.nn.utils import skip_init
 
 from algorithms.backbones.dropout import drop
 from algorithms.backbones.output import Output
+from algorithms.backbones.transform import transform
 from storage.errors import ShoalError
+from storage.sparse_matrix import Features, SparseMatrix
 
 
 class Head(nn.Module):
@@ -70,17 +73,29 @@ class Head(nn.Module):
         if self.prelu is not None:
             self.prelu.reset_parameters()
 
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that the input is multiplied by."""
+        return [self.linears[0].get_parameter("weight")]
+
     @property
     def dtype(self) -> torch.dtype:
         """Type of the parameters, which inputs are converted to."""
         return next(self.parameters()).dtype
 
-    def forward(self, x_NF: Tensor) -> Output:
+    def forward(self, x_NF: Features) -> Output:
         """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
-        *hidden, last = self.linears
-        x = embedding = x_NF.to(self.dtype)
-        for linear in hidden:
-            x = linear(x)
+        x = x_NF.float() if isinstance(x_NF, SparseMatrix) else x_NF.to(self.dtype)
+        return self.after_first(self.transformed(x), x)
+
+    def transformed(self, x_NF: Features) -> Tensor:
+        """Output of the first linear layer, before its activation."""
+        first: Any = self.linears[0]
+        return transform(x_NF, first.weight, first.bias)
+
+    def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
+        """What becomes of the first layer's output; its input is the embedding where no other layer follows."""
+        for linear in list(self.linears)[1:]:
             embedding = F.relu(x) if self.prelu is None else self.prelu(x)
-            x = drop(embedding, self.dropout, self.training)
-        return Output(last(x), embedding)
+            x = linear(drop(embedding, self.dropout, self.training))
+        assert embedding is not None
+        return Output(x, embedding)

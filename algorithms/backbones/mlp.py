@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.backbones.head import Head
 from algorithms.backbones.output import Output
+from storage.sparse_matrix import Features
 
 
 class MLP(nn.Module):
@@ -35,7 +36,11 @@ class MLP(nn.Module):
         """Draws all parameters anew from torch's default generator."""
         self.head.reset_parameters()
 
-    def forward(self, hops: Sequence[Tensor]) -> Output:
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that features are multiplied by."""
+        return self.head.first_weights()
+
+    def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of the features, `[N, F]` of float32 or float16."""
         (x_NF,) = hops
         return self.head(x_NF)

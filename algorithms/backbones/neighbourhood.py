@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from storage.neighbours import Drawn, draw_neighbours
+from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
 
 Operator = Literal["sum", "mean", "symmetric", "attention"]
@@ -17,19 +18,19 @@ class Neighbourhood(NamedTuple):
     """The input of a backbone of L layers.
 
     Attributes:
-        x_NF: Features of all nodes that occur, float32.
-        operators: Matrix of every layer, CSR `[n_l, n_{l-1}]` with n_0 = N: row i is what node i hears. The first n_l
+        x_NF: Features of all nodes that occur, float32, dense or sparse.
+        operators: Matrix of every layer, `[n_l, n_{l-1}]` with n_0 = N: row i is what node i hears. The first n_l
             nodes of a layer's input are those of its output.
         rows: Rows of the last layer's output that are asked for, int64; None: all of them.
     """
 
-    x_NF: Tensor
-    operators: tuple[Tensor, ...]
+    x_NF: Features
+    operators: tuple[SparseMatrix, ...]
     rows: Tensor | None = None
 
 
 # Rows of hops for a decoupled backbone, a neighbourhood for a coupled one.
-Inputs = Sequence[Tensor] | Neighbourhood
+Inputs = Sequence[Features] | Neighbourhood
 
 
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
@@ -37,15 +38,15 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
     Args:
         data: The client's graph.
-        operator: `sum`: A. `mean`: A, of whose rows a layer takes the mean. `symmetric`: D^-1/2 (A + I) D^-1/2 with
-            self loops in D. `attention`: the pattern of A + I, weighed by the layer.
+        operator: `sum`: A. `mean`: A, its rows divided by their sums. `symmetric`: D^-1/2 (A + I) D^-1/2 with self
+            loops in D. `attention`: the pattern of A + I, weighed by the layer.
         layers: Number of layers L.
     """
-    if operator in ("sum", "mean"):
-        matrix = data.adjacency
+    if operator == "sum":
+        matrix = SparseMatrix(data.adjacency, data.adjacency)
     else:
         matrix = data.memo(("operator", operator), lambda: _operator(data, operator))
-    return Neighbourhood(data.block(0).float(), (matrix,) * layers)
+    return Neighbourhood(data.whole(0), (matrix,) * layers)
 
 
 def sampled(
@@ -85,13 +86,20 @@ def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
     return Neighbourhood(x_NF, (matrix.to(x_NF.device),) * layers)
 
 
-def _operator(data: View, operator: Operator) -> Tensor:
-    everything = Drawn(np.arange(data.nodes), *data.csr)
-    return _matrix(operator, everything, data.degree.cpu().numpy()).to(data.device)
+def _operator(data: View, operator: Operator) -> SparseMatrix:
+    """The matrix of all nodes with its transpose: itself, but that a mean divides by the degree of who hears."""
+    degree = data.degree.cpu().numpy()
+    matrix = _matrix(operator, Drawn(np.arange(data.nodes), *data.csr), degree)
+    transposed = matrix.csr
+    if operator == "mean":
+        indptr, indices, _ = matrix.parts()
+        shares = torch.from_numpy(1 / np.maximum(degree - 1, 1).astype(np.float32))
+        transposed = SparseMatrix.of(indptr, indices, shares[indices], data.nodes).csr
+    return SparseMatrix(matrix.csr, transposed).to(data.device)
 
 
-def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> Tensor:
-    """The matrix of a layer as torch CSR; `degree` is with self loop in the client's whole graph, `[m]`."""
+def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> SparseMatrix:
+    """The matrix of a layer; `degree` is with self loop in the client's whole graph, `[m]`."""
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)
     row = np.repeat(np.arange(n), counts)
@@ -102,18 +110,14 @@ def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> Tensor:
     elif operator == "symmetric":
         root = 1 / np.sqrt(degree.astype(np.float64))
         values, loops = scale[row] * root[row] * root[indices], root[:n] ** 2
+    elif operator == "mean":
+        values = (1 / np.maximum(counts, 1))[row]
     else:
-        values, loops = np.ones(len(indices)), np.ones(n if operator == "attention" else 0)
+        values, loops = np.ones(len(indices)), np.ones(n)
     if len(loops):
         values = np.insert(values, indptr[:-1], loops)
         indices = np.insert(indices, indptr[:-1], np.arange(n))
         indptr = indptr + np.arange(n + 1, dtype=indptr.dtype)
-    # PyG's attention indexes with 64 bits.
-    kind = np.int64 if operator == "attention" else np.int32
-    return torch.sparse_csr_tensor(
-        torch.from_numpy(indptr.astype(kind)),
-        torch.from_numpy(indices.astype(kind)),
-        torch.from_numpy(values.astype(np.float32)),
-        size=(n, len(drawn.nodes)),
-        check_invariants=False,
-    )
+    # Copies: what is kept of a matrix must not keep the map of a shard open.
+    parts = indptr.astype(np.int32), indices.astype(np.int32), values.astype(np.float32)
+    return SparseMatrix.of(*parts, columns=len(drawn.nodes))

@@ -4,14 +4,21 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from storage.sparse_matrix import Features, SparseMatrix
+
 
 class Output(NamedTuple):
     """Scores and representation of N nodes.
 
     Attributes:
         logits_NC: Unnormalised class scores `[N, C]`.
-        embedding_NH: Input of the last linear layer before its dropout `[N, H]`, for methods with prototypes.
+        embedding: What `embedding_NH` gives; sparse where a single linear layer reads sparse features.
     """
 
     logits_NC: Tensor
-    embedding_NH: Tensor
+    embedding: Features
+
+    @property
+    def embedding_NH(self) -> Tensor:
+        """Input of the last linear layer before its dropout `[N, H]`, for methods with prototypes."""
+        return self.embedding.to_dense() if isinstance(self.embedding, SparseMatrix) else self.embedding

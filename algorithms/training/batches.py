@@ -8,6 +8,7 @@ from torch import Tensor
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood, sampled
 from algorithms.client import Client
 from algorithms.protocol import MODEL
+from storage.sparse_matrix import Features, SparseMatrix
 
 
 def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inputs]:
@@ -25,8 +26,14 @@ def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inp
     inputs = own.gathered("train")
     if isinstance(inputs, Neighbourhood):
         return lambda places: inputs._replace(rows=_at(data.train, places))
-    return lambda places: [_at(hop, places) for hop in inputs]
+    return lambda places: [_features_at(hop, places) for hop in inputs]
 
 
 def _at(rows: Tensor, places: Tensor | None) -> Tensor:
     return rows if places is None else rows[places]
+
+
+def _features_at(rows: Features, places: Tensor | None) -> Features:
+    if places is None:
+        return rows
+    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]

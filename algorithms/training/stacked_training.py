@@ -17,6 +17,7 @@ from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from storage.sparse_matrix import Features, SparseMatrix
 
 NO_ROW = -100
 
@@ -102,10 +103,8 @@ class StackedTrainer:
             return functional_call(self.model.module, dict(self._parameters(w_P)), (hops,)).logits_NC
 
     def _parameters(self, w_P: Tensor) -> Iterator[tuple[str, Tensor]]:
-        start = 0
-        for name, p in self.model.module.named_parameters():
-            yield name, w_P[start : start + p.numel()].view_as(p)
-            start += p.numel()
+        names = (name for name, _ in self.model.module.named_parameters())
+        yield from zip(names, self.model.parts(w_P))
 
     def _dropped(self, hops: Sequence[Tensor]) -> list[tuple[int, float]]:
         """Width and probability of every dropout of a step, in the order of calls."""
@@ -120,8 +119,9 @@ class StackedTrainer:
         return found
 
 
-def _padded(parts: Sequence[Tensor], rows: int) -> Tensor:
+def _padded(hops: Sequence[Features], rows: int) -> Tensor:
     """Rows of every client, and zeros, `[B, N, F]`."""
+    parts = [hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in hops]
     stack = parts[0].new_zeros(len(parts), rows, parts[0].shape[1])
     for padded, part in zip(stack, parts):
         padded[: len(part)] = part

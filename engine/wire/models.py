@@ -153,6 +153,7 @@ def build_models(
     hops: int,
     dropout: float,
     bfloat16: bool = False,
+    sparse: bool = False,
 ) -> list[FlatModel]:
     """The models of a run; several have embeddings of one width, by adapters.
 
@@ -164,6 +165,7 @@ def build_models(
         hops: Hops K.
         dropout: Of all backbones.
         bfloat16: Multiply in bfloat16.
+        sparse: Features are sparse.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
@@ -178,7 +180,7 @@ def build_models(
             raise ShoalError(error.line.replace("model.", f"model.{number}.", 1)) from None
         if len(choices) > 1 and embedding is None:
             embedding = width_of(module)
-        models.append(FlatModel(module, bfloat16))
+        models.append(FlatModel(module, bfloat16, sparse))
         if bfloat16 and models[-1].coupled:
             raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {choice.name} is not; use float32")
     return models

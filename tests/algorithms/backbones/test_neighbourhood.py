@@ -25,7 +25,8 @@ def dense(view: View, operator: str) -> torch.Tensor:
     a = view.adjacency.to_dense().double()
     loops = a + torch.eye(view.nodes)
     root = loops.sum(1).rsqrt()
-    return {"sum": a, "mean": a, "attention": loops, "symmetric": root[:, None] * loops * root}[operator]
+    mean = a / a.sum(1, keepdim=True).clamp_min(1)
+    return {"sum": a, "mean": mean, "attention": loops, "symmetric": root[:, None] * loops * root}[operator]
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -35,7 +36,16 @@ def test_the_whole_graph_is_its_definition(view: View, operator: Operator) -> No
     assert len(around.operators) == 3
     assert around.x_NF.dtype == torch.float32
     torch.testing.assert_close(around.operators[2].to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
-    assert all_nodes(view, operator, 1).operators[0] is around.operators[0]
+    again = all_nodes(view, operator, 1).operators[0]
+    assert again.csr is around.operators[0].csr
+    # What a gradient is multiplied by, without anything being sorted for it.
+    transposed = torch.zeros_like(dense(view, operator))
+    matrix = around.operators[0].transposed
+    transposed[np.repeat(np.arange(25), matrix.crow_indices().diff()), matrix.col_indices().long()] = (
+        matrix.values().double()
+    )
+    torch.testing.assert_close(transposed, dense(view, operator).t(), rtol=1e-6, atol=1e-7)
+    assert matrix.col_indices().data_ptr() == around.operators[0].csr.col_indices().data_ptr()
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -72,7 +82,7 @@ def star(make_view: Callable[..., View]) -> View:
 STAR: dict[str, tuple[float, float, float]] = {
     # The centre hears itself, each of two neighbours drawn of four, and the node without neighbours hears itself.
     "sum": (0.0, 4 / 2, 0.0),
-    "mean": (0.0, 1.0, 0.0),
+    "mean": (0.0, 1 / 2, 0.0),
     "symmetric": (1 / 5, 4 / 2 / (5 * 2) ** 0.5, 1.0),
     "attention": (1.0, 1.0, 1.0),
 }
@@ -87,7 +97,7 @@ def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
     (matrix,) = around.operators
     expected = torch.tensor([[own, 0.0, heard, heard], [0.0, alone, 0.0, 0.0]])
     torch.testing.assert_close(matrix.to_dense(), expected)
-    assert matrix.values().dtype == torch.float32
+    assert matrix.dtype == torch.float32
     assert around.rows is None
     assert torch.equal(around.x_NF[:2], star.x[[0, 5]])
     drawn = (around.x_NF[2:, 0] / 2).int().tolist()
@@ -110,12 +120,11 @@ def test_every_operator_of_a_view_is_kept_apart(view: View) -> None:
     found = {operator: all_nodes(view, operator, 1).operators[0] for operator in OPERATORS}
     for operator, matrix in found.items():
         torch.testing.assert_close(matrix.to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
-        assert all_nodes(view, operator, 1).operators[0] is matrix
+        assert all_nodes(view, operator, 1).operators[0].csr is matrix.csr
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_only_attention_needs_indices_of_64_bits(view: View, operator: Operator) -> None:
-    kind = torch.int64 if operator == "attention" else torch.int32
+def test_indices_have_32_bits(view: View, operator: Operator) -> None:
     rng = np.random.default_rng(0)
     for around in (
         all_nodes(view, operator, 1),
@@ -123,15 +132,15 @@ def test_only_attention_needs_indices_of_64_bits(view: View, operator: Operator)
         alike(view.x, operator, 1),
     ):
         (matrix,) = around.operators
-        assert matrix.crow_indices().dtype == matrix.col_indices().dtype == kind
+        assert matrix.csr.crow_indices().dtype == matrix.csr.col_indices().dtype == torch.int32
 
 
 def test_the_last_layer_draws_first(view: View) -> None:
     """Of three layers with 1, 2 and all neighbours from the last one on; layers meet in their numbers of nodes."""
     first, middle, last = sampled(view, "mean", [1, 2, -1], view.train, np.random.default_rng(0)).operators
-    assert last.crow_indices().diff().max() == 1
-    assert middle.crow_indices().diff().max() == 2
-    assert first.crow_indices().diff().max() > 2
+    counts = [matrix.parts()[0].diff().max() for matrix in (last, middle, first)]
+    assert counts[:2] == [1, 2]
+    assert counts[2] > 2
     assert (last.shape[0], last.shape[1], middle.shape[1]) == (3, middle.shape[0], first.shape[0])
 
 
@@ -148,9 +157,16 @@ def test_the_stream_says_which_neighbours_are_drawn(view: View) -> None:
     assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
 
 
-def test_sums_and_means_read_the_adjacency_where_it_lies(view: View) -> None:
-    for operator in ("sum", "mean"):
-        assert all_nodes(view, operator, 1).operators[0] is view.adjacency
+def test_sums_read_the_adjacency_where_it_lies(view: View) -> None:
+    matrix = all_nodes(view, "sum", 1).operators[0]
+    assert matrix.csr is matrix.transposed is view.adjacency
+
+
+@pytest.mark.parametrize("operator", ["mean", "symmetric", "attention"])
+def test_what_is_kept_of_an_operator_holds_no_map_open(view: View, operator: Operator) -> None:
+    starts, columns, _ = all_nodes(view, operator, 1).operators[0].parts()
+    assert starts.data_ptr() != view.edges[0].data_ptr()
+    assert columns.data_ptr() != view.edges[1].data_ptr()
 
 
 def test_features_are_read_whatever_hops_there_are(views: Callable[..., list[View]]) -> None:
