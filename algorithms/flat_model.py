@@ -12,6 +12,9 @@ from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
 
+# In float32.
+CACHE_LINE = 16
+
 
 class FlatModel:
     """A backbone over one flat parameter vector: loaded, sent and averaged as a whole, built once and reset in place.
@@ -32,8 +35,9 @@ class FlatModel:
         self.sparse = sparse
         parameters = list(module.parameters())
         self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
-        flat = torch.cat([self._in_order(p.detach(), p).reshape(-1) for p in parameters]).contiguous()
-        gradient = torch.zeros_like(flat)
+        values = torch.cat([self._in_order(p.detach(), p).reshape(-1) for p in parameters]).contiguous()
+        flat = self._room_for(values).copy_(values) if sparse else values
+        gradient = self._room_for(values).zero_() if sparse else torch.zeros_like(values)
         for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
             p.data, p.grad = data, grad
         self.w = nn.Parameter(flat)
@@ -42,6 +46,17 @@ class FlatModel:
     def _first_weights(self) -> Sequence[nn.Parameter]:
         inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
+
+    def _room_for(self, values: Tensor) -> Tensor:
+        """A vector like the values in which the first weight by column starts at a cache line, of which it reads rows."""
+        before = 0
+        for p in self.module.parameters():
+            if id(p) in self._by_column:
+                break
+            before += p.numel()
+        room = values.new_empty(len(values) + CACHE_LINE)
+        start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
+        return room[start : start + len(values)]
 
     def _in_order(self, value: Tensor, p: nn.Parameter) -> Tensor:
         """A parameter's value as it lies in `w`."""

@@ -91,12 +91,12 @@ class SparseMatrix:
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         """The product with a float32 `[M, H]`, which may be differentiated."""
-        if torch.is_autocast_enabled(self.device.type):
-            with torch.autocast(self.device.type, enabled=False):
+        if torch.is_autocast_enabled(dense.device.type):
+            with torch.autocast(dense.device.type, enabled=False):
                 return self @ dense.float()
         if torch.is_grad_enabled() and dense.requires_grad:
             return _Product.apply(dense, self)
-        return self.csr @ dense
+        return _product(self.csr, dense)
 
     def to(self, device: torch.device) -> "SparseMatrix":
         """On a device; itself, if it is there."""
@@ -146,11 +146,17 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dense: Tensor, matrix: SparseMatrix) -> Tensor:
         ctx.matrix = matrix
-        return matrix.csr @ dense
+        return _product(matrix.csr, dense)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.matrix.transposed @ gradients[0], None
+        return _product(ctx.matrix.transposed, gradients[0]), None
+
+
+def _product(csr: Tensor, dense: Tensor) -> Tensor:
+    # `csr @ dense` first fills its result with zeros, and copies them.
+    out = dense.new_empty(csr.shape[0], dense.shape[1])
+    return torch.addmm(out, csr, dense, beta=0, out=out)
 
 
 def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:

@@ -120,4 +120,4 @@ class Coupled(nn.Module):
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training."""
-        return F.dropout(x, self.dropout, self.training)
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x

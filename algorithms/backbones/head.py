@@ -80,7 +80,7 @@ class Head(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the parameters, which inputs are converted to."""
-        return next(self.parameters()).dtype
+        return self.linears[0].weight.dtype  # type: ignore[return-value, union-attr]
 
     def forward(self, x_NF: Features) -> Output:
         """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
