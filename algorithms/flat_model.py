@@ -48,7 +48,7 @@ class FlatModel:
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
 
     def _room_for(self, values: Tensor) -> Tensor:
-        """A vector like the values in which the first weight by column starts at a cache line, of which it reads rows."""
+        """A vector like the values in which the first weight by column, whose rows are read, starts at a cache line."""
         before = 0
         for p in self.module.parameters():
             if id(p) in self._by_column:

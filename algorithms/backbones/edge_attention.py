@@ -44,25 +44,37 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, pattern: SparseMatrix, slope: float
     ) -> Tensor:
-        indptr, indices, _ = (part.numpy() for part in pattern.parts())
-        heard, said, x = (tensor.detach().contiguous().numpy() for tensor in (heard_NH, said_MH, x_MHD))
-        weight_EH = torch.empty(len(indices), heard.shape[1])
-        _scores(indptr, indices, heard, said, slope, weight_EH.numpy())
-        # torch's exponential is vectorised.
-        weight_EH.exp_()
-        out_NHD = torch.empty(len(heard), *x.shape[1:])
-        _sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
-        ctx.kept = indptr, indices, heard, said, x, weight_EH, slope
+        out_NHD, ctx.kept = forward(pattern, heard_NH, said_MH, x_MHD, slope)
         return out_NHD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        indptr, indices, heard, said, x, weight_EH, slope = ctx.kept
-        of_heard, of_said, of_x = torch.empty(heard.shape), torch.zeros(said.shape), torch.zeros(x.shape)
-        out = gradients[0].contiguous().numpy()
-        found = of_heard.numpy(), of_said.numpy(), of_x.numpy()
-        _gradients(indptr, indices, heard, said, x, weight_EH.numpy(), slope, out, *found)
-        return of_heard, of_said, of_x, None, None
+        return *backward(ctx.kept, gradients[0]), None, None
+
+
+def forward(
+    pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """What `attend` gives on a processor, and what `backward` needs of it; arguments as there."""
+    indptr, indices, _ = (part.numpy() for part in pattern.parts())
+    heard, said, x = (tensor.detach().contiguous().numpy() for tensor in (heard_NH, said_MH, x_MHD))
+    weight_EH = torch.empty(len(indices), heard.shape[1])
+    _scores(indptr, indices, heard, said, slope, weight_EH.numpy())
+    # torch's exponential is vectorised.
+    weight_EH.exp_()
+    out_NHD = torch.empty(len(heard), *x.shape[1:])
+    _sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
+    return out_NHD, (indptr, indices, heard, said, x, weight_EH, slope)
+
+
+def backward(kept: tuple[Any, ...], out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `heard_NH`, `said_MH` and `x_MHD` from that of the sums."""
+    indptr, indices, heard, said, x, weight_EH, slope = kept
+    of_heard, of_said, of_x = torch.empty(heard.shape), torch.zeros(said.shape), torch.zeros(x.shape)
+    out = out_NHD.contiguous().numpy()
+    found = of_heard.numpy(), of_said.numpy(), of_x.numpy()
+    _gradients(indptr, indices, heard, said, x, weight_EH.numpy(), slope, out, *found)
+    return of_heard, of_said, of_x
 
 
 @numba.njit(cache=True)

@@ -80,7 +80,7 @@ class Head(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the parameters, which inputs are converted to."""
-        return self.linears[0].weight.dtype  # type: ignore[return-value, union-attr]
+        return self.linears[0].weight.dtype  # type: ignore[return-value]
 
     def forward(self, x_NF: Features) -> Output:
         """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""

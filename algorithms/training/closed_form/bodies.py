@@ -1,0 +1,110 @@
+"""All layers of a coupled backbone, from the features to the embedding and back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.neighbourhood import Neighbourhood
+from algorithms.training.closed_form.layers import Layer, heard, told, weight_gradient
+from algorithms.training.closed_form.layers import product as product_of
+from algorithms.training.closed_form.rooms import Rooms, let_through
+
+
+class Body(ABC):
+    """Layers in training mode; dropout draws from torch's default generator what the model itself would draw."""
+
+    def __init__(self, model: Coupled) -> None:
+        """Of a model whose gradients share memory with its parameters' `grad`."""
+        self.model = model
+        self.rooms = Rooms(model.head.linears[0].get_parameter("weight").detach())
+
+    @abstractmethod
+    def forward(self, around: Neighbourhood) -> Tensor:
+        """Embedding of all nodes, `[N, H]`; it is read by `backward`."""
+
+    @abstractmethod
+    def backward(self, gradient_NH: Tensor) -> None:
+        """Writes the gradients of all layers' parameters, given that of the embedding, which is overwritten."""
+
+    def factor(self) -> float:
+        """What dropout multiplies the entries by that it keeps."""
+        return 1 / (1 - self.model.dropout)
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Dropout in place."""
+        if not self.model.dropout:
+            return x
+        kept = self.rooms("kept", *x.shape).bernoulli_(1 - self.model.dropout)
+        return x.mul_(kept.mul_(self.factor()))
+
+
+class Layers(Body):
+    """Layers one after another, ReLU and dropout between them."""
+
+    def __init__(self, model: Coupled, layer: type[Layer]) -> None:
+        super().__init__(model)
+        self._layers = [layer(conv, Rooms(self.rooms("", 0, 0))) for conv in model.convs]
+
+    def forward(self, around: Neighbourhood) -> Tensor:
+        first, *others = zip(self._layers, around.operators)
+        out = first[0].forward(first[1], around.x_NF)
+        self._inputs = []
+        for layer, operator in others:
+            self._inputs.append(self.dropped(out.relu_()))
+            out = layer.forward(operator, out)
+        return out
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        for layer, x in zip(reversed(self._layers[1:]), reversed(self._inputs)):
+            passed = layer.backward(gradient_NH, True)
+            assert passed is not None
+            gradient_NH = let_through(passed, x)
+            if self.model.dropout:
+                gradient_NH.mul_(self.factor())
+        self._layers[0].backward(gradient_NH, False)
+
+
+class GCNIIBody(Body):
+    """x_0 = relu(X W_0' + b_0), x_l = relu((1 - b) y_l + b y_l W_l) with y_l = (1 - a) P drop(x_l-1) + a x_0."""
+
+    def forward(self, around: Neighbourhood) -> Tensor:
+        lift = self.model.lift
+        assert lift is not None
+        self._around = around
+        shape = len(around.x_NF), len(lift.weight)
+        first = product_of(around.x_NF, lift.weight, self.rooms("first", *shape)).add_(lift.bias).relu_()
+        self._first = first
+        self._layers = []
+        x = first
+        convs: Sequence[Any] = list(self.model.convs)
+        for number, conv in enumerate(convs):
+            read = x
+            if self.model.dropout:
+                read = self.dropped(self.rooms(f"read{number}", *shape).copy_(x))
+            mixed = heard(around.operators[number], read, self.rooms(f"mixed{number}", *shape))
+            mixed.lerp_(first, conv.alpha)
+            out = self.rooms(f"out{number}", *shape)
+            x = torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta, out=out).relu_()
+            self._layers.append((conv, around.operators[number], read, mixed, x))
+        return x
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        lift = self.model.lift
+        assert lift is not None
+        of_first = self.rooms("of first", *self._first.shape).zero_()
+        of_mixed = self.rooms("of mixed", *self._first.shape)
+        for conv, operator, read, mixed, x in reversed(self._layers):
+            let_through(gradient_NH, x)
+            torch.mm(mixed.t(), gradient_NH, out=conv.weight1.grad).mul_(conv.beta)
+            torch.addmm(gradient_NH, gradient_NH, conv.weight1.t(), beta=1 - conv.beta, alpha=conv.beta, out=of_mixed)
+            of_first.add_(of_mixed, alpha=conv.alpha)
+            told(operator, of_mixed, gradient_NH).mul_(1 - conv.alpha)
+            if self.model.dropout:
+                let_through(gradient_NH, read).mul_(self.factor())
+        let_through(of_first.add_(gradient_NH), self._first)
+        torch.sum(of_first, 0, out=lift.bias.grad)
+        weight_gradient(lift.weight, self._around.x_NF, of_first)

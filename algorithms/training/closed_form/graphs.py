@@ -1,0 +1,56 @@
+"""Gradients of models that pass messages over a client's whole graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
+from algorithms.flat_model import FlatModel
+from algorithms.training.closed_form.bodies import Body, GCNIIBody, Layers
+from algorithms.training.closed_form.cross_entropy import to_gradient
+from algorithms.training.closed_form.layers import GATLayer, GCNLayer, GINLayer, Layer, SAGELayer, weight_gradient
+
+# By the names of the backbones' classes: their modules take seconds to import.
+LAYERS: dict[str, type[Layer]] = {"GCN": GCNLayer, "GraphSAGE": SAGELayer, "GIN": GINLayer, "GAT": GATLayer}
+
+
+class GraphGradients:
+    """The gradients of the mean cross-entropy of some nodes: those of the head, and, from there, of all layers."""
+
+    def __init__(self, model: FlatModel) -> None:
+        """Of a model whose backbone is coupled and reads the whole graph."""
+        coupled = model.coupled
+        assert coupled is not None
+        name = type(coupled).__name__
+        self._body: Body = GCNIIBody(coupled) if name == "GCNII" else Layers(coupled, LAYERS[name])
+        self._head: Any = coupled.head.linears[0]
+
+    @torch.no_grad()
+    def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
+        """Overwrites the gradients of all parameters by those of some rows, in training mode.
+
+        Args:
+            inputs: The client's whole graph, and the rows.
+            label_N: Classes of the rows, int64.
+
+        Returns:
+            The mean cross-entropy, a scalar.
+        """
+        assert isinstance(inputs, Neighbourhood)
+        assert inputs.rows is not None
+        rows, head, rooms = inputs.rows, self._head, self._body.rooms
+        embedding = self._body.forward(inputs)
+        n, width = len(rows), embedding.shape[1]
+        read = self._body.dropped(torch.index_select(embedding, 0, rows, out=rooms("read", n, width)))
+        logits = torch.addmm(head.bias, read, head.weight.t(), out=rooms("logits", n, len(head.bias)))
+        loss = to_gradient(logits, label_N)
+        gradient = logits.div_(n)
+        weight_gradient(head.weight, read, gradient)
+        torch.sum(gradient, 0, out=head.bias.grad)
+        passed = torch.mm(gradient, head.weight, out=rooms("passed", n, width))
+        if self._body.model.dropout:
+            passed.mul_(rooms("kept", n, width))
+        everywhere = rooms("everywhere", *embedding.shape).zero_()
+        self._body.backward(everywhere.index_add_(0, rows, passed))
+        return loss

@@ -1,0 +1,153 @@
+"""Layers of message passing: what they compute, and the gradients of that, written where parameters keep theirs.
+
+Axes: n nodes that hear, m nodes that are heard, F inputs, H outputs. G is the gradient at a layer's output.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones.edge_attention import backward as attention_backward
+from algorithms.backbones.edge_attention import forward as attention_forward
+from algorithms.training.closed_form.rooms import Rooms, let_through
+from storage.sparse_matrix import Features, SparseMatrix
+
+
+class Layer(ABC):
+    """One of PyG's layers, whose parameters these are; all nodes are heard, `n` is `m`."""
+
+    def __init__(self, conv: Any, rooms: Rooms) -> None:
+        """Of a layer with memory of its own."""
+        self.conv, self.rooms = conv, rooms
+
+    @abstractmethod
+    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+        """Output `[n, H]` for `[m, F]`, in a room of the layer; it and `x` must stay until `backward`."""
+
+    @abstractmethod
+    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
+        """Writes the parameters' gradients; gives that of the input, in a room of the layer, if it is wanted."""
+
+
+class GCNLayer(Layer):
+    """P x W' + b. With S = P' G: S' x for W, column sums of G for b, S W for x."""
+
+    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+        self._operator, self._x = operator, x
+        weight, bias = self.conv.lin.weight, self.conv.bias
+        said = product(x, weight, self.rooms("said", len(x), len(weight)))
+        return heard(operator, said, self.rooms("out", len(operator), len(weight)).copy_(bias), add=True)
+
+    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
+        weight = self.conv.lin.weight
+        torch.sum(gradient, 0, out=self.conv.bias.grad)
+        said = told(self._operator, gradient, self.rooms("said", len(self._x), len(weight)))
+        weight_gradient(weight, self._x, said)
+        return torch.mm(said, weight, out=self.rooms("in", *self._x.shape)) if wanted else None
+
+
+class SAGELayer(Layer):
+    """M x W_1' + x W_2' + b. With S = M' G: S' x for W_1, G' x for W_2, S W_1 + G W_2 for x."""
+
+    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+        self._operator, self._x = operator, x
+        neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
+        said = product(x, neighbours, self.rooms("said", len(x), len(own)))
+        out = product(x, own, self.rooms("out", len(operator), len(own))).add_(self.conv.lin_l.bias)
+        return heard(operator, said, out, add=True)
+
+    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
+        neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
+        torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
+        weight_gradient(own, self._x, gradient)
+        said = told(self._operator, gradient, self.rooms("said", len(self._x), len(own)))
+        weight_gradient(neighbours, self._x, said)
+        if not wanted:
+            return None
+        return torch.mm(said, neighbours, out=self.rooms("in", *self._x.shape)).addmm_(gradient, own)
+
+
+class GINLayer(Layer):
+    """LayerNorm(relu(A z + (1 + e) z + b) V' + c) with z = x W'."""
+
+    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+        self._operator, self._x = operator, x
+        first, _, second, norm = self.conv.nn
+        shape = len(x), len(first.weight)
+        self._said = product(x, first.weight, self.rooms("said", *shape))
+        hidden = torch.mul(self._said, 1 + self.conv.eps, out=self.rooms("hidden", *shape)).add_(first.bias)
+        self._hidden = heard(operator, self._said, hidden, add=True).relu_()
+        self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.rooms("mixed", *shape))
+        out, *self._moments = torch.native_layer_norm(
+            self._mixed, norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        )
+        return out
+
+    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
+        first, _, second, norm = self.conv.nn
+        layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+        mixed, of_weight, of_bias = layer_norm_backward(
+            gradient, self._mixed, norm.normalized_shape, *self._moments, norm.weight, norm.bias, [True, True, True]
+        )
+        norm.weight.grad.copy_(of_weight)
+        norm.bias.grad.copy_(of_bias)
+        torch.sum(mixed, 0, out=second.bias.grad)
+        weight_gradient(second.weight, self._hidden, mixed)
+        hidden = let_through(torch.mm(mixed, second.weight, out=self._mixed), self._hidden)
+        torch.sum(hidden, 0, out=first.bias.grad)
+        self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), self._said.flatten()))
+        said = torch.mul(hidden, 1 + self.conv.eps, out=self._said)
+        told(self._operator, hidden, said, add=True)
+        weight_gradient(first.weight, self._x, said)
+        return torch.mm(said, first.weight, out=self.rooms("in", *self._x.shape)) if wanted else None
+
+
+class GATLayer(Layer):
+    """Attention over x W', see `algorithms.backbones.edge_attention`, plus b; on a processor."""
+
+    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+        conv = self.conv
+        self._x = x
+        said = product(x, conv.lin.weight, self.rooms("said", len(x), len(conv.lin.weight)))
+        self._said = said.view(-1, conv.heads, conv.out_channels)
+        heard_NH, weight_MH = ((self._said * part).sum(-1) for part in (conv.att_dst, conv.att_src))
+        out, self._kept = attention_forward(operator, heard_NH, weight_MH, self._said, conv.negative_slope)
+        return out.flatten(1).add_(conv.bias)
+
+    def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
+        conv = self.conv
+        torch.sum(gradient, 0, out=conv.bias.grad)
+        of_heard, of_said, said = attention_backward(self._kept, gradient.view(self._said.shape))
+        for weight, score in ((conv.att_dst, of_heard), (conv.att_src, of_said)):
+            weight.grad.copy_(torch.einsum("nh,nhd->hd", score, self._said))
+            said.addcmul_(score[:, :, None], weight)
+        flat = said.flatten(1)
+        weight_gradient(conv.lin.weight, self._x, flat)
+        return torch.mm(flat, conv.lin.weight, out=self.rooms("in", *self._x.shape)) if wanted else None
+
+
+def product(x: Features, weight: Tensor, out: Tensor) -> Tensor:
+    """x W', `[m, H]`."""
+    return torch.addmm(out, x.csr if isinstance(x, SparseMatrix) else x, weight.t(), beta=0, out=out)
+
+
+def heard(operator: SparseMatrix, said: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """What nodes hear of what others say, or that added to `out`."""
+    return torch.addmm(out, operator.csr, said, beta=float(add), out=out)
+
+
+def told(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """The gradient of what nodes say from that of what is heard, or that added to `out`."""
+    return torch.addmm(out, operator.transposed, gradient, beta=float(add), out=out)
+
+
+def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
+    """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
+    assert weight.grad is not None
+    if isinstance(x, SparseMatrix):
+        into = weight.grad.t()
+        torch.addmm(into, x.transposed, gradient, beta=0, out=into)
+    else:
+        torch.mm(gradient.t(), x, out=weight.grad)
