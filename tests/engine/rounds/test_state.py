@@ -46,6 +46,7 @@ def assert_equal(left: object, right: object) -> None:
             st.sampled_from(["trained", "served", "global"]), st.dictionaries(IDS, COUNTS, min_size=1)
         ),
         touched=st.dictionaries(IDS, st.booleans()),
+        evaluated=st.sampled_from(["", "0f"]),
     )
 )
 def test_tensors_and_back(state: FederationState) -> None:
