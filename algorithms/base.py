@@ -54,7 +54,8 @@ class Algorithm:
         whole_graph: Trains one client that holds the whole graph with all edges.
         mixed_models: Clients may train different models: no parameters are averaged over all of them.
         plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
-            batch. A subclass with a `train`, `loss` or `regularizer` of its own is not plain, unless it says so itself.
+            batch, or each by the formulas of its gradients. A subclass with a `train`, `loss` or `regularizer` of its
+            own is not plain, unless it says so itself.
     """
 
     keeps_model: ClassVar[bool] = False

@@ -8,15 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm, Given, Loss, Term
 from algorithms.client import Client
+from algorithms.client_model import ClientModel
 from algorithms.draws import seed_default
 from algorithms.faults import fault
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree, moments_key
 from algorithms.train_options import TrainOptions
 from algorithms.training.batches import batches
+from algorithms.training.closed_form import ClosedForm
 from storage.errors import ShoalError
+
+# Leaves the gradient of a batch in the model; gives its loss, a scalar.
+Gradient = Callable[[Inputs, Tensor], Tensor]
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
@@ -33,16 +39,24 @@ class LocalTrainer:
         options: Epochs, optimizer, batches.
     """
 
-    def __init__(self, models: Mapping[str, FlatModel], options: TrainOptions, method: Algorithm) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, FlatModel],
+        options: TrainOptions,
+        method: Algorithm,
+        closed_form: ClosedForm | None = None,
+    ) -> None:
         """Makes the optimizers once.
 
         Args:
             models: The host's models that these clients train, by name.
             options: Epochs, optimizer, batches.
             method: Whose `loss` and `regularizer` are used where `fit` is given none.
+            closed_form: Gradients of the model that the config names, where the method's training is plain; None: by
+                autograd.
         """
         self.options = options
-        self._method = method
+        self._method, self._closed_form = method, closed_form
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
     def fit(
@@ -59,16 +73,13 @@ class LocalTrainer:
         with self.optimizer(client, model) as optimizer:
             inputs_of = batches(client, model)
             y = client.data.train_label
-            if loss is None:
-                loss, term = self._method.loss, self._method.regularizer(client, given)
-                if term is not None and not callable(term):
-                    what = f"gives a {type(term).__name__}, wanted a function that gives the term, or None"
-                    raise fault(self._method, "regularizer", what)
+            if loss is None and model == MODEL and self._closed_form is not None:
+                gradient_of = _by_formula(self._closed_form)
+            else:
+                gradient_of = self._by_autograd(client, own, given, loss, term)
             seed_default(y.device, own.random("train"))
             if not own.module.training:
                 own.module.train()
-            w, gradient = own.flat.w, own.flat.w.grad
-            assert gradient is not None
             size = self.options.batch_size or len(y)
             losses: list[Tensor] = []
             for _ in range(self.options.epochs):
@@ -77,19 +88,41 @@ class LocalTrainer:
                 for start in range(0, len(y), size):
                     chosen = None if order is None else order[start : start + size]
                     target = y if chosen is None else y[chosen]
-                    gradient.zero_()
-                    value = loss(own(inputs_of(chosen)), target, w, given)
-                    self._require_scalar(value, loss)
-                    if not value.requires_grad:
-                        raise fault(self._method, loss, "gives a loss without a gradient; it must come from the model")
-                    if term is not None:
-                        more = term()
-                        self._require_scalar(more, term)
-                        value = value + more
-                    value.backward()
+                    value = gradient_of(inputs_of(chosen), target)
                     optimizer.step()
-                    losses.append(value.detach() * (len(target) / len(y)))
+                    losses.append(value * (len(target) / len(y)))
         return finite_loss(float(sum(losses)))
+
+    def _by_autograd(
+        self, client: Client, own: ClientModel, given: Given, loss: Loss | None, term: Term | None
+    ) -> Gradient:
+        """Gradients of a loss, and of a term beside it; the method's own where no loss is given.
+
+        Raises:
+            ShoalError: The method's regularizer is none.
+        """
+        if loss is None:
+            loss, term = self._method.loss, self._method.regularizer(client, given)
+            if term is not None and not callable(term):
+                what = f"gives a {type(term).__name__}, wanted a function that gives the term, or None"
+                raise fault(self._method, "regularizer", what)
+        w, gradient = own.flat.w, own.flat.w.grad
+        assert gradient is not None
+
+        def gradient_of(inputs: Inputs, target: Tensor) -> Tensor:
+            gradient.zero_()
+            value = loss(own(inputs), target, w, given)
+            self._require_scalar(value, loss)
+            if not value.requires_grad:
+                raise fault(self._method, loss, "gives a loss without a gradient; it must come from the model")
+            if term is not None:
+                more = term()
+                self._require_scalar(more, term)
+                value = value + more
+            value.backward()
+            return value.detach()
+
+        return gradient_of
 
     def _require_scalar(self, value: Any, function: Callable[..., Any]) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -110,6 +143,10 @@ class LocalTrainer:
         own.changed()
         if self.options.opt_state == "keep":
             keep_moments(client.state, model, optimizer.state[own.flat.w])
+
+
+def _by_formula(closed_form: ClosedForm) -> Gradient:
+    return lambda inputs, target: closed_form.gradient(inputs[0], target)
 
 
 def finite_loss(loss: float) -> float:

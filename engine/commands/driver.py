@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from engine.hosts.federation import Federation, ServerLost, Session
@@ -38,6 +39,7 @@ class Driver:
         store: Store,
         plan: Plan,
         inputs: dict[str, str],
+        paths: Sequence[str],
     ) -> None:
         """Of one run.
 
@@ -49,9 +51,11 @@ class Driver:
             store: Its store.
             plan: Its rounds.
             inputs: Digests of what it reads, for checkpoints.
+            paths: How hosts train the clients of every model of the config, for the summary.
         """
         self.config, self.folder, self.session = config, folder, session
         self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
+        self.paths = list(paths)
         self.environment = environment(job.device)
         self._servers_lost = 0
         self._saved = time.monotonic()
@@ -94,7 +98,7 @@ class Driver:
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
-            self.folder.summarize({**summary, "inputs": self.inputs})
+            self.folder.summarize({**summary, "paths": self.paths, "inputs": self.inputs})
         finally:
             memory.stop()
             if federation is not None:

@@ -15,9 +15,10 @@ from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
+from algorithms.training.closed_form import ClosedForm
 from algorithms.training.local_training import LocalTrainer
 from engine.commands.run import plan_of
-from engine.hosts.stacking import stacked_models
+from engine.hosts.training_path import CLOSED_FORM, training_paths
 from engine.preparing.given_split import given_codes
 from engine.preparing.prepare import (
     identity,
@@ -93,14 +94,14 @@ def show_plan(config: Config) -> None:
     }
     kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
     models = [kind.flat for kind in kinds[MODEL]]
-    stacked_models(config.engine.path, device, algorithm, models, train)
+    paths = training_paths(config.engine.path, device, algorithm, models, train)
     # Of a client that memory would not hold beside the models' work on it, a part is measured.
     mean, edges = infos[0], entries // clients
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part))
     mean_client = _mean_client(measured, features, int(edges * part), hops)
     torch.set_num_threads(config.engine.threads)
-    epoch, forward = np.array([_measure(model, mean_client, measured, train) for model in models]).T / part
+    epoch, forward = np.array([_measure(*pair, mean_client, measured, train) for pair in zip(models, paths)]).T / part
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
     training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
@@ -160,10 +161,11 @@ def _mean_client(info: ClientInfo, features: int, entries: int, hops: int) -> Vi
     return View("mean client", shard, Split(rows[: info.train], rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
 
 
-def _measure(model: FlatModel, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
+def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
     """Seconds of one training epoch and one forward pass over a client."""
     # Cross-entropy: the method's own loss may need a download.
-    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm())
+    closed_form = ClosedForm(model) if path == CLOSED_FORM else None
+    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), closed_form)
     times = []
     for _ in range(3):
         own = ClientModel(model, data, lambda purpose: 0)

@@ -7,7 +7,7 @@ from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
 from engine.commands.driver import Driver, go_on_from
 from engine.hosts.federation import Session, open_session
-from engine.hosts.stacking import stacked_models
+from engine.hosts.training_path import training_paths
 from engine.preparing.prepare import prepare, published_inputs
 from engine.records import checkpoint, inputs
 from engine.records.checkpoint import Checkpoint
@@ -70,7 +70,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             _require_same(folder, found.inputs, read)
         # A wrong option of the model is an error before any actor starts.
         models = [kind.flat for kind in job.build_models(store, algorithm)[MODEL]]
-        stacked_models(job.path, job.device, algorithm, models, job.train)
+        paths = training_paths(job.path, job.device, algorithm, models, job.train)
         plan = plan_of(config, algorithm.whole_graph)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
@@ -80,7 +80,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         folder.begin(config)
         own = session or open_session(config)
         try:
-            Driver(config, folder, own, job, store, plan, read).drive(found.state if found else None)
+            Driver(config, folder, own, job, store, plan, read, paths).drive(found.state if found else None)
         finally:
             if session is None:
                 own.close()

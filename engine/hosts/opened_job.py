@@ -8,11 +8,12 @@ import torch
 from algorithms.client import ClientInfo
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL
+from algorithms.training.closed_form import ClosedForm
 from algorithms.training.local_training import LocalTrainer
 from algorithms.training.stacked_training import StackedTrainer
 from engine.hosts.device import placed
 from engine.hosts.open_views import OpenViews, most_views
-from engine.hosts.stacking import stacked_models
+from engine.hosts.training_path import CLOSED_FORM, STACKED, training_paths
 from engine.wire.job import Job
 from engine.wire.models import kind_of
 from storage.view import Memo, View
@@ -49,10 +50,12 @@ class OpenedJob:
         self._kinds = job.build_models(store, self.algorithm)
         self._flats = {name: placed([kind.flat for kind in kinds], device) for name, kinds in self._kinds.items()}
         own = self._flats[MODEL]
-        numbers = range(len(own))
-        self._trainers = [LocalTrainer(self._of_number(number), job.train, self.algorithm) for number in numbers]
-        stacked = stacked_models(job.path, device.type, self.algorithm, own, job.train)
-        self._stacked = [StackedTrainer(own[number], job.train) if stacked[number] else None for number in numbers]
+        paths = training_paths(job.path, device.type, self.algorithm, own, job.train)
+        closed = [ClosedForm(flat) if path == CLOSED_FORM else None for flat, path in zip(own, paths)]
+        self._trainers = [
+            LocalTrainer(self._of_number(number), job.train, self.algorithm, form) for number, form in enumerate(closed)
+        ]
+        self._stacked = [StackedTrainer(flat, job.train) if path == STACKED else None for flat, path in zip(own, paths)]
         self._initials: dict[tuple[str, int], torch.Tensor] = {}
 
     def _of_number(self, number: int) -> dict[str, FlatModel]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from algorithms.training.closed_form import HEADS
 from engine.records import checkpoint
 from engine.records.inputs import contents, differences
 from engine.records.metrics import METRICS, Metrics
@@ -31,8 +32,14 @@ def run_path(config: Config) -> Path:
     Raises:
         ShoalError: Unknown method, or a file cannot be read.
     """
-    values = number_keys(config.plain()) | contents(config)
+    values = number_keys(config.plain()) | contents(config) | _chosen(config)
     return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
+
+
+def _chosen(config: Config) -> dict[str, str]:
+    """What `engine.path: auto` takes for models that it once trained by the loop, whose last bits are others."""
+    changed = config.engine.path == "auto" and any(model.name in HEADS for model in config.models())
+    return {"engine.path: auto": "closed_form"} if changed else {}
 
 
 def finished(run: Path) -> bool:
@@ -211,7 +218,10 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     # Files count by their content.
     changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
     found = checkpoint.load_newest(run / CHECKPOINTS)
-    return changed + [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
+    changed += [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
+    if not changed and _chosen(config):
+        return ["how engine.path: auto trains its models (by another version of Shoal)"]
+    return changed
 
 
 def unfinished_relatives(config: Config) -> list[Path]:

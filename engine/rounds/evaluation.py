@@ -2,11 +2,14 @@
 
 A scope holds the newest counts of every client: `trained` those from the end of its last local training, which the
 round itself brought; `served` those of what it would deploy now; `global` those of the server's model, where there is
-one.
+one; a model that is the one of the last evaluation, to the bit, is not evaluated again.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+import xxhash
 
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
@@ -39,7 +42,7 @@ class Evaluator:
         for i in stale:
             served.pop(i, None)
         if global_model:
-            draft.scores["global"] = exchange.score(self._everyone, global_model, fresh=True)
+            self._evaluate_the_global_model(exchange, global_model)
             known = self._deploy_the_global_model(stale, draft)
             served.update({i: counts for i, counts in draft.scores["global"].items() if i in known})
         else:
@@ -54,9 +57,19 @@ class Evaluator:
         scopes = {**draft.scores, "trained": {**served, **draft.scores.get("trained", {})}}
         return {scope: summarize(counts, self._nodes) for scope, counts in scopes.items()}
 
+    def _evaluate_the_global_model(self, exchange: Exchange, model: Tree) -> None:
+        """Everybody's counts of the server's model; where it is the one of the last evaluation, those of that."""
+        draft, found = exchange.draft, _digest(model)
+        known = draft.scores.get("global", {}) if found == draft.evaluated else {}
+        missing = [i for i in self._everyone if i not in known]
+        counted = exchange.score(missing, model, fresh=True) if missing else {}
+        draft.scores["global"], draft.evaluated = known | counted, found
+
     def _deploy_the_global_model(self, stale: set[int], draft: FederationState) -> set[int]:
-        """Clients that hold the server's newest model and nothing else."""
-        return {i for i in stale if draft.newest.get(i) == draft.round and not _holds_own(i, draft)}
+        """Clients that hold the server's model as it is now and nothing else."""
+        given = {draft.newest[i] for i in stale if i in draft.newest}
+        same = {r for r in given if _digest(draft.downloads[r]) == draft.evaluated}
+        return {i for i in stale if draft.newest.get(i) in same and not _holds_own(i, draft)}
 
     def _deploy_what_they_trained(self, stale: set[int], draft: FederationState) -> set[int]:
         """Clients whose last visit was evaluated at its end and that got nothing since."""
@@ -69,3 +82,13 @@ def _holds_own(client: int, draft: FederationState) -> bool:
     """Whether the client keeps anything that may make its model differ from a download."""
     kept = draft.clients.get(client, {})
     return client in draft.inboxes or not all(is_moment(name) for name in kept)
+
+
+def _digest(tree: Tree) -> str:
+    """XXH3-128 of names, types, shapes and bytes of tensors, in hexadecimal."""
+    hasher = xxhash.xxh3_128()
+    for name in sorted(tree):
+        t = tree[name].detach()
+        hasher.update(f"{name} {t.dtype} {list(t.shape)} ".encode())
+        hasher.update(t.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()

@@ -60,11 +60,22 @@ def predicted_classes(algorithm: Algorithm, client: Client, given: Given, part: 
     return predicted
 
 
-def macro_f1(counts: np.ndarray) -> float:
-    """Macro-F1 over the classes that occur or are predicted; counts `[3, C]`. NaN without rows."""
-    support, predicted, correct = counts
-    seen = (support + predicted) > 0
-    return float(np.mean(2 * correct[seen] / (support + predicted)[seen])) if seen.any() else float("nan")
+def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
+    """Macro-F1 of every client, float64 `[B]`, over the classes that occur or are predicted at it; NaN without any.
+
+    Args:
+        counts_B3C: Counts of B clients, int64 `[B, 3, C]`.
+    """
+    counted_BC = counts_B3C[:, SUPPORT] + counts_B3C[:, PREDICTED]
+    seen_BC = counted_BC > 0
+    f1_BC = 2 * counts_B3C[:, CORRECT] / np.maximum(counted_BC, 1)
+    classes_B = seen_BC.sum(1)
+    mean_B = np.full(len(classes_B), np.nan)
+    # NumPy adds rows of one length in the order in which it adds each of them alone.
+    for classes in np.unique(classes_B[classes_B > 0]):
+        alike = classes_B == classes
+        mean_B[alike] = f1_BC[alike][seen_BC[alike]].reshape(-1, classes).mean(1)
+    return mean_B
 
 
 def summarize(scores: Mapping[int, np.ndarray], nodes: Mapping[int, int]) -> dict[str, Any]:
@@ -82,20 +93,25 @@ def summarize(scores: Mapping[int, np.ndarray], nodes: Mapping[int, int]) -> dic
         clients (`f1_clients`); minimum, median, maximum over clients.
     """
     result: dict[str, Any] = {}
+    if not scores:
+        return result
+    clients = sorted(scores)
+    every_B23C = np.stack([scores[i] for i in clients])
+    nodes_B = np.array([nodes[i] for i in clients])
+    rows_B2 = every_B23C[:, :, SUPPORT].sum(2)
     for part, name in enumerate(PARTS):
-        clients = [i for i in sorted(scores) if scores[i][part, SUPPORT].sum() > 0]
-        if not clients:
+        scored = rows_B2[:, part] > 0
+        if not scored.any():
             continue
-        counts = np.stack([scores[i][part] for i in clients])
-        rows, right = counts[:, SUPPORT].sum(1), counts[:, CORRECT].sum(1)
+        counts, rows, size = every_B23C[scored, part], rows_B2[scored, part], nodes_B[scored]
+        right = counts[:, CORRECT].sum(1)
         accuracy = right / rows
-        size = np.array([nodes[i] for i in clients])
         result[name] = {
             "nodes": float((size * accuracy).sum() / size.sum()),
             "rows": float(right.sum() / rows.sum()),
             "clients": float(accuracy.mean()),
-            "f1": macro_f1(counts.sum(0)),
-            "f1_clients": float(np.mean([macro_f1(c) for c in counts])),
+            "f1": float(macro_f1(counts.sum(0, keepdims=True))[0]),
+            "f1_clients": float(macro_f1(counts).mean()),
             "min": float(accuracy.min()),
             "median": float(np.median(accuracy)),
             "max": float(accuracy.max()),

@@ -27,6 +27,7 @@ class FederationState:
         scores: Newest counts by scope and client.
         touched: Clients that were visited or sent something since the last evaluation; True if their newest counts as
             `trained` are from the end of that visit.
+        evaluated: Digest of the server's model that the counts of scope `global` are of; empty: there are none.
     """
 
     round: int = 0
@@ -37,6 +38,7 @@ class FederationState:
     newest: dict[int, int] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     touched: dict[int, bool] = field(default_factory=dict)
+    evaluated: str = ""
 
     def draft(self, round_number: int) -> "FederationState":
         """A copy that a round may change while this state stays as it is."""
@@ -92,14 +94,20 @@ class FederationState:
                 order = sorted(by_client)
                 tensors[f"scores/{scope}"] = torch.from_numpy(np.stack([by_client[i] for i in order]))
                 tensors[f"scored/{scope}"] = torch.tensor(order)
-        newest = {str(i): r for i, r in self.newest.items()}
-        return tensors, {"round": self.round, "newest": newest, "touched": {str(i): t for i, t in self.touched.items()}}
+        plain = {
+            "round": self.round,
+            "newest": {str(i): r for i, r in self.newest.items()},
+            "touched": {str(i): t for i, t in self.touched.items()},
+            "evaluated": self.evaluated,
+        }
+        return tensors, plain
 
     @classmethod
     def from_tensors(cls, tensors: Tree, plain: dict[str, Any]) -> "FederationState":
         """The inverse of `to_tensors`."""
         newest, touched = ({int(i): value for i, value in plain[name].items()} for name in ("newest", "touched"))
-        state = cls(round=plain["round"], newest=newest, touched=touched)
+        # A state that was kept before there was this digest is evaluated once more.
+        state = cls(round=plain["round"], newest=newest, touched=touched, evaluated=plain.get("evaluated", ""))
         trees = {"client": state.clients, "inbox": state.inboxes, "download": state.downloads}
         for path, tensor in tensors.items():
             kind, _, rest = path.partition("/")

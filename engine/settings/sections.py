@@ -99,9 +99,10 @@ class EngineConfig:
         backend: `ray`, or `local` for the same code in this process.
         hosts: Host actors.
         threads: Threads of the mathematics in every process; changes the last bits.
-        path: `loop` trains the clients of a cell one after another, `stacked` in one batch; the same numbers to
-            rounding. The latter is for decoupled models, whole batches and methods of plain cross-entropy, and pays on
-            GPUs; `auto` takes it there where it can, and the loop elsewhere.
+        path: `loop` trains the clients of a cell one after another by autograd, `closed_form` by the formulas of the
+            gradients, `stacked` all in one batch; the same numbers to rounding. Both others are for methods of plain
+            cross-entropy. `closed_form` is for sgc and mlp, and pays on processors; `stacked` is for decoupled models
+            and whole batches, and pays on GPUs. `auto` takes them there where it can, and the loop elsewhere.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16); changes the last bits.
@@ -117,7 +118,7 @@ class EngineConfig:
     backend: Literal["ray", "local"] = "ray"
     hosts: Annotated[Positive, Field(le=MOST_HOSTS)] = 2
     threads: Annotated[Positive, Field(le=MOST_THREADS)] = 1
-    path: Literal["auto", "loop", "stacked"] = "auto"
+    path: Literal["auto", "loop", "stacked", "closed_form"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     cell_size: Positive | Literal["auto"] = "auto"

@@ -44,7 +44,7 @@ class Job:
         threads: Threads of the mathematics.
         memo_bytes: Limit of a host's cache.
         memory_limit: Bytes that the run may use, its models among them.
-        path: Train the clients of a cell in one batch (`stacked`), one by one (`loop`), or as fits the device (`auto`).
+        path: How clients are trained: `loop`, `stacked`, `closed_form`, or as fits the device (`auto`).
         device: `cpu` or `cuda`.
         gpu_share: Of a GPU, that a host may use.
         precision: Of products.

@@ -22,6 +22,11 @@ MIXED: dict[str, Any] = {
     "train": {"epochs": 4, "batch_size": 16},
     "algorithm": {"name": "local"},
 }
+CLOSED_FORM: dict[str, Any] = {
+    "model": {"name": "mlp", "hidden": 16},
+    "train": {"epochs": 2, "batch_size": 16},
+    "engine": {"path": "closed_form"},
+}
 
 
 @pytest.fixture
@@ -39,10 +44,11 @@ def test_any_number_of_hosts(runs: Runs, undisturbed: Path, hosts: int) -> None:
     assert_same_numbers(runs.finish("engine.backend=ray", f"engine.hosts={hosts}"), undisturbed)
 
 
-def test_clients_of_different_models_on_hosts(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("keys", [MIXED, CLOSED_FORM], ids=["different models", "gradients in closed form"])
+def test_others_on_hosts(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any]) -> None:
     data = tmp_path_factory.getbasetemp() / "data"
-    one = Runs(tmp_path_factory.mktemp("mixed"), data, **MIXED).finish()
-    other = Runs(tmp_path_factory.mktemp("mixed-on-hosts"), data, **MIXED)
+    one = Runs(tmp_path_factory.mktemp("one"), data, **keys).finish()
+    other = Runs(tmp_path_factory.mktemp("other"), data, **keys)
     assert_same_numbers(other.finish("engine.backend=ray", "engine.hosts=2"), one)
 
 

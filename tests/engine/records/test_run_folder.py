@@ -14,6 +14,7 @@ import yaml
 
 from engine.records import checkpoint
 from engine.records.checkpoint import Checkpoint
+from engine.records.inputs import contents
 from engine.records.metrics import METRICS
 from engine.records.run_folder import (
     CHECKPOINTS,
@@ -28,6 +29,7 @@ from engine.records.run_folder import (
 )
 from engine.rounds.state import FederationState
 from engine.settings.config import Config, load_config
+from engine.settings.number_keys import fingerprint_of, number_keys
 from storage.errors import ShoalError
 
 MakeConfig = Callable[..., Config]
@@ -70,6 +72,29 @@ def test_its_name_is_of_the_keys_that_change_numbers(config_of: MakeConfig, tmp_
         for key, value in {"seed": 1, "train__lr": 0.5, "engine__threads": 2, "resources__server_gpus": 0.5}.items()
     }
     assert len(others | {path}) == 5
+
+
+@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "mlp"}, [{"name": "gcn"}, {"name": "mlp"}]])
+def test_runs_whose_last_bits_changed_with_what_auto_takes_have_another_name(
+    config_of: MakeConfig, tmp_path: Path, model: Any
+) -> None:
+    def of_keys(config: Config) -> Path:
+        return tmp_path / f"small-{fingerprint_of(number_keys(config.plain()) | contents(config))}"
+
+    auto, loop = (config_of(model=model, engine__path=path) for path in ("auto", "loop"))
+    assert run_path(auto) != of_keys(auto)
+    assert run_path(loop) == of_keys(loop)
+    others = config_of()
+    assert run_path(others) == of_keys(others)
+
+
+def test_a_run_that_auto_trained_in_another_way_is_told_so(config_of: MakeConfig, tmp_path: Path) -> None:
+    config = config_of(model={"name": "sgc"})
+    folder = RunFolder(config)
+    folder.begin(config)
+    folder.close()
+    (what,) = changed_keys(config, folder.path)
+    assert what == "how engine.path: auto trains its models (by another version of Shoal)"
 
 
 def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(

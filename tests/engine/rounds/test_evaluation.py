@@ -15,6 +15,7 @@ from algorithms.protocol import Ask, How
 from engine.rounds.pool import Pool
 from engine.rounds.scoring import summarize
 from engine.rounds.server import Server
+from engine.rounds.state import FederationState
 from engine.wire.cell import Cell, Outcome
 from storage.view import View
 
@@ -58,6 +59,68 @@ def test_the_servers_model_is_evaluated_everywhere_once(start: Start) -> None:
     # The cohort was given this very model, the others have what they had.
     for _ in range(3):
         assert evaluated(server) == EVERYONE
+
+
+@dataclass(frozen=True)
+class EverySecond(FedAvg):
+    """FedAvg whose server goes back to the model that it had, in every second round."""
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        before = server["w"].clone()
+        yield from super().round(server, ctx, cohort)
+        if ctx.round % 2 == 0:
+            server["w"] = before
+
+
+EVERY_SECOND = {"algorithm.name": f"{__file__}:EverySecond", "participation.ratio": 0.34, "train.lr": 0.5}
+
+
+def test_the_servers_model_is_not_evaluated_again_before_it_changes(
+    start: Start, views: Callable[..., list[View]], counts_of: Callable[..., np.ndarray]
+) -> None:
+    server = start(EVERY_SECOND, pool=Seen)
+    for number in range(1, 7):
+        seen = evaluated(server)
+        if number > 1:
+            assert seen == ([] if number % 2 == 0 else EVERYONE)
+        w = server.state.server["w"]
+        truth = {i: counts_of(server, view, w) for i, view in enumerate(views(server))}
+        for i in EVERYONE:
+            np.testing.assert_array_equal(server.state.scores["global"][i], truth[i])
+        for i in server.cohort(number):
+            np.testing.assert_array_equal(server.state.scores["served"][i], truth[i])
+        # What a checkpoint keeps says which model that was.
+        tensors, plain = server.state.to_tensors()
+        server = start(EVERY_SECOND, state=FederationState.from_tensors(tensors, plain), pool=Seen)
+
+
+@dataclass(frozen=True)
+class Mute(EverySecond):
+    """Client 2 cannot be evaluated."""
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        if client.info.client == 2:
+            raise RuntimeError("no luck")
+        return super().predict(client, given, part)
+
+
+def test_one_without_counts_is_asked_again(start: Start) -> None:
+    keys = {"algorithm.name": f"{__file__}:Mute", "engine.on_client_error": "skip"}
+    server = start({**EVERY_SECOND, **keys}, pool=Seen)
+    evaluated(server)
+    assert set(evaluated(server)) == {2}
+    assert server.state.scores["global"].keys() == set(EVERYONE) - {2}
+
+
+def test_a_download_that_is_the_servers_model_still_is_evaluated_once(start: Start) -> None:
+    server = start({**EVERY_SECOND, "participation.ratio": 0.5, "evaluation.every": 2}, pool=Seen)
+    given: set[int] = set()
+    for number in (1, 2):
+        given |= set(server.cohort(number))
+        seen = evaluated(server)
+    # Those of round 1 were given what the server has after round 2, those never asked have their initial model.
+    assert set(server.cohort(1)) - set(server.cohort(2))
+    assert seen == sorted([*EVERYONE, *(set(EVERYONE) - given)])
 
 
 def test_what_waits_in_an_inbox_is_evaluated(start: Start) -> None:

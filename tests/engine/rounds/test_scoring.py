@@ -34,7 +34,30 @@ def table(pairs: Pairs) -> np.ndarray:
 @given(PAIRS.filter(bool))
 def test_macro_f1_is_that_of_scikit_learn(pairs: Pairs) -> None:
     truth, predicted = zip(*pairs)
-    assert macro_f1(table(pairs)) == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0))
+    (found,) = macro_f1(table(pairs)[None])
+    assert found == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0))
+
+
+def macro_f1_of_one(counts: np.ndarray) -> float:
+    """As clients' scores were computed before all of them were in one go."""
+    support, predicted, correct = counts
+    seen = (support + predicted) > 0
+    return float(np.mean(2 * correct[seen] / (support + predicted)[seen])) if seen.any() else float("nan")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 99), st.integers(1, 500), st.integers(1, 300), st.integers(0, 400))
+def test_many_clients_score_as_each_alone_to_the_bit(seed: int, clients: int, classes: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Of some clients' many classes few occur.
+    share = rng.random((clients, 1))
+    occurs = rng.random((clients, classes)) < share
+    support, predicted = (rng.integers(0, rows + 1, (clients, classes)) * occurs for _ in range(2))
+    correct = rng.integers(0, np.minimum(support, predicted) + 1)
+    counts = np.stack([support, predicted, correct], axis=1)
+    np.testing.assert_array_equal(macro_f1(counts), [macro_f1_of_one(one) for one in counts])
+    (pooled,) = macro_f1(counts.sum(0, keepdims=True))
+    np.testing.assert_array_equal(pooled, macro_f1_of_one(counts.sum(0)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -80,7 +103,8 @@ def test_weightings_by_hand() -> None:
 
 def test_nobody_has_rows() -> None:
     assert summarize({0: np.zeros((2, 3, CLASSES), dtype=np.int64)}, {0: 5}) == {}
-    assert np.isnan(macro_f1(np.zeros((3, CLASSES), dtype=np.int64)))
+    assert summarize({}, {}) == {}
+    assert np.isnan(macro_f1(np.zeros((1, 3, CLASSES), dtype=np.int64)))
 
 
 @dataclass(frozen=True)

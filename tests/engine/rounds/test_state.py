@@ -46,6 +46,7 @@ def assert_equal(left: object, right: object) -> None:
             st.sampled_from(["trained", "served", "global"]), st.dictionaries(IDS, COUNTS, min_size=1)
         ),
         touched=st.dictionaries(IDS, st.booleans()),
+        evaluated=st.sampled_from(["", "0f"]),
     )
 )
 def test_tensors_and_back(state: FederationState) -> None:
@@ -68,10 +69,12 @@ def test_a_draft_leaves_its_state_alone(start: Callable[..., Server]) -> None:
     assert server.state.round == 4
 
 
-@pytest.mark.parametrize("name", ["fedgta", "fedavg", "local"])
+@pytest.mark.parametrize(
+    ("name", "model"), [("fedgta", "gamlp"), ("fedavg", "gamlp"), ("fedavg", "mlp"), ("local", "mlp")]
+)
 @pytest.mark.parametrize("stop", [1, 3])
-def test_a_run_goes_on_from_a_stored_state(start: Callable[..., Server], name: str, stop: int) -> None:
-    keys = {"algorithm.name": name, "participation.ratio": 0.5, "evaluation.every": 2, "rounds": 5}
+def test_a_run_goes_on_from_a_stored_state(start: Callable[..., Server], name: str, model: str, stop: int) -> None:
+    keys = {"algorithm.name": name, "model.name": model, "participation.ratio": 0.5, "evaluation.every": 2, "rounds": 5}
     through = start(keys)
     lines = [through.round() for _ in range(5)]
     first = start(keys)

@@ -41,7 +41,7 @@ NAMES = [
         "cora-heterogeneous",
         ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
         (
-            "cora-heterogeneous-4d7f9172",
+            "cora-heterogeneous-57f6a44b",
             "cora-louvain10-0a44b7a9",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",

@@ -1,0 +1,129 @@
+"""How clients are trained, as asked for or as fits the device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from algorithms.backbones import build
+from algorithms.base import Algorithm, Client, Given, Output, Trainer
+from algorithms.flat_model import FlatModel
+from algorithms.train_options import TrainOptions
+from engine.commands.run import run as run_config
+from engine.hosts.training_path import training_paths
+from engine.records.run_folder import read_summary
+from engine.settings.config import Config
+from storage.errors import ShoalError
+
+WHOLE = TrainOptions()
+
+
+@dataclass(frozen=True)
+class OwnLoss(Algorithm):
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Given) -> Tensor:
+        return out.logits_NC.sum()
+
+
+@dataclass(frozen=True)
+class OwnLoop(Algorithm):
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class StillPlain(OwnLoop):
+    plain_training = True
+
+
+def models(*names: str) -> list[FlatModel]:
+    return [FlatModel(build(name, 5, 4, 2, 0.5, {})) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "expected"),
+    [
+        ("loop", "cpu", ["loop", "loop", "loop"]),
+        ("loop", "cuda", ["loop", "loop", "loop"]),
+        ("auto", "cpu", ["closed_form", "loop", "loop"]),
+        ("auto", "cuda", ["stacked", "loop", "stacked"]),
+    ],
+)
+def test_what_fits_the_device(path: str, device: str, expected: list[str]) -> None:
+    assert training_paths(path, device, Algorithm(), models("sgc", "gcn", "gamlp"), WHOLE) == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("stacked", r"a decoupled model \(.*\)"),
+        ("closed_form", r"a model of linear layers alone, not adapted to another width \(sgc, mlp\)"),
+    ],
+)
+def test_asked_for(path: str, why: str, device: str) -> None:
+    assert training_paths(path, device, Algorithm(), models("sgc", "mlp"), WHOLE) == [path, path]
+    with pytest.raises(ShoalError, match=rf"^engine\.path: {path} needs {why}; use loop$"):
+        training_paths(path, device, Algorithm(), models("sgc", "gcn"), WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("method", "train", "stacked", "closed_form"),
+    [
+        (OwnLoss(), WHOLE, *["a method of plain cross-entropy, which OwnLoss is not"] * 2),
+        (OwnLoop(), WHOLE, *["a method of plain cross-entropy, which OwnLoop is not"] * 2),
+        (StillPlain(), TrainOptions(batch_size=8), "whole batches", None),
+        (StillPlain(), WHOLE, None, None),
+    ],
+)
+def test_what_a_method_and_its_batches_allow(
+    method: Algorithm, train: TrainOptions, stacked: str | None, closed_form: str | None
+) -> None:
+    for path, device, why in (("stacked", "cuda", stacked), ("closed_form", "cpu", closed_form)):
+        assert training_paths("auto", device, method, models("sgc"), train) == [path if why is None else "loop"]
+        if why is not None:
+            with pytest.raises(ShoalError, match=f"^engine.path: {path} needs {why}"):
+                training_paths(path, "cpu", method, models("sgc"), train)
+
+
+def test_a_closed_form_is_of_one_width_and_of_float32() -> None:
+    wide, adapted = (build("mlp", 5, 4, 2, 0.5, {"hidden": 6}, embedding) for embedding in (None, 3))
+    assert training_paths("auto", "cpu", Algorithm(), [FlatModel(wide), FlatModel(adapted)], WHOLE) == [
+        "closed_form",
+        "loop",
+    ]
+    with pytest.raises(ShoalError, match=r"^engine\.path: closed_form needs a model of linear layers alone"):
+        training_paths("closed_form", "cpu", Algorithm(), [FlatModel(adapted)], WHOLE)
+    half = [FlatModel(wide, bfloat16=True)]
+    assert training_paths("auto", "cpu", Algorithm(), half, WHOLE) == ["loop"]
+    with pytest.raises(ShoalError, match=r"needs products in float32 \(engine\.precision\); use loop$"):
+        training_paths("closed_form", "cpu", Algorithm(), half, WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "why"),
+    [
+        ("stacked", {"model.name": "gcn"}, "a decoupled model"),
+        ("stacked", {"train.batch_size": 8}, "whole batches"),
+        ("stacked", {"algorithm.name": "fedpg"}, "a method of plain cross-entropy, which FedPG is not"),
+        ("closed_form", {}, "a model of linear layers alone"),
+    ],
+)
+def test_a_run_is_refused_before_it_starts(
+    configure: Callable[..., Config], tmp_path: Path, path: str, keys: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ShoalError, match=f"^engine.path: {path} needs {why}"):
+        run_config(configure({"engine.path": path, "run.root": str(tmp_path), **keys}))
+
+
+@pytest.mark.parametrize(
+    ("models", "paths"),
+    [({"name": "sgc"}, ["closed_form"]), ([{"name": "sgc"}, {"name": "gcn", "hidden": 5}], ["closed_form", "loop"])],
+)
+def test_the_summary_says_how_clients_were_trained(
+    configure: Callable[..., Config], tmp_path: Path, models: Any, paths: list[str]
+) -> None:
+    keys = {"algorithm.name": "local", "rounds": 1, "run.root": str(tmp_path), "run.tensorboard": False}
+    assert read_summary(run_config(configure({**keys, "model": models})))["paths"] == paths
