@@ -17,7 +17,7 @@ from algorithms.backbones.output import Output
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
-__all__ = ["BACKBONES", "Output", "backbone", "build", "width_of"]
+__all__ = ["BACKBONES", "Output", "backbone", "build", "name_of", "width_of"]
 
 # By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
 BACKBONES = {
@@ -42,6 +42,12 @@ def backbone(name: str) -> type[nn.Module]:
         raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
     module_name, _, cls_name = BACKBONES[name].partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
+
+
+def name_of(module: nn.Module) -> str | None:
+    """The name of a backbone; None for another module."""
+    place = f"{type(module).__module__}:{type(module).__qualname__}"
+    return next((name for name, known in BACKBONES.items() if known == place), None)
 
 
 def build(

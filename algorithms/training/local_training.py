@@ -18,7 +18,7 @@ from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree, moments_key
 from algorithms.train_options import TrainOptions
 from algorithms.training.batches import batches
-from algorithms.training.closed_form import ClosedForm
+from algorithms.training.closed_form.choice import ClosedForm
 from storage.errors import ShoalError
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
@@ -74,7 +74,7 @@ class LocalTrainer:
             inputs_of = batches(client, model)
             y = client.data.train_label
             if loss is None and model == MODEL and self._closed_form is not None:
-                gradient_of = _by_formula(self._closed_form)
+                gradient_of: Gradient = self._closed_form.gradient
             else:
                 gradient_of = self._by_autograd(client, own, given, loss, term)
             seed_default(y.device, own.random("train"))
@@ -143,10 +143,6 @@ class LocalTrainer:
         own.changed()
         if self.options.opt_state == "keep":
             keep_moments(client.state, model, optimizer.state[own.flat.w])
-
-
-def _by_formula(closed_form: ClosedForm) -> Gradient:
-    return lambda inputs, target: closed_form.gradient(inputs[0], target)
 
 
 def finite_loss(loss: float) -> float:

@@ -15,7 +15,7 @@ from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
-from algorithms.training.closed_form import ClosedForm
+from algorithms.training.closed_form.choice import closed_form
 from algorithms.training.local_training import LocalTrainer
 from engine.commands.run import plan_of
 from engine.hosts.training_path import CLOSED_FORM, training_paths
@@ -164,8 +164,8 @@ def _mean_client(info: ClientInfo, features: int, entries: int, hops: int) -> Vi
 def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
     """Seconds of one training epoch and one forward pass over a client."""
     # Cross-entropy: the method's own loss may need a download.
-    closed_form = ClosedForm(model) if path == CLOSED_FORM else None
-    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), closed_form)
+    form = closed_form(model) if path == CLOSED_FORM else None
+    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
     times = []
     for _ in range(3):
         own = ClientModel(model, data, lambda purpose: 0)

@@ -146,7 +146,7 @@ def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -
 
 def _refuse_changed(config: Config) -> None:
     for relative in unfinished_relatives(config):
-        changed = ", ".join(changed_keys(config, relative))
+        changed = ", ".join(changed_keys(config, relative)) or "the order of sums, by another version of Shoal"
         raise ShoalError(
             f"{relative}: the unfinished run differs from this config in {changed}; undo that to resume it, "
             "or leave out --resume for a run of its own"

@@ -8,7 +8,7 @@ import torch
 from algorithms.client import ClientInfo
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL
-from algorithms.training.closed_form import ClosedForm
+from algorithms.training.closed_form.choice import closed_form
 from algorithms.training.local_training import LocalTrainer
 from algorithms.training.stacked_training import StackedTrainer
 from engine.hosts.device import placed
@@ -51,7 +51,7 @@ class OpenedJob:
         self._flats = {name: placed([kind.flat for kind in kinds], device) for name, kinds in self._kinds.items()}
         own = self._flats[MODEL]
         paths = training_paths(job.path, device.type, self.algorithm, own, job.train)
-        closed = [ClosedForm(flat) if path == CLOSED_FORM else None for flat, path in zip(own, paths)]
+        closed = [closed_form(flat) if path == CLOSED_FORM else None for flat, path in zip(own, paths)]
         self._trainers = [
             LocalTrainer(self._of_number(number), job.train, self.algorithm, form) for number, form in enumerate(closed)
         ]

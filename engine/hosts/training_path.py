@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
 from algorithms.train_options import TrainOptions
-from algorithms.training.closed_form import needed_for_closed_form
+from algorithms.training.closed_form.choice import needed_for_closed_form
 from algorithms.training.stacked_training import needed_to_stack
 from storage.errors import ShoalError
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
-from algorithms.training.closed_form import HEADS
 from engine.records import checkpoint
 from engine.records.inputs import contents, differences
 from engine.records.metrics import METRICS, Metrics
 from engine.settings.config import Config
 from engine.settings.kept_config import with_seal
-from engine.settings.number_keys import changes_numbers, fingerprint_of, flatten, number_keys
+from engine.settings.number_keys import ARITHMETIC, changes_numbers, fingerprint_of, flatten, number_keys
 from storage.atomic import present, replacing
 from storage.errors import ShoalError
 from storage.sealed import sealed, unsealed
@@ -27,19 +26,13 @@ CHECKPOINTS = "checkpoints"
 
 
 def run_path(config: Config) -> Path:
-    """`<run.root>/<name>-<8 hex digits>`: of the keys that change numbers, and of the contents of the files they name.
+    """`<run.root>/<name>-<8 hex digits>`: of keys that change numbers, of the files they name, and of the arithmetic.
 
     Raises:
         ShoalError: Unknown method, or a file cannot be read.
     """
-    values = number_keys(config.plain()) | contents(config) | _chosen(config)
+    values = number_keys(config.plain()) | contents(config) | {"arithmetic": ARITHMETIC}
     return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
-
-
-def _chosen(config: Config) -> dict[str, str]:
-    """What `engine.path: auto` takes for models that it once trained by the loop, whose last bits are others."""
-    changed = config.engine.path == "auto" and any(model.name in HEADS for model in config.models())
-    return {"engine.path: auto": "closed_form"} if changed else {}
 
 
 def finished(run: Path) -> bool:
@@ -218,10 +211,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     # Files count by their content.
     changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
     found = checkpoint.load_newest(run / CHECKPOINTS)
-    changed += [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
-    if not changed and _chosen(config):
-        return ["how engine.path: auto trains its models (by another version of Shoal)"]
-    return changed
+    return changed + [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
 
 
 def unfinished_relatives(config: Config) -> list[Path]:

@@ -15,5 +15,5 @@ def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
     torch.softmax(logits_NC, 1, out=logits_NC)
     # The largest probability of a row is one over its sum of exponentials; its own may be too small for a float.
     loss = (top_N - own_N - logits_NC.amax(1).log()).mean()
-    logits_NC[torch.arange(len(label_N), device=label_N.device), label_N] -= 1
+    logits_NC.scatter_add_(1, label_N[:, None], logits_NC.new_full((1, 1), -1).expand(len(label_N), 1))
     return loss

@@ -5,14 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms.backbones import name_of
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.bodies import Body, GCNIIBody, Layers
 from algorithms.training.closed_form.cross_entropy import to_gradient
 from algorithms.training.closed_form.layers import GATLayer, GCNLayer, GINLayer, Layer, SAGELayer, weight_gradient
 
-# By the names of the backbones' classes: their modules take seconds to import.
-LAYERS: dict[str, type[Layer]] = {"GCN": GCNLayer, "GraphSAGE": SAGELayer, "GIN": GINLayer, "GAT": GATLayer}
+LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}
+# Backbones, by name.
+GRAPHS = (*LAYERS, "gcnii")
 
 
 class GraphGradients:
@@ -22,21 +24,13 @@ class GraphGradients:
         """Of a model whose backbone is coupled and reads the whole graph."""
         coupled = model.coupled
         assert coupled is not None
-        name = type(coupled).__name__
-        self._body: Body = GCNIIBody(coupled) if name == "GCNII" else Layers(coupled, LAYERS[name])
+        name = name_of(coupled) or ""
+        self._body: Body = GCNIIBody(coupled) if name == "gcnii" else Layers(coupled, LAYERS[name])
         self._head: Any = coupled.head.linears[0]
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
-        """Overwrites the gradients of all parameters by those of some rows, in training mode.
-
-        Args:
-            inputs: The client's whole graph, and the rows.
-            label_N: Classes of the rows, int64.
-
-        Returns:
-            The mean cross-entropy, a scalar.
-        """
+        """See `ClosedForm`; the inputs are the client's whole graph, and the rows."""
         assert isinstance(inputs, Neighbourhood)
         assert inputs.rows is not None
         rows, head, rooms = inputs.rows, self._head, self._body.rooms

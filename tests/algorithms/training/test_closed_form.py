@@ -19,7 +19,7 @@ from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
 from algorithms.train_options import TrainOptions
-from algorithms.training.closed_form import ClosedForm
+from algorithms.training.closed_form.heads import HeadGradients
 from algorithms.training.local_training import LocalTrainer
 from engine.rounds.server import Server
 from engine.wire.randomness import key
@@ -74,14 +74,14 @@ def gradient(model: FlatModel) -> Tensor:
 @pytest.mark.parametrize("classes", [1, 4, 172])
 def test_gradients_are_those_of_autograd(layers: int, dropout: float, classes: int, as_sparse: bool) -> None:
     model = model_of(layers, dropout, classes)
-    closed = ClosedForm(model)
+    closed = HeadGradients(model)
     # Smaller batches use a part of the memory of larger ones, and nothing of what these left in it.
     for rows in (40, 1, 7, 60):
         x, y = batch_of(rows, classes)
         assert model.w.grad is not None
         model.w.grad.fill_(float("nan"))
         torch.manual_seed(5)
-        loss = closed.gradient(sparse(x) if as_sparse else x, y)
+        loss = closed.gradient([sparse(x) if as_sparse else x], y)
         expected_loss, expected = by_autograd(model, x, y)
         torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-6)
@@ -100,7 +100,7 @@ def test_a_first_layer_whose_weight_lies_column_by_column(as_sparse: bool) -> No
     weight.data = weight.detach().t().contiguous().t()
     weight.grad = torch.empty(FEATURES, HIDDEN).t()
     torch.manual_seed(5)
-    ClosedForm(model).gradient(sparse(x) if as_sparse else x, y)
+    HeadGradients(model).gradient([sparse(x) if as_sparse else x], y)
     torch.testing.assert_close(gradient(model), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_losses_of_logits_far_apart_are_those_of_cross_entropy(scale: float) -> 
     x, y = batch_of(20, 4)
     model.load(model.w.detach() * scale)
     expected_loss, expected = by_autograd(model, x, y)
-    torch.testing.assert_close(ClosedForm(model).gradient(x, y), expected_loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(HeadGradients(model).gradient([x], y), expected_loss, rtol=1e-5, atol=1e-6)
     assert model.w.grad is not None
     torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_what_is_not_finite_is_no_loss() -> None:
     model = model_of(2, 0.0)
     x, y = batch_of(20, 4)
     model.load(torch.full_like(model.w, float("nan")))
-    assert torch.isnan(ClosedForm(model).gradient(x, y))
+    assert torch.isnan(HeadGradients(model).gradient([x], y))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def trained(
 ) -> tuple[list[float], list[Tree]]:
     """Losses and states of clients that visit a host in turn, twice each."""
     start = model.w.detach().clone()
-    trainer = LocalTrainer({MODEL: model}, options, Algorithm(), ClosedForm(model) if closed_form else None)
+    trainer = LocalTrainer({MODEL: model}, options, Algorithm(), HeadGradients(model) if closed_form else None)
     states: list[Tree] = [{"w": start} for _ in views]
     losses = []
     for number in (1, 2):
@@ -175,7 +175,7 @@ def test_a_loss_of_ones_own_is_differentiated(views: list[View], make_client: Ca
     for closed_form in (False, True):
         client = make_client(views[0], model_of(2, 0.5, 3).module)
         model = client.model.flat
-        form = ClosedForm(model) if closed_form else None
+        form = HeadGradients(model) if closed_form else None
         LocalTrainer({MODEL: model}, TrainOptions(), Algorithm(), form).fit(client, {}, loss=squares)
         ends.append(client.model.w)
     assert torch.equal(*ends)

@@ -74,27 +74,10 @@ def test_its_name_is_of_the_keys_that_change_numbers(config_of: MakeConfig, tmp_
     assert len(others | {path}) == 5
 
 
-@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "mlp"}, [{"name": "gcn"}, {"name": "mlp"}]])
-def test_runs_whose_last_bits_changed_with_what_auto_takes_have_another_name(
-    config_of: MakeConfig, tmp_path: Path, model: Any
-) -> None:
-    def of_keys(config: Config) -> Path:
-        return tmp_path / f"small-{fingerprint_of(number_keys(config.plain()) | contents(config))}"
-
-    auto, loop = (config_of(model=model, engine__path=path) for path in ("auto", "loop"))
-    assert run_path(auto) != of_keys(auto)
-    assert run_path(loop) == of_keys(loop)
-    others = config_of()
-    assert run_path(others) == of_keys(others)
-
-
-def test_a_run_that_auto_trained_in_another_way_is_told_so(config_of: MakeConfig, tmp_path: Path) -> None:
-    config = config_of(model={"name": "sgc"})
-    folder = RunFolder(config)
-    folder.begin(config)
-    folder.close()
-    (what,) = changed_keys(config, folder.path)
-    assert what == "how engine.path: auto trains its models (by another version of Shoal)"
+def test_runs_of_before_the_order_of_sums_changed_have_another_name(config_of: MakeConfig, tmp_path: Path) -> None:
+    config = config_of()
+    before = fingerprint_of(number_keys(config.plain()) | contents(config))
+    assert run_path(config) != tmp_path / f"small-{before}"
 
 
 def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(

@@ -9,25 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones import backbone
 from algorithms.backbones.head import Head
-from algorithms.base import Algorithm
+from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
+from algorithms.training.closed_form.cross_entropy import to_gradient
 from storage.sparse_matrix import Features, SparseMatrix
 
 # Backbones that are a `Head` on rows of one hop and nothing else.
 HEADS = ("mlp", "sgc")
-
-
-def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
-    """What is missing to train a model by gradients in closed form; None: nothing."""
-    if type(model.module) not in map(backbone, HEADS):
-        return "a model of linear layers alone, not adapted to another width (sgc, mlp)"
-    if model.bfloat16:
-        return "products in float32 (engine.precision)"
-    if not method.plain_training:
-        return f"a method of plain cross-entropy, which {type(method).__name__} is not"
-    return None
 
 
 @dataclass
@@ -43,7 +32,7 @@ class _Layer:
     gradient: Tensor
 
 
-class ClosedForm:
+class HeadGradients:
     """The gradients that a backward pass would add up, written in their place; the same numbers to rounding.
 
     A layer gives Z = X W' + b; a hidden one hands on max(Z, 0), of which dropout keeps some entries, times 1 / (1 - p).
@@ -63,28 +52,17 @@ class ClosedForm:
             _Layer(linear.get_parameter("weight"), linear.get_parameter("bias"), none, none) for linear in head.linears
         ]
         self._dropout = head.dropout
-        self._minus_one = none
 
     @torch.no_grad()
-    def gradient(self, x_NF: Features, label_N: Tensor) -> Tensor:
-        """Overwrites the gradients of all parameters by those of a batch, in training mode.
-
-        Dropout draws from torch's default generator what the model's own forward pass would draw.
-
-        Args:
-            x_NF: Rows of the hop that the model reads.
-            label_N: Their classes, int64.
-
-        Returns:
-            The mean cross-entropy, a scalar.
-        """
+    def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
+        """See `ClosedForm`; the inputs are rows of the one hop that the model reads."""
+        assert not isinstance(inputs, Neighbourhood)
+        (x_NF,) = inputs
         n = len(label_N)
         self._make_room(n)
-        inputs = self._forward(x_NF.float(), n)
-        logits_NC = self._layers[-1].output[:n]
-        loss = _to_probabilities(logits_NC, label_N)
-        logits_NC.scatter_add_(1, label_N[:, None], self._minus_one[:n])
-        self._backward(inputs, n)
+        read = self._forward(x_NF.float(), n)
+        loss = to_gradient(self._layers[-1].output[:n], label_N)
+        self._backward(read, n)
         return loss
 
     def _forward(self, x: Features, n: int) -> list[Features]:
@@ -122,23 +100,13 @@ class ClosedForm:
         return 1 / (1 - self._dropout) if number else 1.0
 
     def _make_room(self, rows: int) -> None:
-        if rows <= len(self._minus_one):
+        if rows <= len(self._layers[0].output):
             return
-        new = self._minus_one.new_empty
         for layer in self._layers:
-            layer.output = new(rows, len(layer.bias))
+            layer.output = layer.output.new_empty(rows, len(layer.bias))
             layer.gradient = layer.output if layer is self._layers[-1] else torch.empty_like(layer.output)
-        self._minus_one = new(rows, 1).fill_(-1)
 
 
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
-
-
-def _to_probabilities(logits_NC: Tensor, label_N: Tensor) -> Tensor:
-    """Replaces logits by their softmax; returns their mean cross-entropy."""
-    top_N, own_N = logits_NC.amax(1), logits_NC.gather(1, label_N[:, None]).squeeze(1)
-    torch.softmax(logits_NC, 1, out=logits_NC)
-    # The largest probability of a row is one over its sum of exponentials; its own may be too small for a float.
-    return (top_N - own_N - logits_NC.amax(1).log()).mean()

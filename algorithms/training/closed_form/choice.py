@@ -1,0 +1,51 @@
+"""Which models are trained by the formulas of their gradients."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from algorithms.backbones import name_of
+from algorithms.backbones.neighbourhood import Inputs
+from algorithms.base import Algorithm
+from algorithms.flat_model import FlatModel
+from algorithms.training.closed_form.graphs import GRAPHS, GraphGradients
+from algorithms.training.closed_form.heads import HEADS, HeadGradients
+
+
+class ClosedForm(Protocol):
+    """The gradients that a backward pass would add up, written in their place; the same numbers to rounding."""
+
+    def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
+        """Overwrites the gradients of all parameters by those of a batch, in training mode.
+
+        Dropout draws from torch's default generator what the model's own forward pass would draw.
+
+        Args:
+            inputs: What the model reads.
+            label_N: Classes of the rows that it answers for, int64.
+
+        Returns:
+            The mean cross-entropy, a scalar.
+        """
+        ...
+
+
+def closed_form(model: FlatModel) -> ClosedForm:
+    """The gradients of a model of which nothing is missing."""
+    return HeadGradients(model) if name_of(model.module) in HEADS else GraphGradients(model)
+
+
+def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
+    """What is missing to train a model by gradients in closed form; None: nothing."""
+    name = name_of(model.module)
+    if name not in HEADS and name not in GRAPHS:
+        return f"a model that has one, not adapted to another width ({', '.join((*HEADS, *GRAPHS))})"
+    if model.coupled is not None and model.coupled.fanouts:
+        return "the whole graph in every step (no model.fanouts)"
+    if name == "gat" and model.w.device.type not in ("cpu", "meta"):
+        return "a processor, for gat"
+    if model.bfloat16:
+        return "products in float32 (engine.precision)"
+    if not method.plain_training:
+        return f"a method of plain cross-entropy, which {type(method).__name__} is not"
+    return None
