@@ -1,6 +1,7 @@
 """Cross-entropy of a batch and its gradient at the logits, in the logits' memory."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -11,9 +12,8 @@ def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
         logits_NC: float32 `[N, C]`.
         label_N: Classes, int64.
     """
-    top_N, own_N = logits_NC.amax(1), logits_NC.gather(1, label_N[:, None]).squeeze(1)
-    torch.softmax(logits_NC, 1, out=logits_NC)
-    # The largest probability of a row is one over its sum of exponentials; its own may be too small for a float.
-    loss = (top_N - own_N - logits_NC.amax(1).log()).mean()
+    torch.log_softmax(logits_NC, 1, out=logits_NC)
+    loss = F.nll_loss(logits_NC, label_N)
+    logits_NC.exp_()
     logits_NC.scatter_add_(1, label_N[:, None], logits_NC.new_full((1, 1), -1).expand(len(label_N), 1))
     return loss
