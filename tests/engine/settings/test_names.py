@@ -15,19 +15,19 @@ NAMES = [
     (
         "cora",
         [],
-        ("cora-3ce79520", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-5219927e", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         [],
-        ("pubmed-5128a867", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-a5c37024", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         [],
         (
-            "quickstart-45bd99e2",
-            "digits-louvain10-1b5ca882",
+            "quickstart-80c002aa",
+            "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -51,8 +51,8 @@ NAMES = [
         "quickstart",
         ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
         (
-            "quickstart-aceef7b5",
-            "digits-louvain10-1b5ca882",
+            "quickstart-db536c45",
+            "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.0-k2-float16-labelled",
         ),
@@ -61,8 +61,8 @@ NAMES = [
         "quickstart",
         ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
         (
-            "quickstart-7ece20b0",
-            "digits-louvain10-1b5ca882",
+            "quickstart-6c9c115b",
+            "digits-louvain10-9f9415de",
             "per_client-60-20-20-seed3",
             "r0.5-k3-float32",
         ),
@@ -71,8 +71,8 @@ NAMES = [
         "quickstart",
         ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
         (
-            "quickstart-3a9855d0",
-            "digits-louvain10-1b5ca882",
+            "quickstart-dfeed9e0",
+            "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -81,8 +81,8 @@ NAMES = [
         "quickstart",
         ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
         (
-            "quickstart-0d191371",
-            "digits-louvain10-1b5ca882",
+            "quickstart-0ecb9121",
+            "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
         ),
@@ -101,6 +101,27 @@ NAMES = [
         "sbm-200",
         ["partition.method=file", "partition.file=FILE"],
         ("sbm-200-bc37df17", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    # The names that all runs and stores had when all features were dense.
+    (
+        "cora",
+        ["data.layout=dense"],
+        ("cora-3ce79520", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "pubmed",
+        ["data.layout=dense"],
+        ("pubmed-5128a867", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "quickstart",
+        ["data.layout=dense"],
+        ("quickstart-45bd99e2", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "sbm-200",
+        ["data.layout=dense"],
+        ("sbm-200-963662ba", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
 ]
 
