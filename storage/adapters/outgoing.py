@@ -71,8 +71,8 @@ def _csr(x: Any) -> Tensor:
     if isinstance(x, CsrRows):
         parts = x.indptr, x.columns, x.values
     else:
-        x = csr_of(x[:])
-        parts = x.indptr, x.indices, x.data
+        csr = csr_of(x[:])
+        parts = csr.indptr, csr.indices, csr.data.astype(x.dtype)
     indptr, columns, values = parts
     arrays = (indptr.astype(np.int64), columns.astype(np.int64), values.copy())
     crow, col, kept = map(torch.from_numpy, arrays)

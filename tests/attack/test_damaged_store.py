@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from damage import damaged
-from store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, made
+from store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, is_sparse, made
 
 from storage.manifest import NAME
 
@@ -20,7 +20,7 @@ def test_a_finished_store(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
 def test_an_interrupted_prepare(kind: str) -> None:
     """Without a manifest every file is needed again; those that are not as they were written are made again."""
-    case = made()
+    case = made(is_sparse(kind))
     files = files_of(case, kind)
     for seed in range(CASES if kind in READ_BY_PREPARE_ONLY else CASES // 8):
         rng = np.random.default_rng([seed, 1])
