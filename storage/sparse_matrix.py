@@ -1,5 +1,6 @@
 """A sparse matrix that dense ones are multiplied by, in training, too: its transpose is made once and not in a step."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+
+# Said once a process, of all matrices.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
 class SparseMatrix:

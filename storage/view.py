@@ -210,12 +210,18 @@ class View:
         if isinstance(hop, Tensor):
             return self.block(k).float()
         if self.device.type != "cpu":
-            found: SparseMatrix = self.memo(("whole", k), lambda: hop.to(self.device).float().prepared())
+            found: SparseMatrix = self.memo(("whole", k), lambda: self._copy(k).prepared())
             return found
         # Columns stay in the map, which shall end with the view.
         values, transposed = self.memo(("whole", k), lambda: _apart_of_the_map(hop))
         indptr, indices, stored = hop.parts()
         return SparseMatrix.of(indptr, indices, stored if values is None else values, self.features, transposed)
+
+    def _copy(self, k: int) -> SparseMatrix:
+        """A sparse hop on the device, float32."""
+        copy = self._on_device_if_it_fits(k)
+        assert isinstance(copy, SparseMatrix)
+        return copy.to(self.device).float()
 
     def _on_device_if_it_fits(self, k: int) -> Features:
         """Hop k on the device if it is there or fits, else in the map."""

@@ -80,6 +80,10 @@ def show_plan(config: Config) -> None:
         data = config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
         x_bytes, values = stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x)
+    hop_bytes = hops_bytes(nodes, features, config.propagation)
+    if prepared and values is not None:
+        # How many of sparse ones are stored is known when they are made.
+        hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
     if algorithm.whole_graph:
         require_whole(nodes, features, x_bytes, entries, config)
     clients = 1 if algorithm.whole_graph else config.partition.clients
@@ -118,7 +122,7 @@ def show_plan(config: Config) -> None:
     beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
     parameters = np.array([len(model.w) + beside for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
-    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.propagation)
+    disk = x_bytes + 4 * entries + 16 * nodes + hop_bytes
     kept = (
         4
         * int(parameters[model_of].sum())
