@@ -214,8 +214,10 @@ class View:
             return found
         # Columns stay in the map, which shall end with the view.
         values, transposed = self.memo(("whole", k), lambda: _apart_of_the_map(hop))
-        indptr, indices, stored = hop.parts()
-        return SparseMatrix.of(indptr, indices, stored if values is None else values, self.features, transposed)
+        if values is None:
+            return SparseMatrix(hop.csr, transposed)
+        indptr, indices, _ = hop.parts()
+        return SparseMatrix.of(indptr, indices, values, self.features, transposed)
 
     def _copy(self, k: int) -> SparseMatrix:
         """A sparse hop on the device, float32."""
@@ -229,7 +231,8 @@ class View:
         if self.device.type == "cpu":
             return hop
         self._used.add(("hop", k))
-        copy: Features | None = self._memo.keep((self._key, ("hop", k)), hop.nbytes, lambda: hop.to(self.device))
+        size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
+        copy: Features | None = self._memo.keep((self._key, ("hop", k)), size, lambda: hop.to(self.device))
         return hop if copy is None else copy
 
     @cached_property

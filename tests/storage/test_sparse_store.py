@@ -236,6 +236,20 @@ def test_a_whole_hop_is_kept_with_its_transpose(make_store: Callable[..., Store]
     assert view._memo.bytes == kept + values
 
 
+def test_writes_into_a_whole_hop_are_seen(make_store: Callable[..., Store]) -> None:
+    view = view_of(make_store("float32", "sparse", words()))
+    whole = view.whole(0)
+    assert isinstance(whole, SparseMatrix)
+    assert view.written() is None
+    whole.csr.values()[-1:].zero_()
+    assert view.written() == "x"
+    view = view_of(make_store("float32", "sparse", words()))
+    whole = view.whole(0)
+    assert isinstance(whole, SparseMatrix)
+    whole.transposed.values().zero_()
+    assert view.written() == "memo(('whole', 0))"
+
+
 def test_what_a_memo_holds_of_a_matrix_counts_its_transpose() -> None:
     memo = Memo(2**20)
     indptr, columns, values = torch.tensor([0, 1, 2, 2]).int(), torch.tensor([0, 4]).int(), torch.ones(2)
