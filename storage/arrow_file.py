@@ -12,9 +12,12 @@ import torch
 from storage.atomic import replacing
 from storage.digest import digest
 from storage.errors import ShoalError
+from storage.rows import CsrRows, Rows
 from storage.unreadable import cannot_read, system_error
 
 FORMAT = 1
+# How many columns sparse rows have; their own numbers need not name the last.
+WIDTH = b"width"
 AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
 
 
@@ -70,6 +73,18 @@ def fixed_rows(array: np.ndarray) -> pa.FixedSizeListArray:
     flat = np.ascontiguousarray(array).reshape(-1)
     values = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
     return pa.FixedSizeListArray.from_arrays(values, width) if rows else pa.array([], pa.list_(values.type, width))
+
+
+def rows_column(x: Rows) -> pa.Array:
+    """Features `[N, F]` as an Arrow column, without a copy: N lists of length F, or of columns beside their values."""
+    if isinstance(x, np.ndarray):
+        return fixed_rows(x)
+    fields = [
+        pa.field("column", pa.int32(), metadata={WIDTH: str(x.features)}),
+        pa.field("value", pa.from_numpy_dtype(x.dtype)),
+    ]
+    entries = pa.StructArray.from_arrays([pa.array(x.columns), pa.array(x.values)], fields=fields)
+    return pa.ListArray.from_arrays(pa.array(x.indptr), entries)
 
 
 def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
@@ -140,6 +155,25 @@ class MappedFile:
         column = self._column(name, pa.types.is_fixed_size_list)
         return self._array(column.values).reshape(self.rows, column.type.list_size)
 
+    def features(self, name: str) -> Rows:
+        """A column of features, dense or sparse: `[N, F]`.
+
+        Raises:
+            ShoalError: It is neither, or the row pointer does not end where the values do.
+        """
+        if not _is_sparse(self._batch.schema.field(name).type if name in self.names else None):
+            return self.matrix(name)
+        lists = self._batch.column(name)
+        indptr = self._view(lists.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
+        columns, values = (self._array(lists.values.field(number)) for number in range(2))
+        if len(indptr) != self.rows + 1 or indptr[0] != 0 or indptr[-1] != len(columns):
+            raise ShoalError(
+                f"{self.path}: the row pointer of {name!r} does not fit its values; delete the file and run "
+                "`shoal prepare` again"
+            )
+        width = int(lists.type.value_type.field(0).metadata[WIDTH])
+        return CsrRows(indptr, columns, values, width)
+
     def _column(self, name: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
         if name not in self.names or not fits(self._batch.schema.field(name).type):
             found = f"is {self._batch.schema.field(name).type}" if name in self.names else "is missing"
@@ -157,6 +191,16 @@ class MappedFile:
         if start < 0 or start + buffer.size > len(self._bytes):
             raise ShoalError(f"{self.path}: compressed; Shoal maps files without a copy, write it uncompressed")
         return self._bytes[start : start + buffer.size - buffer.size % dtype.itemsize].view(dtype)
+
+
+def _is_sparse(type_: pa.DataType | None) -> bool:
+    """Whether a column is what `rows_column` makes of sparse rows."""
+    if type_ is None or not pa.types.is_list(type_) or not pa.types.is_struct(type_.value_type):
+        return False
+    fields = list(type_.value_type)
+    width = (fields[0].metadata or {}).get(WIDTH, b"") if fields else b""
+    types = [field.type for field in fields]
+    return width.isdigit() and types in ([pa.int32(), pa.float32()], [pa.int32(), pa.float16()])
 
 
 def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:

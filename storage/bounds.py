@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from storage.layout import Layout
+from storage.rows import CsrRows, Rows
+
 Report = Callable[[str], None]
 
 
@@ -16,11 +19,13 @@ class Limits:
         nodes: Nodes of all clients.
         features: Width F of the features.
         classes: Number of classes C.
+        layout: How shards keep their features.
     """
 
     nodes: int
     features: int
     classes: int
+    layout: Layout = "dense"
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:
@@ -51,6 +56,25 @@ def check_matrix(name: str, shape: Sequence[int], rows: int, features: int, repo
     """Reports a matrix that is not `[rows, features]`."""
     if tuple(shape) != (rows, features):
         report(f"{name} is {list(shape)} and not {[rows, features]}")
+
+
+def check_rows(name: str, x: Rows, rows: int, features: int, report: Report) -> None:
+    """Reports features that are not `[rows, features]`, and what is wrong with the columns of sparse ones."""
+    check_matrix(name, x.shape, rows, features, report)
+    if not isinstance(x, CsrRows):
+        return
+    indptr, columns = x.indptr, x.columns
+    if indptr[0] != 0 or indptr[-1] != len(columns) or (indptr[1:] < indptr[:-1]).any():
+        report(f"the row pointer of {name} does not fit its values")
+        return
+    if _outside(columns, 0, features):
+        report(f"a column of {name} lies outside 0 to {features - 1}")
+    follows = columns[1:] > columns[:-1]
+    # The first of a row need not follow the last of the row before.
+    starts = indptr[1:-1]
+    follows[starts[(starts > 0) & (starts < len(columns))] - 1] = True
+    if not follows.all():
+        report(f"columns of {name} are not in ascending order")
 
 
 def check_parts(parts: Sequence[np.ndarray], report: Report) -> None:

@@ -10,7 +10,9 @@ import scipy.sparse as sp
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.induced import Induced, count_by_client, induced
+from storage.layout import Layout
 from storage.mapped import read
+from storage.rows import CsrRows, Rows, csr_of
 from storage.watch import step
 
 ROWS_A_BLOCK = 65_536
@@ -20,11 +22,19 @@ OF_NODE = 12
 OF_ROW = 56
 # A client's columns and, once more, in their final order.
 OF_ENTRY = 8
+# A row pointer, and columns beside values: as they are found, and in the types that are written.
+OF_SPARSE_ROW, OF_VALUE = 12, 16
 
 
 def gathered(
-    graph: Graph, assignment: np.ndarray, kept: np.ndarray, clients: Sequence[int], dtype: str, memory_limit: int
-) -> Iterator[tuple[int, Induced, np.ndarray]]:
+    graph: Graph,
+    assignment: np.ndarray,
+    kept: np.ndarray,
+    clients: Sequence[int],
+    dtype: str,
+    memory_limit: int,
+    layout: Layout = "dense",
+) -> Iterator[tuple[int, Induced, Rows]]:
     """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
 
     Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
@@ -36,12 +46,21 @@ def gathered(
         clients: Numbers of the clients, in the order in which they are given.
         dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
         memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
+        layout: `sparse` for sparse rows, of a graph whose features are in memory.
 
     Raises:
         ShoalError: The limit does not hold one client.
     """
-    for group in _groups(graph, assignment, kept, clients, np.dtype(dtype).itemsize, memory_limit):
+    sparse = csr_of(graph.x) if layout == "sparse" else None
+    row_bytes = graph.features * np.dtype(dtype).itemsize if sparse is None else OF_SPARSE_ROW
+    values = 0 if sparse is None else np.bincount(assignment, weights=np.diff(sparse.indptr))
+    for group in _groups(graph, assignment, kept, clients, row_bytes, values, memory_limit):
         parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
+        if sparse is not None:
+            for client in group:
+                part = parts.pop(0)
+                yield client, part, _sparse_rows(sparse, part.node, dtype)
+            continue
         x = _features(graph.x, np.concatenate([part.node for part in parts]), len(group), dtype)
         ends = np.cumsum([len(part.node) for part in parts])
         # Copies, since views would keep the arrays of the group in memory while the next group is gathered.
@@ -52,12 +71,18 @@ def gathered(
 
 
 def _groups(
-    graph: Graph, assignment: np.ndarray, kept: np.ndarray, clients: Sequence[int], itemsize: int, memory_limit: int
+    graph: Graph,
+    assignment: np.ndarray,
+    kept: np.ndarray,
+    clients: Sequence[int],
+    row_bytes: int,
+    values: Any,
+    memory_limit: int,
 ) -> list[list[int]]:
-    """Consecutive clients that fit into memory together."""
+    """Consecutive clients that fit into memory together; `values` are those of sparse features, `[clients]`."""
     nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
     count_by_client(assignment, kept, nodes, entries)
-    needed = nodes * (graph.features * itemsize + OF_ROW) + entries * OF_ENTRY
+    needed = nodes * (row_bytes + OF_ROW) + entries * OF_ENTRY + values * OF_VALUE
     fixed = OF_NODE * graph.nodes
     groups: list[list[int]] = []
     room = 0
@@ -89,6 +114,15 @@ def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
                     found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
                 advance(int(high - low))
     return found
+
+
+def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
+    """Rows of a SciPy CSR for some ids, in their order; columns ascend."""
+    rows = x[ids]
+    rows.sum_duplicates()
+    with np.errstate(over="ignore"):
+        values = rows.data.astype(dtype, copy=False)
+    return CsrRows(rows.indptr.astype(np.int32), rows.indices.astype(np.int32, copy=False), values, x.shape[1])
 
 
 def _rows(x: Any, first: int, ids: np.ndarray) -> np.ndarray:

@@ -29,8 +29,7 @@ class Graph:
         name: What the dataset is called in a config.
         indptr: Row pointer, int64 `[N + 1]`.
         indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
-        x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array
-            that stays sparse until its rows are written to a shard.
+        x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array.
         y: Label of every node, int64 `[N]`; -1 means unlabelled.
         classes: Number of classes C; labels lie in `0..C-1`.
         split: The dataset's own split, int8 `[N]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
-from storage.bounds import Limits, check_adjacency, check_ids, check_matrix
+from storage.bounds import Limits, check_adjacency, check_ids, check_rows
 from storage.induced import induced, kept_entries
 from storage.propagation import Kernel, hops
+from storage.rows import Rows
 from storage.shard import Shard
 from storage.split import Split
 
@@ -18,22 +19,24 @@ from storage.split import Split
 def write_hops(path: Path, shard: Shard, kernel: Kernel) -> FileRecord:
     """Propagates the features of a shard and writes hop 1 to K, one column `[N, F]` each.
 
+    A hop of sparse features is sparse where that is smaller.
+
     Raises:
         ShoalError: The disk is full, or a value does not fit `kernel.dtype`.
     """
     columns = hops(shard.indptr, shard.indices, shard.x, kernel)
     if kernel.rows == "labelled":
         return _write_labelled(path, shard, columns)
-    return arrow_file.write(path, "hops", {f"hop{k}": arrow_file.fixed_rows(x) for k, x in enumerate(columns, 1)})
+    return arrow_file.write(path, "hops", {f"hop{k}": arrow_file.rows_column(x) for k, x in enumerate(columns, 1)})
 
 
-def _write_labelled(path: Path, shard: Shard, columns: list[np.ndarray]) -> FileRecord:
+def _write_labelled(path: Path, shard: Shard, columns: list[Rows]) -> FileRecord:
     """Writes the labelled rows and their neighbours as a graph of its own, features included."""
     dropped = (~labelled_and_neighbours(shard)).astype(np.int32)
     kept = kept_entries(shard.indptr, shard.indices, dropped)
     part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
-    rows = {f"hop{k}": arrow_file.fixed_rows(x[part.node]) for k, x in enumerate([shard.x, *columns])}
+    rows = {f"hop{k}": arrow_file.rows_column(x[part.node]) for k, x in enumerate([shard.x, *columns])}
     return arrow_file.write(path, "hops", {"row": pa.array(part.node), "neighbors": neighbors, **rows})
 
 
@@ -87,18 +90,18 @@ def _faults_of(file: MappedFile, nodes: int, kernel: Kernel, limits: Limits) -> 
     elif file.rows != nodes:
         faults.append(f"{file.rows} rows for a shard of {nodes}")
     for name in hop_names:
-        check_matrix(name, file.matrix(name).shape, file.rows, limits.features, faults.append)
+        check_rows(name, file.features(name), file.rows, limits.features, faults.append)
     return faults
 
 
-def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[np.ndarray]]:
+def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[Rows]]:
     """What a client sees with `rows: labelled`: its labelled nodes, their neighbours, and the edges among them.
 
     Hops are those of the whole shard; degrees and neighbours are those inside.
     """
     row = file.primitive("row")
     indptr, indices = file.lists("neighbors")
-    x, *further = (file.matrix(name) for name in file.names if name.startswith("hop"))
+    x, *further = (file.features(name) for name in file.names if name.startswith("hop"))
     new_row = np.full(shard.nodes, -1, dtype=np.int32)
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
@@ -106,11 +109,11 @@ def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, 
 
 
 def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
-    """Bytes on disk of the hops of `rows` rows that are kept."""
+    """Bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
     kept = kernel.hops + (kernel.rows != "all")
     return rows * features * kept * np.dtype(kernel.dtype).itemsize
 
 
 def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel) -> int:
-    """Bytes of memory that computing the hops of one shard takes, its mapped file included."""
+    """Bytes of memory that computing the hops of one shard takes, its mapped file included; sparse ones take less."""
     return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + 8 * entries

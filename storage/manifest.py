@@ -11,6 +11,8 @@ from storage.atomic import replacing
 from storage.bounds import Limits
 from storage.digest import text_digest
 from storage.errors import ShoalError
+from storage.layout import Layout
+from storage.rows import dense_bytes, sparse_bytes
 from storage.sealed import SEAL, sealed, unsealed
 from storage.unreadable import cannot_read
 
@@ -75,6 +77,8 @@ class Manifest:
         hops: Finished hop features: a record a client, by kernel name.
         provenance: Versions and date.
         published: Digest of every published file of the dataset, by its path below the data root.
+        layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
+        feature_values: Values that all shards keep of sparse features; 0 for dense ones.
     """
 
     identity: dict[str, Any]
@@ -91,11 +95,20 @@ class Manifest:
     hops: dict[str, list[FileRecord]] = field(default_factory=dict)
     provenance: dict[str, str] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
+    layout: Layout = "dense"
+    feature_values: int = 0
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features of all shards."""
+        if self.layout == "sparse":
+            return sparse_bytes(self.nodes, self.feature_values, self.dtype)
+        return dense_bytes(self.nodes, self.features, self.dtype)
 
     @property
     def limits(self) -> Limits:
         """What holds for the files of all clients."""
-        return Limits(self.nodes, self.features, self.classes)
+        return Limits(self.nodes, self.features, self.classes, self.layout)
 
     def content(self, split: str, kernel: str | None) -> str:
         """32 digits of all that a run reads of the store: two stores with the same give the same run.
@@ -117,6 +130,8 @@ class Manifest:
             "split": asdict(self.splits[split]),
             "hops": [asdict(record) for record in self.hops[kernel]] if kernel else [],
         }
+        if self.layout != "dense":
+            read["layout"] = self.layout
         return text_digest(json.dumps(read, sort_keys=True))
 
     def write(self, store: Path) -> None:
@@ -125,8 +140,12 @@ class Manifest:
         Raises:
             ShoalError: The disk is full.
         """
+        fields = asdict(self)
+        if self.layout == "dense":
+            # As they were written before there were sparse ones.
+            del fields["layout"], fields["feature_values"]
         with replacing(store / NAME) as unfinished:
-            unfinished.write_text(sealed({"format": FORMAT, **asdict(self)}, indent=1))
+            unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
 
 
 def read_manifest(store: Path) -> Manifest:

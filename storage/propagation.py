@@ -12,6 +12,8 @@ from torch import Tensor
 
 from storage.errors import ShoalError
 from storage.option_types import CLOSED, Number, Whole
+from storage.rows import CsrRows, Rows
+from storage.sparse_hops import next_hop
 from storage.spmm import converts_halves, spmm
 
 # After far fewer steps all rows of a connected graph are alike.
@@ -105,15 +107,20 @@ def propagate(
         raise ShoalError(f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
 
 
-def hops(indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, kernel: Kernel) -> list[np.ndarray]:
+def hops(indptr: np.ndarray, indices: np.ndarray, x: Rows, kernel: Kernel) -> list[Rows]:
     """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `kernel.dtype`; see `propagate`.
 
-    A hop is computed from the one before as stored, so hops in memory and on disk are the same.
+    A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
+    features are sparse as long as that is smaller.
     """
-    result: list[np.ndarray] = []
+    result: list[Rows] = []
     for _ in range(kernel.hops):
-        out = np.empty(x.shape, dtype=kernel.dtype)
-        propagate(indptr, indices, result[-1] if result else x, kernel.r, out)
+        last = result[-1] if result else x
+        if isinstance(last, CsrRows):
+            result.append(next_hop(indptr, indices, last, *_scalings(indptr, kernel.r), kernel.dtype))
+            continue
+        out = np.empty(last.shape, dtype=kernel.dtype)
+        propagate(indptr, indices, last, kernel.r, out)
         result.append(out)
     return result
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
-from storage.bounds import Limits, check_adjacency, check_ids, check_labels, check_matrix
+from storage.bounds import Limits, check_adjacency, check_ids, check_labels, check_rows
 from storage.errors import ShoalError
 from storage.induced import Induced
+from storage.rows import CsrRows, Rows
 
 MAX_ENTRIES = 2**31
 
@@ -25,7 +26,7 @@ class Shard:
         label: Label of every row, int32 `[N]`; -1 is unlabelled.
         indptr: Row pointer, int32 `[N + 1]`.
         indices: Rows of the neighbours, int32 `[E]`, both directions of every edge, ascending in a row.
-        x: Features, float32 or float16 `[N, F]`.
+        x: Features, float32 or float16 `[N, F]`, dense or sparse.
     """
 
     client: int
@@ -33,7 +34,7 @@ class Shard:
     label: np.ndarray
     indptr: np.ndarray
     indices: np.ndarray
-    x: np.ndarray
+    x: Rows
 
     @property
     def nodes(self) -> int:
@@ -44,7 +45,7 @@ class Shard:
         return len(self.indices)
 
 
-def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np.ndarray) -> FileRecord:
+def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: Rows) -> FileRecord:
     """Writes one client's shard.
 
     Args:
@@ -52,16 +53,23 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np
         client: Number of the client, for errors.
         part: The client's rows and induced edges.
         label: Label of every node of the whole graph, `[nodes]`.
-        x: Features of the client's rows, float32 or float16 `[N, F]`; infinity stands for one too large for float16.
+        x: Features of the client's rows, float32 or float16 `[N, F]`, dense or sparse; infinity stands for one too
+            large for float16.
 
     Raises:
-        ShoalError: 2^31 entries or more, a feature that did not fit float16, or the disk is full.
+        ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
+            disk is full.
     """
     if len(part.indices) >= MAX_ENTRIES:
         raise ShoalError(
             f"client {client}: {len(part.indices)} adjacency entries, a shard holds fewer than 2^31; use more clients"
         )
-    if x.dtype == np.float16 and np.isinf(x).any():
+    if isinstance(x, CsrRows) and x.entries >= MAX_ENTRIES:
+        raise ShoalError(
+            f"client {client}: {x.entries} feature values, a sparse shard holds fewer than 2^31; use more clients or "
+            "data.layout dense"
+        )
+    if x.dtype == np.float16 and np.isinf(x if isinstance(x, np.ndarray) else x.values).any():
         raise ShoalError(
             f"data.dtype: float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; "
             "use float32"
@@ -72,7 +80,7 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: np
         "neighbors": pa.ListArray.from_arrays(
             pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
         ),
-        "x": arrow_file.fixed_rows(x),
+        "x": arrow_file.rows_column(x),
     }
     return arrow_file.write(path, "shard", columns)
 
@@ -103,7 +111,9 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     check_ids(shard.node, limits.nodes, "node id", faults.append)
     check_labels(shard.label, limits.classes, faults.append)
     check_adjacency(shard.indptr, shard.indices, shard.nodes, faults.append)
-    check_matrix("x", shard.x.shape, shard.nodes, limits.features, faults.append)
+    check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
+    if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
+        faults.append(f"x is not {limits.layout}")
     return faults
 
 
@@ -114,4 +124,4 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
         raise ShoalError(
             f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
         )
-    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.matrix("x"))
+    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.features("x"))

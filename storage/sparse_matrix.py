@@ -1,5 +1,6 @@
 """A sparse matrix that dense ones are multiplied by, in training, too: its transpose is made once and not in a step."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+
+# Said once a process, of all matrices.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
 class SparseMatrix:
@@ -28,7 +32,9 @@ class SparseMatrix:
         self._transposed = transposed
 
     @classmethod
-    def of(cls, indptr: Any, indices: Any, values: Any, columns: int) -> "SparseMatrix":
+    def of(
+        cls, indptr: Any, indices: Any, values: Any, columns: int, transposed: Tensor | None = None
+    ) -> "SparseMatrix":
         """Over arrays or tensors, without a copy.
 
         Args:
@@ -36,8 +42,9 @@ class SparseMatrix:
             indices: Columns, int32 `[E]`, ascending in a row.
             values: float32 or float16 `[E]`.
             columns: Width M.
+            transposed: The same numbers as CSR `[M, N]`, where they are known.
         """
-        return cls(_csr(indptr, indices, values, columns))
+        return cls(_csr(indptr, indices, values, columns), transposed)
 
     @property
     def shape(self) -> torch.Size:
@@ -56,6 +63,13 @@ class SparseMatrix:
         """Bytes of its arrays, and of the transpose where it is another one that was made."""
         found = {id(csr): sum(part.nbytes for part in _parts(csr)) for csr in self._tensors()}
         return sum(found.values())
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of its arrays and of its transpose, made or not."""
+        indptr, indices, values = self.parts()
+        own = indptr.nbytes + indices.nbytes + values.nbytes
+        return own if self._transposed is self.csr else 2 * own + 4 * (self.shape[1] - self.shape[0])
 
     def __len__(self) -> int:
         return int(self.csr.shape[0])
@@ -114,7 +128,9 @@ class SparseMatrix:
         return SparseMatrix.of(indptr, indices, values.float(), self.shape[1])
 
     def block(self, start: int, stop: int) -> "SparseMatrix":
-        """Successive rows, sharing columns and values."""
+        """Successive rows, sharing columns and values; itself, if they are all."""
+        if start == 0 and stop == len(self):
+            return self
         indptr, indices, values = self.parts()
         rows = indptr[start : stop + 1]
         low, high = int(rows[0]), int(rows[-1])

@@ -5,14 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from storage.arrow_file import FileRecord, MappedFile
 from storage.bounds import Limits
 from storage.errors import ShoalError
 from storage.hops import only_labelled, open_hops
 from storage.manifest import Manifest, read_manifest
 from storage.propagation import kernel_of
+from storage.rows import Rows
 from storage.shard import Shard, open_shard
 from storage.split import Split, open_split
 
@@ -90,7 +89,7 @@ class Store:
         nodes = self.manifest.clients[client].nodes
         return self._open(path, lambda limits: open_split(path, nodes, record, limits is not None))
 
-    def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[np.ndarray]]:
+    def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
 
         Raises:
@@ -102,8 +101,8 @@ class Store:
         file = self.hops_file(kernel, client)
         return only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(kernel, client))
 
-    def hops(self, kernel: str, client: int) -> list[np.ndarray]:
-        """Maps hop 1, 2, … of all rows of a client, each `[N, F]`.
+    def hops(self, kernel: str, client: int) -> list[Rows]:
+        """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse.
 
         Raises:
             ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
@@ -114,7 +113,7 @@ class Store:
             raise ShoalError(
                 f"{file.path}: {file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
             )
-        return [file.matrix(name) for name in file.names]
+        return [file.features(name) for name in file.names]
 
     def hops_file(self, kernel: str, client: int) -> MappedFile:
         """Maps a client's hops as they are stored, of all rows or of labelled ones.

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from storage.apart import apart
+from storage.rows import CsrRows, Rows
 from storage.shard import Shard
-from storage.sparse_matrix import SparseMatrix
+from storage.sparse_matrix import Features, SparseMatrix
 from storage.split import Split
 
 CPU = torch.device("cpu")
@@ -66,7 +67,7 @@ class Memo:
 
     def _size(self, value: Any) -> int:
         if isinstance(value, SparseMatrix):
-            return value.nbytes
+            return value.most_bytes
         if not isinstance(value, Tensor):
             return sum(map(self._size, value)) if isinstance(value, tuple | list) else 0
         if value.layout != torch.sparse_csr:
@@ -93,7 +94,7 @@ class View:
         key: Hashable,
         shard: Shard,
         split: Split,
-        hops: list[np.ndarray],
+        hops: Sequence[Rows],
         classes: int,
         memo: Memo,
         device: torch.device = CPU,
@@ -104,7 +105,7 @@ class View:
             key: Different for every view that shares the memo.
             shard: The client's graph.
             split: Its rows.
-            hops: Hop 1, 2, … of its features, each `[N, F]`.
+            hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse.
             classes: Number of classes C.
             memo: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
@@ -120,7 +121,7 @@ class View:
         self.train, self.val, self.test = (
             torch.from_numpy(rows).long().to(device) for rows in (split.train, split.val, split.test)
         )
-        self._hops = [torch.from_numpy(array) for array in (shard.x, *hops)]
+        self._hops = [_features(rows) for rows in (shard.x, *hops)]
         self._row = int(split.train[0]) if len(split.train) else 0
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
@@ -160,9 +161,15 @@ class View:
 
     def _sample(self, k: int) -> bytes:
         """Some numbers of a training row, whose page training reads anyway."""
-        return self._hops[k][self._row : self._row + 1, :16].numpy().tobytes()
+        hop = self._hops[k]
+        if isinstance(hop, Tensor):
+            return hop[self._row : self._row + 1, :16].numpy().tobytes()
+        starts, *parts = hop.parts()
+        own = starts[self._row : self._row + 2]
+        start = int(starts[self._row])
+        return b"".join(part.numpy().tobytes() for part in (own, *(part[start : start + 16] for part in parts)))
 
-    def _lent(self, k: int) -> Tensor:
+    def _lent(self, k: int) -> Features:
         """Hop k in the map, noted as in the hands of a method."""
         if k not in self._samples:
             self._samples[k] = self._sample(k)
@@ -174,34 +181,58 @@ class View:
         return int(self._hops[0].shape[1])
 
     @property
-    def x(self) -> Tensor:
-        """Features as stored, in the map, float32 or float16 `[N, F]`."""
+    def x(self) -> Features:
+        """Features as stored, in the map, float32 or float16 `[N, F]`, dense or sparse."""
         return self._lent(0)
 
-    def hop(self, k: int) -> Tensor:
-        """Hop k as stored, in the map, float32 or float16 `[N, F]`; hop 0 is x."""
+    def hop(self, k: int) -> Features:
+        """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x."""
         return self._lent(k)
 
-    def block(self, k: int, start: int = 0, stop: int | None = None) -> Tensor:
+    def block(self, k: int, start: int = 0, stop: int | None = None) -> Features:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
-        return self._on_device_if_it_fits(k)[start:stop].to(self.device)
+        hop = self._on_device_if_it_fits(k)
+        if isinstance(hop, Tensor):
+            return hop[start:stop].to(self.device)
+        low, high, _ = slice(start, stop).indices(len(hop))
+        return hop.block(low, max(low, high)).to(self.device)
 
-    def whole(self, k: int) -> Tensor:
-        """All rows of hop k on the device, float32."""
-        return self.block(k).float()
-
-    def rows(self, k: int, rows: Tensor) -> Tensor:
+    def rows(self, k: int, rows: Tensor) -> Features:
         """Some rows of hop k on the device, float32 `[n, F]`."""
         hop = self._on_device_if_it_fits(k)
-        return hop.index_select(0, rows.to(hop.device)).to(self.device).float()
+        rows = rows.to(hop.device)
+        chosen = hop.index_select(0, rows) if isinstance(hop, Tensor) else hop.rows(rows)
+        return chosen.to(self.device).float()
 
-    def _on_device_if_it_fits(self, k: int) -> Tensor:
+    def whole(self, k: int) -> Features:
+        """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the memo keeps."""
+        hop = self._lent(k)
+        if isinstance(hop, Tensor):
+            return self.block(k).float()
+        if self.device.type != "cpu":
+            found: SparseMatrix = self.memo(("whole", k), lambda: self._copy(k).prepared())
+            return found
+        # Columns stay in the map, which shall end with the view.
+        values, transposed = self.memo(("whole", k), lambda: _apart_of_the_map(hop))
+        if values is None:
+            return SparseMatrix(hop.csr, transposed)
+        indptr, indices, _ = hop.parts()
+        return SparseMatrix.of(indptr, indices, values, self.features, transposed)
+
+    def _copy(self, k: int) -> SparseMatrix:
+        """A sparse hop on the device, float32."""
+        copy = self._on_device_if_it_fits(k)
+        assert isinstance(copy, SparseMatrix)
+        return copy.to(self.device).float()
+
+    def _on_device_if_it_fits(self, k: int) -> Features:
         """Hop k on the device if it is there or fits, else in the map."""
         hop = self._lent(k)
         if self.device.type == "cpu":
             return hop
         self._used.add(("hop", k))
-        copy = self._memo.keep((self._key, ("hop", k)), hop.nbytes, lambda: hop.to(self.device))
+        size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
+        copy: Features | None = self._memo.keep((self._key, ("hop", k)), size, lambda: hop.to(self.device))
         return hop if copy is None else copy
 
     @cached_property
@@ -225,8 +256,7 @@ class View:
         """
         _ = self.train_label
         for k in hops:
-            pages_NF = self._hops[k][:, :: max(PAGE // self._hops[k].element_size(), 1)]
-            (pages_NF.index_select(0, self.train.cpu()) if training else pages_NF).sum()
+            _touch(self._hops[k], self.train.cpu() if training else None)
         if edges:
             for part in (self._shard.indptr, self._shard.indices):
                 part[:: PAGE // part.itemsize].sum()
@@ -299,10 +329,36 @@ class View:
 def writes(value: Any) -> tuple[int, ...]:
     """How often each tensor of an entry was written to, as torch counts it."""
     if isinstance(value, SparseMatrix):
-        value = tuple(value.tensors())
+        # The three arrays of a matrix share one count; a transpose may be made at any time.
+        return writes(value.csr)
     if isinstance(value, Tensor):
         return (0 if value.is_inference() else value._version,)
     return tuple(count for part in value for count in writes(part)) if isinstance(value, tuple | list) else ()
+
+
+def _features(rows: Rows) -> Features:
+    """Tensors over the memory of arrays."""
+    if isinstance(rows, CsrRows):
+        return SparseMatrix.of(rows.indptr, rows.columns, rows.values, rows.features)
+    return torch.from_numpy(rows)
+
+
+def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:
+    """What `View.whole` adds to a matrix in the map: float32 values, where others are stored, and the transpose."""
+    whole = SparseMatrix(hop.csr).float()
+    return None if whole.dtype == hop.dtype else whole.parts()[2], whole.transposed
+
+
+def _touch(hop: Features, rows: Tensor | None) -> None:
+    """Reads a value of each page of a hop, or of some of its rows."""
+    if isinstance(hop, Tensor):
+        pages_NF = hop[:, :: max(PAGE // hop.element_size(), 1)]
+        (pages_NF if rows is None else pages_NF.index_select(0, rows)).sum()
+    elif rows is None:
+        for part in hop.parts():
+            part[:: PAGE // part.element_size()].sum()
+    else:
+        hop.rows(rows)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

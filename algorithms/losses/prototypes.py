@@ -12,20 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.protocol import Tree
+from storage.sparse_matrix import Features, SparseMatrix
 
 EPS = 1e-12
 
 
-def class_sums(z_NH: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def class_sums(z_NH: Features, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Sums of the rows of every class, `[C, H]`, and their counts, int32 `[C]`; label -1 is left out."""
     known = y_N >= 0
     if not bool(known.all()):
-        z_NH, y_N = z_NH[known], y_N[known]
-    sums_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, y_N, z_NH)
+        rows = known.nonzero()[:, 0]
+        z_NH, y_N = z_NH[rows] if isinstance(z_NH, Tensor) else z_NH.rows(rows), y_N[rows]
+    if isinstance(z_NH, Tensor):
+        sums_CH = z_NH.new_zeros(classes, z_NH.shape[1]).index_add(0, y_N, z_NH)
+    else:
+        sums_CH = _sums_of_sparse(z_NH, y_N, classes)
     return sums_CH, torch.bincount(y_N, minlength=classes).int()
 
 
-def class_means(z_NH: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def _sums_of_sparse(z_NH: SparseMatrix, y_N: Tensor, classes: int) -> Tensor:
+    indptr, columns, values = z_NH.parts()
+    width = z_NH.shape[1]
+    place = (y_N * width).repeat_interleave(indptr.diff()) + columns
+    return values.new_zeros(classes * width).index_add_(0, place, values).view(classes, width)
+
+
+def class_means(z_NH: Features, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes `[C, H]`, zero for a class without rows, and the counts, int32 `[C]`, that tell so."""
     sums_CH, counts_C = class_sums(z_NH, y_N, classes)
     return sums_CH / counts_C.clamp_min(1)[:, None], counts_C

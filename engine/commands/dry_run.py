@@ -41,7 +41,11 @@ from partition.from_file import by_file
 from storage import datasets
 from storage.graph import Graph
 from storage.hops import hops_bytes
+from storage.layout import chosen_layout, stored_bytes
 from storage.manifest import NAME, read_manifest
+from storage.propagation import Kernel
+from storage.propagation import hops as propagated
+from storage.rows import CsrRows, Rows, entries_of
 from storage.shard import Shard
 from storage.split import Split
 from storage.view import Memo, View
@@ -64,6 +68,7 @@ def show_plan(config: Config) -> None:
         manifest = read_manifest(path)
         require_identity(path, manifest, identity(config))
         nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
+        x_bytes, values = manifest.feature_bytes, manifest.feature_values if manifest.layout == "sparse" else None
         entries = sum(client.entries for client in manifest.clients)
         if config.data.split == "file":
             given_codes(config.data, manifest.name, nodes, lambda: None)
@@ -72,8 +77,15 @@ def show_plan(config: Config) -> None:
         graph = datasets.load(source(config))
         _require_division(config, graph)
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
+        data = config.data
+        layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
+        x_bytes, values = stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x)
+    hop_bytes = hops_bytes(nodes, features, config.propagation)
+    if prepared and values is not None:
+        # How many of sparse ones are stored is known when they are made.
+        hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
     if algorithm.whole_graph:
-        require_whole(nodes, features, entries, config)
+        require_whole(nodes, features, x_bytes, entries, config)
     clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0]
     model_of = assign_models(config, clients)
@@ -99,7 +111,8 @@ def show_plan(config: Config) -> None:
     mean, edges = infos[0], entries // clients
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part))
-    mean_client = _mean_client(measured, features, int(edges * part), hops)
+    a_row = None if values is None else values // nodes
+    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row)
     torch.set_num_threads(config.engine.threads)
     epoch, forward = np.array([_measure(*pair, mean_client, measured, train) for pair in zip(models, paths)]).T / part
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
@@ -109,8 +122,7 @@ def show_plan(config: Config) -> None:
     beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
     parameters = np.array([len(model.w) + beside for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
-    x_bytes = nodes * features * np.dtype(config.data.dtype).itemsize
-    disk = x_bytes + 4 * entries + 16 * nodes + hops_bytes(nodes, features, config.propagation)
+    disk = x_bytes + 4 * entries + 16 * nodes + hop_bytes
     kept = (
         4
         * int(parameters[model_of].sum())
@@ -150,15 +162,29 @@ def _span(seconds: np.ndarray) -> str:
     return f"{low} ms" if low == high else f"{low} to {high} ms"
 
 
-def _mean_client(info: ClientInfo, features: int, entries: int, hops: int) -> View:
-    """Random numbers and random edges in the shape of a mean client."""
+def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None) -> View:
+    """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
     indices = rng.integers(max(info.nodes, 1), size=indptr[-1], dtype=np.int32)
-    x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(hops + 1)]
+    x: list[Rows]
+    if a_row is None:
+        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(kernel.hops + 1)]
+    else:
+        sparse = _random_rows(info.nodes, features, a_row, rng)
+        x = [sparse, *propagated(indptr, indices, sparse, kernel)]
     rows = np.arange(info.nodes)
     shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0])
     return View("mean client", shard, Split(rows[: info.train], rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
+
+
+def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator) -> CsrRows:
+    a_row = max(a_row, 1)
+    apart = features // a_row
+    columns = np.arange(a_row) * apart + rng.integers(apart, size=(nodes, a_row))
+    values = rng.standard_normal(nodes * a_row, dtype=np.float32)
+    starts = np.arange(0, nodes * a_row + 1, a_row, dtype=np.int32)
+    return CsrRows(starts, columns.astype(np.int32).ravel(), values, features)
 
 
 def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:

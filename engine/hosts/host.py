@@ -2,7 +2,6 @@
 
 import time
 import traceback
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -28,7 +27,6 @@ class Host:
     """Runs cells of the job that was opened on it last."""
 
     def __init__(self) -> None:
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         self._opened: OpenedJob | None = None
         self._memo = Memo(0)
 

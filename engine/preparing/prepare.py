@@ -4,8 +4,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.preparing.store_builder import LazyGraph, StoreBuilder
 from engine.records.inputs import contents, differences
@@ -18,6 +16,7 @@ from storage.datasets import DataSource, data_root, fingerprint, load, nodes_ahe
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
+from storage.layout import may_be_sparse, require_possible
 from storage.manifest import FORMAT, NAME, Manifest
 from storage.option_types import checked, quoted
 from storage.propagation import Kernel
@@ -60,7 +59,12 @@ def identity(config: Config) -> dict[str, Any]:
     file = chosen.pop("file")
     if file is not None:
         chosen["file"] = contents(config).get("partition.file")
-    return {"dataset": {**fingerprint(source(config)), "dtype": config.data.dtype}, "partition": chosen}
+    dataset = {**fingerprint(source(config)), "dtype": config.data.dtype}
+    data = config.data
+    # Stores of dense features keep the names that they had before there were sparse ones.
+    if data.layout != "dense" and may_be_sparse(data.dataset, data.path):
+        dataset["layout"] = data.layout
+    return {"dataset": dataset, "partition": chosen}
 
 
 def published_inputs(config: Config) -> dict[str, str]:
@@ -114,7 +118,8 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
         return found
     edges = store.manifest.cleaning
     entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
-    require_whole(store.manifest.nodes, store.manifest.features, entries, config)
+    manifest = store.manifest
+    require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config)
     with writing(path / WHOLE):
         return StoreBuilder(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
 
@@ -162,9 +167,10 @@ def require_known(config: Config) -> None:
     """Refuses what is known to be wrong before the graph is made.
 
     Raises:
-        ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, or the file of the
-            split is.
+        ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
+            be sparse, or the file of the split is wrong.
     """
+    require_possible(config.data.layout, config.data.dataset, config.data.path)
     nodes = nodes_ahead(source(config))
     if nodes is not None:
         require_enough_nodes(config.partition.clients, nodes, config.data.dataset)
@@ -172,14 +178,20 @@ def require_known(config: Config) -> None:
         read_split_file(config.data.split_file)
 
 
-def require_whole(nodes: int, features: int, entries: int, config: Config) -> None:
+def require_whole(nodes: int, features: int, feature_bytes: int, entries: int, config: Config) -> None:
     """Refuses to hold a whole graph that is larger than the limit.
+
+    Args:
+        nodes: Its nodes.
+        features: Width F of its features.
+        feature_bytes: Bytes of its features as they are stored.
+        entries: Directed entries of its adjacency.
+        config: The run.
 
     Raises:
         ShoalError: It is.
     """
-    needed = nodes * features * np.dtype(config.data.dtype).itemsize
-    needed += hops_bytes(nodes, features, config.propagation) + 4 * entries
+    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + 4 * entries
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(

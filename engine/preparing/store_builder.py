@@ -26,8 +26,10 @@ from storage.gather import gathered
 from storage.graph import Graph
 from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
 from storage.induced import Induced, kept_entries
+from storage.layout import chosen_layout, stored_bytes
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
+from storage.rows import Rows, entries_of
 from storage.shard import open_shard, write_shard
 from storage.split import (
     Split,
@@ -144,14 +146,15 @@ class StoreBuilder:
         _report(graph)
         assignment = self._assignment(graph)
         count = 1 if self.options is None else self.options.clients
-        itemsize = np.dtype(self.dtype).itemsize
-        needed = graph.nodes * (graph.features * itemsize + 16) + 4 * graph.entries
+        data = self.config.data
+        layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
+        needed = stored_bytes(graph.x, layout, self.dtype) + 16 * graph.nodes + 4 * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         measured = quality(graph, assignment, count, kept).as_dict()
         missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
         with progress("shards", count, "clients", count - len(missing)) as step:
-            for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit):
+            for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit, layout):
                 self.writer.once(shard_path(client), partial(_write_shard, client, part, graph.y, x))
                 step.advance()
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
@@ -168,6 +171,8 @@ class StoreBuilder:
             quality=measured,
             clients=records,
             published=self.lazy.published,
+            layout=layout,
+            feature_values=entries_of(graph.x) if layout == "sparse" else 0,
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
@@ -252,7 +257,7 @@ def _rows_kept(shards: Store, client: ClientRecord, kernel: Kernel) -> int:
     return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
 
 
-def _write_shard(client: int, part: Induced, label: np.ndarray, x: np.ndarray, path: Path) -> FileRecord:
+def _write_shard(client: int, part: Induced, label: np.ndarray, x: Rows, path: Path) -> FileRecord:
     return write_shard(path, client, part, label, x)
 
 

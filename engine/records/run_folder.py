@@ -16,7 +16,7 @@ from engine.records.inputs import contents, differences
 from engine.records.metrics import METRICS, Metrics
 from engine.settings.config import Config
 from engine.settings.kept_config import with_seal
-from engine.settings.number_keys import ARITHMETIC, changes_numbers, fingerprint_of, flatten, number_keys
+from engine.settings.number_keys import ARITHMETIC, fingerprint_of, number_keys
 from storage.atomic import present, replacing
 from storage.errors import ShoalError
 from storage.sealed import sealed, unsealed
@@ -202,12 +202,12 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     """
     path = run / CONFIG
     try:
-        old = flatten(yaml.safe_load(path.read_text()))
+        old = number_keys(yaml.safe_load(path.read_text()))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
-    new = flatten(config.plain())
+    new = number_keys(config.plain())
     now = contents(config)
-    keys = sorted(key for key in old.keys() | new.keys() if changes_numbers(key) and old.get(key) != new.get(key))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     # Files count by their content.
     changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
     found = checkpoint.load_newest(run / CHECKPOINTS)

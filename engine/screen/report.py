@@ -124,7 +124,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
         "dataset": f"{manifest.name}{kind}: {manifest.nodes:,} nodes, {manifest.features} features "
-        f"({manifest.dtype}), {manifest.classes} classes",
+        f"({manifest.dtype}, {_density(manifest)}), {manifest.classes} classes",
         "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
         "clients": f"{len(nodes)}, of {min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
@@ -142,6 +142,12 @@ def show_store(path: Path, manifest: Manifest) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _density(manifest: Manifest) -> str:
+    if manifest.layout == "dense":
+        return "dense"
+    return f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
 
 
 def show_rounds(run: Path, last: int = 10) -> None:

@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from storage.layout import may_be_sparse
+
 PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
 # Of sections whose other keys only say where and how fast.
 NUMBERS_ALL_THE_SAME = (
@@ -40,6 +42,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys of a resolved config that change numbers."""
     values = {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
+    if values.get("data.layout") == "dense" or not may_be_sparse(values.get("data.dataset"), values.get("data.path")):
+        # All features were dense once, and runs on such keep their names.
+        values.pop("data.layout", None)
     return {key: value for key, value in values.items() if key not in LATER or value != LATER[key]}
 
 

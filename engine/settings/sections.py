@@ -40,11 +40,14 @@ class DataConfig(SplitOptions, DatasetPlaces):
 
     Attributes:
         dtype: How features are stored.
+        layout: `dense`, or `sparse`: only what is not zero; `auto` is the smaller one of features that are read into
+            memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
         row_normalize: Scale the features of every node to sum to one.
         options: What a dataset of our own making is made from (`sbm`, `digits`).
     """
 
     dtype: Literal["float32", "float16"] = "float32"
+    layout: Literal["auto", "dense", "sparse"] = "auto"
     row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
 

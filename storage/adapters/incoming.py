@@ -51,7 +51,8 @@ def to_array(value: Any, where: str) -> Any:
     if not isinstance(value, Tensor):
         raise ShoalError(f"{where}: must be a tensor or an array, found {type(value).__name__}")
     value = value.detach().cpu()
-    if value.dtype == torch.bfloat16:  # NumPy has no such type
+    # NumPy has no bfloat16, and SciPy no float16.
+    if value.dtype == torch.bfloat16 or (value.dtype == torch.float16 and value.layout != torch.strided):
         value = value.float()
     if value.layout == torch.strided:
         return value.numpy()

@@ -11,29 +11,31 @@ from torch import Tensor
 from storage.adapters.incoming import MASKS
 from storage.errors import ShoalError
 from storage.graph import Graph
+from storage.rows import CsrRows, csr_of
 from storage.shard import Shard
 from storage.split import Split, to_codes
 
 
-def tensors_of(graph: Graph | Shard, split: Split | None = None) -> dict[str, Tensor]:
+def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> dict[str, Tensor]:
     """A whole graph or a client's, as tensors by PyG's names.
 
     Args:
         graph: The graph to convert, whole or of one client.
         split: Rows of a shard; a graph has its own.
+        sparse: Give `x` as CSR; else it is dense, however it is stored.
 
     Returns:
-        `edge_index` int64 `[2, E]`, both directions; `x` as stored, dense `[N, F]`; `y` int64 `[N]`, -1 is unlabelled;
-        with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the numbers of
-        its nodes in the whole graph; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share
-        memory with the graph; writing to it never changes a file.
+        `edge_index` int64 `[2, E]`, both directions; `x` of the stored type `[N, F]`; `y` int64 `[N]`, -1 is
+        unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the
+        numbers of its nodes in the whole graph; of a graph with clients of its own `assignment` int32 `[N]`. `x` may
+        share memory with the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     y = graph.label if isinstance(graph, Shard) else graph.y
     x: Any = graph.x
     found = {
         "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
-        "x": _tensor(x.toarray() if sp.issparse(x) else x[:]),
+        "x": _csr(x) if sparse else _tensor(x.toarray() if sp.issparse(x) or isinstance(x, CsrRows) else x[:]),
         "y": torch.from_numpy(y.astype(np.int64)),
     }
     code = None
@@ -62,6 +64,19 @@ def library(name: str, what: str) -> Any:
         raise ShoalError(
             f"{name}: {what} needs it, and it cannot be imported ({reason}); see `shoal doctor`"
         ) from error
+
+
+def _csr(x: Any) -> Tensor:
+    """Features as torch CSR with int64 indices, which all of its operators take."""
+    if isinstance(x, CsrRows):
+        parts = x.indptr, x.columns, x.values
+    else:
+        csr = csr_of(x[:])
+        parts = csr.indptr, csr.indices, csr.data.astype(x.dtype)
+    indptr, columns, values = parts
+    arrays = (indptr.astype(np.int64), columns.astype(np.int64), values.copy())
+    crow, col, kept = map(torch.from_numpy, arrays)
+    return torch.sparse_csr_tensor(crow, col, kept, size=x.shape, check_invariants=False)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

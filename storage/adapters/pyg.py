@@ -36,6 +36,12 @@ def from_pyg(data: Data, name: str = "graph") -> Graph:
     return graph_of(name, values, where)
 
 
-def to_pyg(graph: Graph | Shard, split: Split | None = None) -> Data:
-    """A `Data` with the tensors of `tensors_of`; `n_id` are the numbers that a shard's nodes have in the graph."""
-    return Data(**tensors_of(graph, split))
+def to_pyg(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> Data:
+    """A `Data` with the tensors of `tensors_of`; `n_id` are the numbers that a shard's nodes have in the graph.
+
+    Args:
+        graph: The graph to convert, whole or of one client.
+        split: Rows of a shard.
+        sparse: Give `x` as a sparse CSR tensor; else it is dense, however it is stored.
+    """
+    return Data(**tensors_of(graph, split, sparse))

@@ -7,15 +7,15 @@ import numpy as np
 import scipy.sparse as sp
 
 from storage.errors import ShoalError
+from storage.rows import csr_of, is_smaller_sparse
 
-SPARSE_BELOW = 0.1
 BLOCK_VALUES = 1 << 22
 
 
 def compact(x: np.ndarray) -> Any:
-    """Features `[N, F]` as float32: SciPy CSR if less than a tenth of them are not zero, else dense."""
+    """Features `[N, F]` as float32: SciPy CSR if that is smaller, else dense."""
     x = np.asarray(x, dtype=np.float32)
-    return sp.csr_array(x) if np.count_nonzero(x) < SPARSE_BELOW * x.size else x
+    return csr_of(x) if is_smaller_sparse(x, np.float32) else x
 
 
 def check_finite(x: Any, where: str) -> None:

@@ -35,6 +35,8 @@ KINDS = {
     "splits": "splits/*/*.arrow",
     "hops": "hops/r0.5-k1-float32/*.arrow",
     "hops of labelled rows": "hops/r0.5-k1-float32-labelled/*.arrow",
+    "sparse shards": "clients/*.arrow",
+    "sparse hops": "hops/r0.5-k1-float32/*.arrow",
 }
 READ_BY_PREPARE_ONLY = ("journal", "assignment")
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -82,13 +84,22 @@ def numbers_of(config: Config) -> Any:
     return weights, lines
 
 
-def config_of(folder: Path, rows: str) -> Config:
-    options = {"nodes": 60, "features": 3, "classes": 3, "degree": 3.0}
+def write_words(path: Path) -> None:
+    """A graph of 60 nodes with few words each."""
+    rng = np.random.default_rng(0)
+    x = (rng.random((60, 40)) < 0.05) * rng.random((60, 40))
+    np.savez(path, edge_index=rng.integers(0, 60, (2, 90)), x=x, y=np.arange(60) % 3)
+
+
+def config_of(folder: Path, rows: str, sparse: bool) -> Config:
+    data: dict[str, Any] = {"dataset": "sbm", "options": {"nodes": 60, "features": 3, "classes": 3, "degree": 3.0}}
+    if sparse:
+        data = {"dataset": "files", "path": str(folder / "words.npz")}
     return parse_config(
         {
             "name": rows,
             "rounds": 1,
-            "data": {"dataset": "sbm", "store": str(folder / "store"), "root": str(folder), "options": options},
+            "data": {"store": str(folder / "store"), "root": str(folder), **data},
             "partition": {"method": "metis", "clients": 3},
             "propagation": {"hops": 1, "rows": rows},
             "model": {"name": "gamlp", "hidden": 4},
@@ -102,17 +113,26 @@ def config_of(folder: Path, rows: str) -> Config:
 
 
 @cache
-def made() -> Case:
-    """The store, made once a process."""
+def made(sparse: bool = False) -> Case:
+    """The store, made once a process; one with sparse features for those kinds that say so."""
     # Thousands of runs that each write to the disk and wait for it would take minutes.
     folder = Path(tempfile.mkdtemp(dir=IN_MEMORY))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    configs = {rows: config_of(folder, rows) for rows in ("all", "labelled")}
+    if sparse:
+        write_words(folder / "words.npz")
+    configs = {rows: config_of(folder, rows, sparse) for rows in ("all", "labelled")}
     store = [prepare(config) for config in configs.values()][-1].path
     assert verify(Store(store)) == []
     expected = {rows: numbers_of(config) for rows, config in configs.items()}
     assert all(torch.isfinite(torch.tensor(lines[0]["loss"])) for _, lines in expected.values())
-    return Case(configs, store, Snapshot(store), read_manifest(store), expected)
+    manifest = read_manifest(store)
+    assert manifest.layout == ("sparse" if sparse else "dense")
+    return Case(configs, store, Snapshot(store), manifest, expected)
+
+
+def is_sparse(kind: str) -> bool:
+    """Whether files of this kind are those of a store with sparse features."""
+    return kind.startswith("sparse")
 
 
 def files_of(case: Case, kind: str) -> list[Path]:
@@ -150,8 +170,9 @@ def read_or_none(store: Path) -> Manifest | None:
 
 def attack(seed: int, kind: str | None = None) -> str:
     """Damages one file of the finished store, of a kind if one is given: `accepted` or `refused`; else raises."""
-    case, rng = made(), np.random.default_rng([seed, 0])
+    rng = np.random.default_rng([seed, 0])
     kind = kind or sorted(KINDS)[rng.integers(len(KINDS))]
+    case = made(is_sparse(kind))
     files = files_of(case, kind)
     what = damaged(files[rng.integers(len(files))], rng)
     try:

@@ -1,6 +1,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from storage.gather import gathered
 from storage.graph import Graph, clean_edges
 from storage.hops import write_hops
 from storage.induced import kept_entries
+from storage.layout import Layout
 from storage.manifest import ClientRecord, Manifest, SplitRecord
 from storage.propagation import Kernel
+from storage.rows import entries_of
 from storage.shard import open_shard, write_shard
 from storage.split import SplitOptions, random_split, write_split
 from storage.store import Store, hops_path, shard_path, split_path
@@ -58,13 +61,14 @@ def make_graph() -> Callable[..., Graph]:
 def make_store(tmp_path: Path) -> Callable[..., Store]:
     """A store of 30 nodes: clients of 20, 9 and 1 nodes, one split, one kernel of two hops."""
 
-    def make(dtype: str = "float32") -> Store:
-        root, kernel = tmp_path / "store", Kernel(2, dtype=dtype)
+    def make(dtype: str = "float32", layout: Layout = "dense", x: np.ndarray | None = None, rows: str = "all") -> Store:
+        root, kernel = tmp_path / ("store" if layout == "dense" else layout), Kernel(2, dtype=dtype, rows=rows)
         graph = build_graph(0, 30, 0.2)
+        graph = graph if x is None else replace(graph, x=x)
         assignment = np.repeat(np.arange(3, dtype=np.int32), [20, 9, 1])
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         clients, splits, hops, counts = [], [], [], []
-        for client, part, x in gathered(graph, assignment, kept, range(3), dtype, 1 << 30):
+        for client, part, x in gathered(graph, assignment, kept, range(3), dtype, 1 << 30, layout):
             file = write_shard(root / shard_path(client), client, part, graph.y, x)
             shard = open_shard(root / shard_path(client), client, file)
             split = random_split(shard.label, shard.node, client, OPTIONS)
@@ -79,7 +83,7 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             name="small",
             synthetic=True,
             nodes=30,
-            features=3,
+            features=graph.features,
             classes=2,
             dtype=dtype,
             cleaning={},
@@ -87,6 +91,8 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             clients=clients,
             splits={OPTIONS.split_name: SplitRecord(counts, [2], 0, splits)},
             hops={kernel.name: hops},
+            layout=layout,
+            feature_values=entries_of(graph.x) if layout == "sparse" else 0,
         ).write(root)
         return Store(root)
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from storage.bounds import check_rows
 from storage.errors import ShoalError
 from storage.gather import ROWS_A_BLOCK, gathered
 from storage.graph import Graph
 from storage.induced import induced, kept_entries
+from storage.rows import CsrRows
 
 Gathered = dict[int, tuple[np.ndarray, np.ndarray]]
 
@@ -36,6 +38,50 @@ def test_features_of_every_kind(tmp_path: Path, make_graph: Callable[..., Graph]
             assert set(node) == set(np.flatnonzero(assignment == client))
             assert rows.dtype == dtype
             np.testing.assert_array_equal(rows, x[node].astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sparse_features_stay_sparse(make_graph: Callable[..., Graph], dtype: str) -> None:
+    graph = make_graph(1, 40, 0.2, features=5)
+    x = np.maximum(graph.x, 0)
+    csr = sp.csr_array(x)
+    backwards = np.concatenate([np.arange(low, high)[::-1] for low, high in zip(csr.indptr[:-1], csr.indptr[1:])])
+    unsorted = sp.csr_array((csr.data[backwards], csr.indices[backwards], csr.indptr), csr.shape)
+    assert not unsorted.has_sorted_indices
+    assignment = np.random.default_rng(0).integers(0, 3, 40).astype(np.int32)
+    kept = kept_entries(graph.indptr, graph.indices, assignment)
+    for kind in (x, x.astype(np.float16), sp.csr_array(x), unsorted):
+        found = gathered(replace(graph, x=kind), assignment, kept, [2, 0], dtype, 1 << 30, "sparse")
+        for client, part, rows in found:
+            assert isinstance(rows, CsrRows)
+            assert (rows.indptr.dtype, rows.columns.dtype, rows.dtype) == (np.int32, np.int32, dtype)
+            np.testing.assert_array_equal(np.sort(part.node), np.flatnonzero(assignment == client))
+            expected = kind.toarray() if sp.issparse(kind) else kind
+            np.testing.assert_array_equal(rows.toarray(), expected[part.node].astype(dtype))
+            check_rows("x", rows, len(part.node), 5, pytest.fail)
+
+
+def test_sparse_features_take_no_dense_rows() -> None:
+    """The dense rows of one of the four clients would take 40 MB."""
+    nodes, features = 4000, 10_000
+    x = sp.random_array((nodes, features), density=1e-4, format="csr", dtype=np.float32, rng=0)
+    empty = np.empty(0, dtype=np.int32)
+    graph = Graph("none", np.zeros(nodes + 1, dtype=np.int64), empty, x, np.zeros(nodes, dtype=np.int64), 1)
+    assignment = (np.arange(nodes) % 4).astype(np.int32)
+    kept = kept_entries(graph.indptr, graph.indices, assignment)
+    limit = 1 << 20
+    assert len(list(gathered(graph, assignment, kept, range(4), "float32", limit, "sparse"))) == 4
+    tracemalloc.start()
+    try:
+        values = sum(
+            rows.entries for _, _, rows in gathered(graph, assignment, kept, range(4), "float32", limit, "sparse")
+        )
+        assert values == x.nnz
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ShoalError, match=r"^engine\.memory_limit is 1MiB, but the shard of client 0 "):
+        next(gathered(graph, assignment, kept, range(4), "float32", 1 << 16, "sparse"))
 
 
 def test_more_rows_than_a_block(tmp_path: Path) -> None:

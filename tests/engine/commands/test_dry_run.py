@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.commands.dry_run import show_plan
@@ -44,6 +45,24 @@ def test_sizes_by_hand(tiny: Path) -> None:
     assert rows["disk"].startswith("14.1 KiB for the store, ")
     assert rows["disk"].endswith("a checkpoint, 3 kept")
     assert sorted(path.name for path in tiny.parent.iterdir()) == ["config.yaml"]
+
+
+def test_sparse_features(tmp_path: Path, tiny: Path, status: Callable[..., int]) -> None:
+    nodes = np.arange(120)
+    edges = np.stack([nodes, np.roll(nodes, 1)])
+    np.savez(tmp_path / "graph.npz", edge_index=edges, x=np.eye(120, 200), y=nodes % 3)
+    keys = ["data.dataset=files", f"data.path={tmp_path / 'graph.npz'}", "data.options={}"]
+    config = load_config(tiny, [*keys, f"data.store={tmp_path / 'store'}", f"data.root={tmp_path}"])
+    # A value and its column of each row, and its start; a hop no larger than a dense one; 240 neighbours.
+    x, hop, rest = 120 * 12, 120 * 200 * 4, 4 * 240 + 16 * 120
+    assert plan(config)["disk"].startswith(f"{(x + hop + rest) / 1024:.1f} KiB for the store, ")
+    assert status("prepare", tiny, *keys) == 0
+    manifest = read_manifest(tmp_path / "store")
+    rest = 4 * sum(client.entries for client in manifest.clients) + 16 * 120
+    assert (manifest.layout, manifest.feature_values) == ("sparse", 120)
+    hop = sum(file.bytes for file in manifest.hops["r0.5-k1-float32"])
+    assert hop < 120 * 200 * 4
+    assert plan(config)["disk"].startswith(f"{(x + hop + rest) / 1024:.1f} KiB for the store, ")
 
 
 def test_on_ray_no_host_is_started(tiny: Path) -> None:

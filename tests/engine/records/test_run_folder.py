@@ -250,6 +250,17 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     assert changed_keys(config_of(engine__hosts=9), folder.path) == []
 
 
+def test_a_key_that_an_older_run_does_not_have(folder: RunFolder, config_of: MakeConfig) -> None:
+    """Features were dense, and servers without a GPU, before there were keys for it."""
+    cora = {"data__dataset": "cora", "data__options": {}}
+    folder.begin(config_of(**cora, data__layout="dense"))
+    path = folder.path / CONFIG
+    older = [line for line in path.read_text().splitlines() if "layout" not in line and "server_gpus" not in line]
+    path.write_text("\n".join(older))
+    assert changed_keys(config_of(**cora, data__layout="dense"), folder.path) == []
+    assert changed_keys(config_of(**cora), folder.path) == ["data.layout (None -> auto)"]
+
+
 def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
     """A file counts by what is in it, not by its name."""
     trace, moved = tmp_path / "trace.npy", tmp_path / "moved.npy"

@@ -119,7 +119,7 @@ def test_a_store(configure: Callable[..., Config]) -> None:
         for name in ("dataset", "partition", "clients", "edges kept", "labels", "splits", "hops")
         if line.strip("│ ").startswith(name + " ")
     }
-    assert "180 nodes, 5 features (float32), 4 classes" in rows["dataset"]
+    assert "180 nodes, 5 features (float32, dense), 4 classes" in rows["dataset"]
     assert "method file" in rows["partition"]
     assert "6, of 30 to 30 nodes (largest over mean 1.000)" in rows["clients"]
     entries = sum(len(store.shard(i).indices) for i in range(6))

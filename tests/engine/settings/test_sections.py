@@ -55,6 +55,7 @@ REFUSED: dict[str, list[Any]] = {
         "half",
     ],
     "data.dtype": ["int8"],
+    "data.layout": ["csr", None, True],
     "data.row_normalize": ["perhaps", 1, "true"],
     "data.options": ["nodes"],
     "partition.method": ["leiden", None],

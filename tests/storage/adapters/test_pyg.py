@@ -163,6 +163,23 @@ def test_shard_out(dtype: str, make_store: Callable[..., Store], make_graph: Cal
     assert "train_mask" not in to_pyg(store.shard(0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_sparse_features_out(dtype: str, layout: str, make_store: Callable[..., Store]) -> None:
+    """However a shard keeps them, they are dense, or CSR where that is asked for."""
+    x = np.random.default_rng(0).integers(0, 2, (30, 40)).astype(np.float32)
+    shard = make_store(dtype, layout, x).shard(0)
+    expected = torch.from_numpy(x[shard.node]).to(getattr(torch, dtype))
+    plain, sparse = to_pyg(shard), to_pyg(shard, sparse=True)
+    assert torch.equal(plain.x, expected)
+    assert (sparse.x.layout, sparse.x.dtype) == (torch.sparse_csr, expected.dtype)
+    assert torch.equal(sparse.x.to_dense(), expected)
+    assert np.array_equal(from_pyg(sparse).x.toarray(), x[shard.node])
+    before = shard.x.toarray() if layout == "sparse" else shard.x.copy()
+    sparse.x.values().zero_()
+    assert np.array_equal(shard.x.toarray() if layout == "sparse" else shard.x, before)
+
+
 def test_writing_into_what_went_out_leaves_the_file(make_store: Callable[..., Store]) -> None:
     store = make_store()
     before = store.shard(0).x.copy()

@@ -1,0 +1,63 @@
+"""Whether a store keeps its features dense or sparse."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from storage.errors import ShoalError
+from storage.rows import dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
+
+Layout = Literal["dense", "sparse"]
+# Read into memory as a whole; of other datasets features are drawn, or stay on disk.
+IN_MEMORY = (
+    "digits",
+    "cora",
+    "citeseer",
+    "pubmed",
+    "computers",
+    "photo",
+    "cs",
+    "physics",
+    "flickr",
+    "reddit",
+    "files",
+)
+
+
+def may_be_sparse(dataset: object, path: str | None) -> bool:
+    """Whether a store of a dataset may keep its features sparse; those of an x.npy in the folder `path` stay dense."""
+    name = str(dataset).lower()
+    mapped = name == "files" and path is not None and (Path(path).expanduser() / "x.npy").is_file()
+    return name in IN_MEMORY and not mapped
+
+
+def chosen_layout(x: Any, layout: str, dataset: str, path: str | None, dtype: str) -> Layout:
+    """The layout of a store.
+
+    Args:
+        x: Features of the whole graph `[N, F]`: an array, a SciPy CSR, or drawn when read.
+        layout: `dense`, `sparse`, or `auto`: the one in which features in memory are smaller.
+        dataset: Name of the dataset.
+        path: The graph of dataset `files`.
+        dtype: How features are stored.
+    """
+    smaller = layout == "auto" and may_be_sparse(dataset, path) and is_smaller_sparse(x, dtype)
+    return "sparse" if smaller or layout == "sparse" else "dense"
+
+
+def stored_bytes(x: Any, layout: Layout, dtype: str) -> int:
+    """Bytes of features `[N, F]` as they are stored."""
+    rows, features = x.shape
+    return sparse_bytes(rows, entries_of(x), dtype) if layout == "sparse" else dense_bytes(rows, features, dtype)
+
+
+def require_possible(layout: str, dataset: str, path: str | None) -> None:
+    """Refuses a sparse store of features that are not in memory.
+
+    Raises:
+        ShoalError: It is one.
+    """
+    if layout == "sparse" and not may_be_sparse(dataset, path):
+        raise ShoalError(
+            f"data.layout: sparse needs features that are read into memory, and those of dataset '{dataset}' are not; "
+            "set auto or dense"
+        )

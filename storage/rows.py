@@ -1,0 +1,94 @@
+"""Rows of features: a dense array, or only what is not zero, in the arrays that lie in a file."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+BLOCK_VALUES = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class CsrRows:
+    """Sparse rows `[N, F]`. SciPy's own class has no float16.
+
+    Attributes:
+        indptr: Where each row starts, int32 `[N + 1]`.
+        columns: Columns, int32 `[E]`, ascending in a row.
+        values: float32 or float16 `[E]`.
+        features: Width F.
+    """
+
+    indptr: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    features: int
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.features
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def entries(self) -> int:
+        """Number of stored values E."""
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return self.indptr.nbytes + self.columns.nbytes + self.values.nbytes
+
+    def __getitem__(self, rows: np.ndarray) -> "CsrRows":
+        """Some rows, integers `[n]`, in the order asked for."""
+        counts = np.diff(self.indptr)[rows]
+        indptr = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=indptr[1:])
+        places = np.arange(indptr[-1]) + np.repeat(self.indptr[rows] - indptr[:-1], counts)
+        return CsrRows(indptr, self.columns[places], self.values[places], self.features)
+
+    def toarray(self) -> np.ndarray:
+        """The rows as a dense array `[N, F]`."""
+        dense = np.zeros(self.shape, dtype=self.dtype)
+        dense[np.repeat(np.arange(len(self)), np.diff(self.indptr)), self.columns] = self.values
+        return dense
+
+
+Rows = np.ndarray | CsrRows
+
+
+def dense_bytes(rows: int, features: int, dtype: Any) -> int:
+    """Bytes of dense rows."""
+    return rows * features * np.dtype(dtype).itemsize
+
+
+def sparse_bytes(rows: int, entries: int, dtype: Any) -> int:
+    """Bytes of sparse rows with so many values in all."""
+    return 4 * rows + entries * (4 + np.dtype(dtype).itemsize)
+
+
+def is_smaller_sparse(x: Any, dtype: Any) -> bool:
+    """Whether an array or SciPy CSR in memory, `[N, F]`, takes fewer bytes as sparse rows of a type."""
+    rows, features = x.shape
+    return sparse_bytes(rows, entries_of(x), dtype) < dense_bytes(rows, features, dtype)
+
+
+def entries_of(x: Any) -> int:
+    """How many values an array or SciPy CSR has as sparse rows."""
+    return int(x.nnz) if sp.issparse(x) else int(np.count_nonzero(x))
+
+
+def csr_of(x: Any) -> Any:
+    """An array in memory as SciPy CSR float32, made in blocks of rows; a CSR as it is."""
+    if sp.issparse(x):
+        return x
+    at_once = max(1, BLOCK_VALUES // max(1, x.shape[1]))
+    starts = range(0, len(x), at_once)
+    blocks = [sp.csr_array(x[start : start + at_once].astype(np.float32)) for start in starts]
+    return sp.vstack(blocks, format="csr") if blocks else sp.csr_array(x.shape, dtype=np.float32)
