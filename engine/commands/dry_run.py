@@ -103,6 +103,7 @@ def show_plan(config: Config) -> None:
         "hops": hops,
         "dropout": train.dropout,
         "bfloat16": bfloat16,
+        "sparse": values is not None,
     }
     kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
     models = [kind.flat for kind in kinds[MODEL]]

@@ -120,6 +120,7 @@ class Job:
             hops=self.hops,
             dropout=self.train.dropout,
             bfloat16=self.precision == "bfloat16",
+            sparse=manifest.layout == "sparse",
         )
 
     def initial(self, kind: Kind, name: str, client: int) -> Tensor:

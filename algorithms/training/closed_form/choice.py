@@ -8,7 +8,8 @@ from algorithms.backbones import name_of
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.graphs import GRAPHS, GraphGradients
+from algorithms.training.closed_form.gamlp import GAMLPGradients
+from algorithms.training.closed_form.graphs import GraphGradients
 from algorithms.training.closed_form.heads import HEADS, HeadGradients
 
 
@@ -32,14 +33,19 @@ class ClosedForm(Protocol):
 
 def closed_form(model: FlatModel) -> ClosedForm:
     """The gradients of a model of which nothing is missing."""
-    return HeadGradients(model) if name_of(model.module) in HEADS else GraphGradients(model)
+    name = name_of(model.module)
+    if name in HEADS:
+        return HeadGradients(model)
+    return GAMLPGradients(model) if name == "gamlp" else GraphGradients(model)
 
 
 def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
     """What is missing to train a model by gradients in closed form; None: nothing."""
     name = name_of(model.module)
-    if name not in HEADS and name not in GRAPHS:
-        return f"a model that has one, not adapted to another width ({', '.join((*HEADS, *GRAPHS))})"
+    if name is None:
+        return "a model that is not adapted to another width"
+    if getattr(model.module, "attention", None) == "recursive":
+        return "another model.attention than recursive"
     if model.coupled is not None and model.coupled.fanouts:
         return "the whole graph in every step (no model.fanouts)"
     if name == "gat" and model.w.device.type not in ("cpu", "meta"):
