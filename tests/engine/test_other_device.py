@@ -40,6 +40,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg, stacked, sgd": {"engine.path": "stacked", **MOMENTUM},
     "fedavg, batches": {"train.batch_size": 4},
     "fedavg, sgd": MOMENTUM,
+    "fedavg, closed form": {"engine.path": "closed_form", "model.name": "mlp"},
+    "fedavg, closed form, batches": {"engine.path": "closed_form", "model.name": "mlp", "train.batch_size": 4},
     "fedavg, the path of a GPU": {"engine.path": "auto"},
     "fedgta": {"algorithm.name": "fedgta"},
     "local": {"algorithm.name": "local", "model.init": "own"},
