@@ -22,13 +22,14 @@ class GAMLPGradients:
 
     With the gradient G at Z = sum_k w_k X_k W' + b, W has sum_k (w_k G)' X_k, and weight w_k has the row sums of
     G * (X_k W'). From there softmax and sigmoid hand on s, the gradient of the scores, which are linear in the hops.
-    Where a hop is sparse its weighted rows are not formed: X_k W' is. Of dense hops the weighted sum is.
+    No weighted rows are formed: each hop is multiplied by the first weight for itself, sparse or dense.
     """
 
     def __init__(self, model: FlatModel) -> None:
         """Of a model whose backbone is GAMLP."""
-        self._module: Any = model.module
-        self._linears: list[Any] = list(self._module.head.linears)
+        module: Any = model.module
+        self._module = module
+        self._linears: list[Any] = list(module.head.linears)
         self._rooms = Rooms(model.w.detach())
 
     @torch.no_grad()
@@ -38,12 +39,16 @@ class GAMLPGradients:
         hops = [hop.float() for hop in inputs]
         first = self._linears[0]
         weights_NK, gates_NK = self._weights(hops)
-        parts, out = self._weighted(hops, weights_NK)
+        products = [self._product(k, hop) for k, hop in enumerate(hops)]
+        out = self._rooms("out", *products[0].shape).copy_(first.bias)
+        for product_NH, weight_N1 in zip(products, weights_NK.split(1, dim=1)):
+            out.addcmul_(product_NH, weight_N1)
         layers, logits_NC = self._forward(out)
         loss = to_gradient(logits_NC, label_N)
         gradient = self._backward(layers, logits_NC.div_(len(label_N)))
         torch.sum(gradient, 0, out=first.bias.grad)
-        of_weights_NK = self._first_layer(hops, weights_NK, parts, gradient)
+        self._first_weight(hops, weights_NK, gradient)
+        of_weights_NK = torch.stack([torch.linalg.vecdot(product_NH, gradient) for product_NH in products], 1)
         of_gates_NK = weights_NK * (of_weights_NK - (weights_NK * of_weights_NK).sum(1, keepdim=True))
         self._scores(hops, of_gates_NK * gates_NK * (1 - gates_NK))
         return loss
@@ -66,26 +71,10 @@ class GAMLPGradients:
         *reference, own = weight.view(-1, self._linears[0].weight.shape[1], 1)
         return own, reference
 
-    def _weighted(self, hops: Sequence[Features], weights_NK: Tensor) -> tuple[list[Tensor | None], Tensor]:
-        """Products of sparse hops with the first weight, the weighted sum of dense ones, and the first layer's output."""
-        first, n = self._linears[0], len(weights_NK)
-        out = self._rooms("out", n, len(first.bias)).copy_(first.bias)
-        parts: list[Tensor | None] = []
-        total: Tensor | None = None
-        for k, hop in enumerate(hops):
-            weight_N1 = weights_NK[:, k : k + 1]
-            if isinstance(hop, SparseMatrix):
-                parts.append(product(hop, first.weight, self._rooms(f"product {k}", *out.shape)))
-                out.addcmul_(parts[-1], weight_N1)
-                continue
-            parts.append(None)
-            if total is None:
-                total = torch.mul(hop, weight_N1, out=self._rooms("sum", *hop.shape))
-            else:
-                total.addcmul_(hop, weight_N1)
-        if total is not None:
-            out.addmm_(total, first.weight.t())
-        return [*parts, total], out
+    def _product(self, k: int, hop: Features) -> Tensor:
+        """A hop times the first weight, `[N, H]`."""
+        weight = self._linears[0].weight
+        return product(hop, weight, self._rooms(f"product {k}", len(hop), len(weight)))
 
     def _forward(self, out: Tensor) -> tuple[list[tuple[Tensor, Tensor | None, Tensor]], Tensor]:
         """Of every hidden layer its output, dropout's factors and what it hands on; and the logits."""
@@ -115,29 +104,12 @@ class GAMLPGradients:
             gradient = torch.where(out > 0, gradient, gradient * slope.weight)
         return gradient
 
-    def _first_layer(
-        self, hops: Sequence[Features], weights_NK: Tensor, parts: Sequence[Tensor | None], gradient: Tensor
-    ) -> Tensor:
-        """Writes the gradient of the first weight; gives that of the weights of hops, `[N, K]`."""
-        weight, total = self._linears[0].weight, parts[-1]
-        into = weight.grad.t()
-        at_rows = None
-        if total is None:
-            into.zero_()
-        else:
-            weight_gradient(weight, total, gradient)
-            at_rows = torch.mm(gradient, weight, out=total)
-        found = []
-        for hop, weight_N1, part in zip(hops, weights_NK.split(1, dim=1), parts):
-            if isinstance(hop, SparseMatrix):
-                torch.addmm(into, hop.transposed, gradient * weight_N1, out=into)
-                hop_rows, at_hop = part, gradient
-            else:
-                hop_rows, at_hop = hop, at_rows
-            assert hop_rows is not None
-            assert at_hop is not None
-            found.append(torch.linalg.vecdot(hop_rows, at_hop))
-        return torch.stack(found, 1)
+    def _first_weight(self, hops: Sequence[Features], weights_NK: Tensor, gradient: Tensor) -> None:
+        """Writes the gradient of the first weight, of all hops together."""
+        into = self._linears[0].weight.grad.t()
+        for k, (hop, weight_N1) in enumerate(zip(hops, weights_NK.split(1, dim=1))):
+            left = hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
+            torch.addmm(into, left, gradient * weight_N1, beta=float(k > 0), out=into)
 
     def _scores(self, hops: Sequence[Features], scores_NK: Tensor) -> None:
         """Writes the gradients of what scores are made from."""
