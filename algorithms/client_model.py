@@ -94,7 +94,10 @@ class ClientModel:
     def outputs(self) -> Iterator[Output]:
         """Output for all rows in evaluation mode, without gradients; rows of hops a block at a time."""
         if (coupled := self.coupled) is not None:
-            yield self.output(all_nodes(self.data, coupled.operator, len(coupled.convs)))
+            out = self.output(all_nodes(self.data, coupled.operator, len(coupled.convs)))
+            # A pass over the whole graph: what is scored next needs no second one.
+            self._logits = out.logits_NC
+            yield out
             return
         rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
         for start in range(0, self.data.nodes, rows):
