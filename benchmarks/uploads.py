@@ -126,14 +126,14 @@ def error(found: Sketch, expected: np.ndarray) -> float:
 
 
 def measure(client: Client, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every part by path, `repeats` times after one that is not counted."""
+    """Seconds of every part by path, after a repeat that is not counted; the paths take turns to be first."""
     measured = steps(client)
     seconds: dict[str, dict[str, list[float]]] = {part: {path: [] for path in measured[part]} for part in PARTS}
     for repeat in range(repeats + 1):
         for part in PARTS:
-            for path, step in measured[part].items():
+            for path in sorted(measured[part], reverse=repeat % 2 == 0):
                 began = perf_counter()
-                step()
+                measured[part][path]()
                 if repeat:
                     seconds[part][path].append(perf_counter() - began)
     return seconds
