@@ -70,10 +70,10 @@ class Peak:
             self.highest = max(self.highest, self._process.memory_info().rss)
 
 
-def make_client(nodes: int, model: str, hidden: int) -> Client:
+def make_client(nodes: int, model: str, hidden: int, degree: float = DEGREE) -> Client:
     """A client whose training rows are a random share of its nodes."""
     graph = load_sbm(
-        "sbm", DataSource("sbm", nodes=nodes, classes=CLASSES, features=FEATURES, degree=DEGREE, signal=3.0)
+        "sbm", DataSource("sbm", nodes=nodes, classes=CLASSES, features=FEATURES, degree=degree, signal=3.0)
     )
     indptr, indices = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
     shard = Shard(0, np.arange(nodes), graph.y.astype(np.int32), indptr, indices, graph.x)

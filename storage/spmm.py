@@ -67,11 +67,11 @@ def spmm(
             # The last tile is moved left until it fits: adding a column twice is cheaper than columns one by one.
             at = min(column, width - tile)
             if tile == 32:
-                _add(32, x, indices, sent, row, start, stop, at, total)
+                add_neighbours(32, x, indices, sent, row, start, stop, at, total)
             elif tile == 8:
-                _add(8, x, indices, sent, row, start, stop, at, total)
+                add_neighbours(8, x, indices, sent, row, start, stop, at, total)
             else:
-                _add(1, x, indices, sent, row, start, stop, at, total)
+                add_neighbours(1, x, indices, sent, row, start, stop, at, total)
         scale = received[row]
         for c in range(width):
             total[c] *= scale
@@ -83,7 +83,7 @@ def spmm(
 
 
 @intrinsic(prefer_literal=True)
-def _add(
+def add_neighbours(
     context: Any,
     tile: Any,
     x: Any,
@@ -97,6 +97,8 @@ def _add(
 ) -> Any:
     """total[column:column + tile] = Σ sent[j] x[j, column:column + tile] over j = row and j in indices[start:stop].
 
+    Without `sent`, which is None then, rows are added as they are; they must be of whole cache lines.
+
     Written in LLVM's vectors since numba has neither float16 nor prefetching on a CPU, and would keep `total` in
     memory.
     """
@@ -107,7 +109,8 @@ def _add(
     broadcast = ir.Constant(ir.VectorType(INT32, count), [0] * count)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        arrays = {k: context.make_array(signature.args[k])(context, builder, args[k]) for k in (1, 2, 3, 8)}
+        used = (1, 2, 8) if sent == types.none else (1, 2, 3, 8)
+        arrays = {k: context.make_array(signature.args[k])(context, builder, args[k]) for k in used}
         row, start, stop, column = args[4:8]
         features = builder.gep(
             builder.bitcast(arrays[1].data, BYTE.as_pointer()), [builder.mul(column, INT64(itemsize))]
@@ -129,8 +132,9 @@ def _add(
             entry = builder.add(entry_now, INT64(ahead))
             entry = builder.select(builder.icmp_signed("<", entry, last), entry, last)
             pointer = features_of(neighbour(entry))
-            # The last byte too: rows need not start at a cache line.
-            for offset in (*range(0, count * itemsize, CACHE_LINE), count * itemsize - 1):
+            # The last byte too, where rows need not start at a cache line.
+            last_byte = [] if sent == types.none else [count * itemsize - 1]
+            for offset in (*range(0, count * itemsize, CACHE_LINE), *last_byte):
                 builder.call(prefetch, [builder.gep(pointer, [INT64(offset)]), INT32(0), INT32(level), INT32(1)])
 
         def scaled(node: Any) -> Any:
@@ -138,6 +142,8 @@ def _add(
             values.align = itemsize
             if stored != summed:
                 values = builder.fpext(values, summed)
+            if sent == types.none:
+                return values
             scale = builder.load(builder.gep(arrays[3].data, [node]))
             scale = builder.insert_element(ir.Constant(summed, ir.Undefined), scale, INT32(0))
             scale = builder.shuffle_vector(scale, ir.Constant(summed, ir.Undefined), broadcast)

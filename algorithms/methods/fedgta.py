@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Algorithm, Ask, Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
+from algorithms.losses.label_propagation import with_training_labels
+from algorithms.losses.label_sketch import SketchForm, sketch_labels
 from algorithms.protocol import How
 
-ROWS_AT_A_TIME = 1024
 # Of propagation and of moments; what is kept of each is an upload's row.
 MOST_STEPS = 1000
 
@@ -101,15 +101,18 @@ class FedGTA(Algorithm):
         seed_NC = F.softmax(client.model.logits(), dim=1)
         if self.lp_seed == "labels":
             seed_NC = with_training_labels(client.data, seed_NC)
-        sketch = []
-        for y_NC in propagate_labels(client.data, seed_NC, self.lp_steps, self.lp_seed_weight):
-            rows_NC = row_stochastic(y_NC) if self.rows == "stochastic" else y_NC
-            if self.moment_steps == "all":
-                sketch.append(moments(rows_NC, self.orders, self.moments))
-        if self.moment_steps == "last":
-            sketch.append(moments(rows_NC, self.orders, self.moments))
-        h = confidence(rows_NC, client.data.degree, self.confidence) if client.info.train else 0.0
-        return Upload({"w": client.model.w, "h": torch.tensor(max(h, 1e-12)), "m": torch.cat(sketch).flatten()})
+        form = SketchForm(
+            self.lp_steps,
+            self.lp_seed_weight,
+            self.rows,
+            self.orders,
+            self.moments,
+            self.moment_steps,
+            self.confidence,
+        )
+        sketch = sketch_labels(client.data, seed_NC, form)
+        h = sketch.confidence if client.info.train else 0.0
+        return Upload({"w": client.model.w, "h": torch.tensor(max(h, 1e-12)), "m": sketch.moments_SC.flatten()})
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
@@ -119,41 +122,3 @@ def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
     admitted.fill_diagonal_(True)
     weight = admitted * h_B.double()
     return (weight / weight.sum(1, keepdim=True)).float()
-
-
-def moments(y_NC: Tensor, orders: int, kind: str) -> Tensor:
-    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[K, C]`; `hybrid`, raw then central: `[2K, C]`."""
-    zero, mean = torch.zeros(()), y_NC.mean(0)
-    origins = {"raw": [zero], "central": [mean], "hybrid": [zero, mean]}[kind]
-    sums = y_NC.new_zeros(len(origins), orders, y_NC.shape[1])
-    # Rows whose powers stay in the cache: three times as fast.
-    for part in y_NC.split(ROWS_AT_A_TIME):
-        for row, origin in zip(sums.unbind(), origins):
-            base = part - origin
-            power = torch.ones(())
-            for order in range(orders):
-                power = power * base
-                row[order] += power.sum(0)
-    return sums.flatten(0, 1) / len(y_NC)
-
-
-def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> float:
-    """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop.
-
-    y log y is smallest at y = 1/e, where it is -1/e: no term is negative, whatever rows sum to. Where they sum to one,
-    the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound.
-
-    Args:
-        y_NC: Labels, not negative, `[N, C]`; rows sum to one for `normalized`.
-        degree_N: Degrees with self loop, `[N]`.
-        kind: `paper`; `normalized`: sum_v d_v (1 - entropy_v / log C); `uniform`: 1.
-    """
-    if kind == "uniform":
-        return 1.0
-    classes = y_NC.shape[1]
-    negative_entropy = torch.special.xlogy(y_NC, y_NC).sum(1)
-    if kind == "paper":
-        per_node = classes * torch.exp(torch.tensor(-1.0)) + negative_entropy
-    else:
-        per_node = 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2))))
-    return float((degree_N.double() * per_node.double()).sum())

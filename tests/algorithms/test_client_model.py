@@ -147,6 +147,19 @@ def test_what_logits_of_gives_is_computed_once(client: Client) -> None:
     assert not (client.model.logits_of("val") == 7.0).any()
 
 
+def test_a_pass_over_the_whole_graph_is_not_made_twice(graph: View, make_client: MakeClient) -> None:
+    client = make_client(graph, make_coupled("gcn"))
+    passes: list[object] = []
+    client.model.module.register_forward_hook(lambda *_: passes.append(None))
+    (out,) = client.model.outputs()
+    assert torch.equal(client.model.logits_of("test"), out.logits_NC[graph.test])
+    assert torch.equal(client.model.logits(), out.logits_NC)
+    assert len(passes) == 1
+    client.model.load(client.model.w * 0)
+    assert not torch.equal(client.model.logits(), out.logits_NC)
+    assert len(passes) == 2
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_model_that_passes_messages_is_found_inside_an_adapter(
     inside: bool, graph: View, make_client: MakeClient

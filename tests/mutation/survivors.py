@@ -47,6 +47,7 @@ TESTS = {
     "algorithms/backbones/": ["tests/algorithms/backbones"],
     "algorithms/backbones/adapted.py": ["tests/algorithms/training/test_stacked_training.py"],
     "algorithms/backbones/dropout.py": ["tests/algorithms/training/test_stacked_training.py"],
+    "algorithms/losses/label_tiles.py": ["tests/algorithms/losses/test_label_sketch.py"],
     "algorithms/methods/centralized.py": [
         "tests/algorithms/methods/test_local.py",
         "tests/algorithms/methods/test_loading.py",

@@ -15,7 +15,7 @@ class Annotated(NamedTuple):
     Attributes:
         class_N: The label of a training row, else the predicted class, int64.
         centre_N: Nodes whose class is trusted, bool.
-        z_NH: Embeddings of length one.
+        z_NH: Embeddings of length one; no rows where they were not wanted.
     """
 
     class_N: Tensor
@@ -23,14 +23,20 @@ class Annotated(NamedTuple):
     z_NH: Tensor
 
 
-def annotate(client: Client, confident: float | None = None) -> Annotated:
+def annotate(client: Client, confident: float | None = None, embeddings: bool = True) -> Annotated:
     """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more."""
-    blocks = [(out.logits_NC.softmax(1).max(1), unit(out.embedding_NH)) for out in client.model.outputs()]
-    class_N = torch.cat([best.indices for best, _ in blocks])
-    centre_N = torch.zeros(client.data.nodes, dtype=torch.bool)
-    if confident is not None:
-        centre_N = torch.cat([best.values for best, _ in blocks]) >= confident
+    classes, certain, z = [], [], []
+    for out in client.model.outputs():
+        if confident is None:
+            classes.append(out.logits_NC.argmax(1))
+        else:
+            best = out.logits_NC.softmax(1).max(1)
+            classes.append(best.indices)
+            certain.append(best.values >= confident)
+        z.append(unit(out.embedding_NH if embeddings else out.embedding_NH[:0]))
+    class_N = torch.cat(classes)
+    centre_N = torch.cat(certain) if certain else torch.zeros(client.data.nodes, dtype=torch.bool)
     train = client.data.train
     class_N[train] = client.data.label[train]
     centre_N[train] = True
-    return Annotated(class_N, centre_N, torch.cat([z for _, z in blocks]))
+    return Annotated(class_N, centre_N, torch.cat(z))

@@ -170,7 +170,8 @@ class FedPG(Algorithm):
     def regularizer(self, client: Client, given: Targets | None) -> Term | None:
         if not self.mu or given is None:
             return None
-        reach = reach_of(client, annotate(client, self.pseudo_centres), given)
+        nodes = annotate(client, self.pseudo_centres, embeddings=self.attention == "node")
+        reach = reach_of(client, nodes, given)
         if reach is None:
             return None
         if self.alignment == "node":

@@ -140,7 +140,15 @@ def _neighbours(data: View, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
     """Prototypes `[L, C, H]` from embeddings, differentiable in both; rows may be any that hold all weight."""
-    return torch.stack([class_sums(weight_N[:, None] * z_NH, annotation_N, classes)[0] for weight_N in weight_LN])
+    sums = []
+    for weight_N in weight_LN:
+        z, annotation, weight = z_NH, annotation_N, weight_N
+        reached = weight_N.nonzero()[:, 0]
+        # Few nodes are centres or next to one; where most are reached, gathering them costs more than it saves.
+        if 2 * len(reached) < len(weight_N):
+            z, annotation, weight = z_NH[reached], annotation_N[reached], weight_N[reached]
+        sums.append(class_sums(weight[:, None] * z, annotation, classes)[0])
+    return torch.stack(sums)
 
 
 def neighbour_means(data: View, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -329,6 +329,10 @@ def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
     # Of two classes with the same logit each has a probability of just one half.
     assert annotate(client, confident=0.5).centre_N.all()
     torch.testing.assert_close(found.z_NH, unit(torch.from_numpy(x)))
+    without = annotate(client, embeddings=False)
+    assert torch.equal(without.class_N, found.class_N)
+    assert torch.equal(without.centre_N, found.centre_N)
+    assert not len(without.z_NH)
 
 
 def test_noise_is_drawn_anew_and_from_a_stream_of_its_own(run: Run) -> None:

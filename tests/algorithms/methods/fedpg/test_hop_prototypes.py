@@ -165,3 +165,23 @@ def test_walks_back_to_a_centre_of_many_neighbours_leave_no_weight(make_view: Ma
         torch.testing.assert_close(weight[2, 1:4], torch.full((3,), 1 / 3))
         assert 0 <= float(weight[2, 0]) < 1e-12
         assert not weight[2, 4:].any()
+
+
+@pytest.mark.parametrize("reached", [0, 1, 14, 15, 16, N])
+def test_prototypes_of_few_or_many_reached_nodes(reached: int) -> None:
+    generator = torch.Generator().manual_seed(reached)
+    annotation, z = torch.randint(C, (N,), generator=generator), torch.randn(N, H, generator=generator)
+    weight = torch.zeros(1, N)
+    weight[0, torch.randperm(N, generator=generator)[:reached]] = torch.rand(reached, generator=generator) + 0.1
+    z.requires_grad_()
+    weight.requires_grad_()
+    found = hop_prototypes(z, annotation, weight, C)
+    expected = torch.nn.functional.one_hot(annotation, C).T.float() @ (weight[0, :, None] * z)
+    torch.testing.assert_close(found[0], expected)
+    gradient = torch.randn(C, H, generator=generator)
+    left = torch.autograd.grad(found[0], (z, weight), gradient)
+    right = torch.autograd.grad(expected, (z, weight), gradient)
+    torch.testing.assert_close(left[0], right[0])
+    # Weights of zero belong to nodes that no walk reaches: they stay so, and nobody asks for their gradient.
+    known = weight.detach() > 0
+    torch.testing.assert_close(left[1][known], right[1][known])
