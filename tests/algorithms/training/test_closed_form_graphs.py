@@ -132,7 +132,6 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
     ("name", "options", "why"),
     [
         ("gcn", {"fanouts": [2, 2]}, "the whole graph in every step"),
-        ("gamlp", {}, "a model that has one"),
         ("gat", {}, None),
     ],
 )

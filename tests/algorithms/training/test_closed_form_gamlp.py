@@ -1,0 +1,78 @@
+"""GAMLP's gradients by formula beside autograd's, on dense and sparse hops."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms.backbones import build
+from algorithms.base import Algorithm
+from algorithms.flat_model import FlatModel
+from algorithms.training.closed_form.choice import closed_form, needed_for_closed_form
+from storage.sparse_matrix import Features, SparseMatrix
+
+FEATURES, CLASSES = 20, 4
+BY_FORMULA = ("simple", "gate", "ori_ref", "jk")
+
+
+def sparse(dense: torch.Tensor) -> SparseMatrix:
+    csr = dense.to_sparse_csr()
+    return SparseMatrix.of(csr.crow_indices().int(), csr.col_indices().int(), csr.values(), dense.shape[1])
+
+
+def model_of(attention: str, layers: int, dropout: float, hops: int, by_column: bool = False) -> FlatModel:
+    options = {"hidden": 8, "layers": layers, "attention": attention}
+    model = FlatModel(build("gamlp", FEATURES, CLASSES, hops, dropout, options), sparse=by_column)
+    model.initial(3)
+    # Biases and some attentions start at zero.
+    model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
+    model.module.train()
+    return model
+
+
+def rows_of(rows: int, hops: int) -> list[torch.Tensor]:
+    torch.manual_seed(rows)
+    return [torch.randn(rows, FEATURES) * (torch.rand(rows, FEATURES) < 0.3) for _ in range(hops + 1)]
+
+
+@pytest.mark.parametrize("attention", BY_FORMULA)
+@pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (3, 0.5)])
+@pytest.mark.parametrize("hops", [0, 2])
+@pytest.mark.parametrize("which", ["dense", "first sparse", "all sparse"])
+def test_gradients_are_those_of_autograd(attention: str, layers: int, dropout: float, hops: int, which: str) -> None:
+    model = model_of(attention, layers, dropout, hops, by_column=which != "dense")
+    closed = closed_form(model)
+    assert model.w.grad is not None
+    for rows in (15, 1, 20):
+        dense = rows_of(rows, hops)
+        turned = {"dense": 0, "first sparse": 1, "all sparse": hops + 1}[which]
+        inputs: list[Features] = [sparse(hop) if k < turned else hop for k, hop in enumerate(dense)]
+        label = torch.arange(rows) % CLASSES
+        model.w.grad.zero_()
+        torch.manual_seed(1)
+        expected_loss = F.cross_entropy(model(inputs).logits_NC, label)
+        expected_loss.backward()
+        expected, drawn = model.w.grad.clone(), torch.rand(1)
+        model.w.grad.fill_(torch.nan)
+        torch.manual_seed(1)
+        loss = closed.gradient(inputs, label)
+        assert torch.equal(torch.rand(1), drawn)
+        torch.testing.assert_close(loss, expected_loss.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_float16_hops_are_multiplied_in_float32() -> None:
+    model = model_of("jk", 2, 0.0, 1)
+    half = [hop.half() for hop in rows_of(6, 1)]
+    label = torch.arange(6) % CLASSES
+    found = []
+    for inputs in (half, [hop.float() for hop in half]):
+        closed_form(model).gradient(inputs, label)
+        assert model.w.grad is not None
+        found.append(model.w.grad.clone())
+    assert torch.equal(*found)
+
+
+def test_recursive_attention_is_left_to_autograd() -> None:
+    missing = needed_for_closed_form(Algorithm(), model_of("recursive", 2, 0.0, 2))
+    assert missing == "another model.attention than recursive"
+    assert needed_for_closed_form(Algorithm(), model_of("jk", 2, 0.0, 2)) is None
