@@ -104,7 +104,7 @@ class EngineConfig:
         threads: Threads of the mathematics in every process; changes the last bits.
         path: `loop` trains the clients of a cell one after another by autograd, `closed_form` by the formulas of the
             gradients, `stacked` all in one batch; the same numbers to rounding. Both others are for methods of plain
-            cross-entropy. `closed_form` is for all models, but not with fanouts, adapters or GAMLP's recursive attention,
+            cross-entropy. `closed_form` is for all models, without fanouts, adapters and GAMLP's recursive attention,
             and pays on processors; `stacked` is for decoupled models and whole batches, and pays on GPUs. `auto` takes
             them there where it can, and the loop elsewhere.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
