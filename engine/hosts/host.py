@@ -17,7 +17,7 @@ from engine.hosts.visit import Visit
 from engine.rounds.reduction import reduce_cell, upload_bytes
 from engine.rounds.soundness import require_sound
 from engine.wire.cell import Cell, Outcome
-from engine.wire.devices import copied, creating_on
+from engine.wire.devices import copied
 from engine.wire.job import Job
 from storage.errors import ShoalError
 from storage.view import Memo, View
@@ -70,8 +70,7 @@ class Host:
         guard = ReadOnly(shared, "download")
         for cell in cells:
             try:
-                with creating_on(opened.device):
-                    outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
+                outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
             except MethodWrites:
                 # What was written to must not reach the next round or run of this process.
                 self._memo = Memo(self._memo.limit)

@@ -16,7 +16,7 @@ from engine.rounds.scoring import score
 from engine.rounds.soundness import told_loss
 from engine.rounds.upload_form import require_form, require_state
 from engine.wire.cell import Cell
-from engine.wire.devices import copied
+from engine.wire.devices import CPU, copied, creating_on
 
 
 class Visit:
@@ -55,7 +55,7 @@ class Visit:
             models[name] = ClientModel(flat, view, random_of(random, name))
         self.client = Client(info, view, models, state, inbox, random)
         self._shapes = {parameters_key(name): model.w.shape for name, model in models.items()}
-        with code_of(opened.algorithm, "begin"):
+        with code_of(opened.algorithm, "begin"), creating_on(opened.device):
             self.given: Given = opened.algorithm.begin(self.client, {**shared, **private})
 
     def train(self) -> float:
@@ -65,7 +65,9 @@ class Visit:
             ShoalError: The method's code failed, or the loss is not finite.
         """
         trainer, algorithm = self._opened.trainer(self.client.info), self._opened.algorithm
-        with code_of(algorithm, "train"):
+        # Plain training creates nothing on the default device, and a block that sets one delays every call of torch.
+        device = CPU if algorithm.plain_training else self._opened.device
+        with code_of(algorithm, "train"), creating_on(device):
             return told_loss(algorithm.train(self.client, self.given, trainer, self._cell.phase))
 
     def upload(self) -> tuple[Upload, Tree]:
@@ -75,7 +77,7 @@ class Visit:
             ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
         """
         client, algorithm = self.client, self._opened.algorithm
-        with code_of(algorithm, "upload"):
+        with code_of(algorithm, "upload"), creating_on(self._opened.device):
             upload = algorithm.upload(client, self.given, self._cell.phase)
             require_form(upload, self._cell.up, self._sent_as())
             if algorithm.keeps_model and isinstance(client.state, dict):
@@ -90,7 +92,8 @@ class Visit:
 
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `engine.rounds.scoring`."""
-        return score(self._opened.algorithm, self.client, self.given)
+        with creating_on(self._opened.device):
+            return score(self._opened.algorithm, self.client, self.given)
 
     def end(self) -> None:
         """Ends the visit.
