@@ -6,14 +6,15 @@
                                 [--against local ray open_fgl] [--layout auto | dense | sparse]
 
 A client makes three full-batch SGD steps. `linear` and `mlp` (one hidden layer of 256) have 2,400 rows of 128 features
-and 172 classes, `tiny` has 54 rows of 1,433 features, 64 hidden units and 7 classes. The other models have two layers of
-width 64 and the real graphs of $SHOAL_DATA as ten Louvain clients, a fifth of whose nodes trains; `sgc` and `gamlp` read
-two hops. Every contender is a process with one thread for mathematics; it plays a round (on graphs ten) when it is told
-to, in turn with the bare loop, which of them first alternating. `local` and `ray` are Shoal in one process and with one
-host actor, `stacked` is one process that trains the clients of a cell in one batch; `two` are two host actors beside two
-bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 % (order
-statistics of the sign test). At the end all hold the same weights, to 1e-6 (linear), 2e-6 or, on graphs, 1e-5; all but
-`open_fgl`, OpenFGL's trainer, which has its own GCN and plays with `gcn` only. `benchmarks/peers.sh` installs the peers.
+and 172 classes, `tiny` has 54 rows of 1,433 features, 64 hidden units and 7 classes. The other models have two layers
+of width 64 and the real graphs of $SHOAL_DATA as ten Louvain clients, a fifth of whose nodes trains; `sgc` and `gamlp`
+read two hops. Every contender is a process with one thread for mathematics; it plays a round (on graphs ten) when it is
+told to, in turn with the bare loop, which of them first alternating. `local` and `ray` are Shoal in one process and
+with one host actor, `stacked` is one process that trains the clients of a cell in one batch; `two` are two host actors
+beside two bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 %
+(order statistics of the sign test). At the end all hold the same weights, to 1e-6 (linear), 2e-6 or, on graphs, 1e-5;
+all but `open_fgl`, OpenFGL's trainer, which has its own GCN and plays with `gcn` only. `benchmarks/peers.sh` installs
+the peers.
 """
 
 import argparse
