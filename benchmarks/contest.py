@@ -20,7 +20,8 @@ from engine.commands.run import plan_of
 from engine.preparing.prepare import prepare
 from engine.rounds.sampling import draw_cohort
 from engine.settings.config import Config, parse_config
-from engine.wire.job import make_job
+from engine.wire.job import Job, make_job
+from storage.store import Store
 
 ROOT = Path(__file__).resolve().parent
 SHOAL: dict[str, dict[str, Any]] = {
@@ -120,6 +121,11 @@ class Case(ABC):
         return self.turns * self.a_turn
 
     @property
+    def compared(self) -> int:
+        """Rounds after which contenders must hold the same weights."""
+        return self.rounds
+
+    @property
     @abstractmethod
     def name(self) -> str:
         """What it is called in the table."""
@@ -132,7 +138,7 @@ class Case(ABC):
     @property
     @abstractmethod
     def tolerance(self) -> float:
-        """How far final weights may lie from the bare loop's, which sums in float32."""
+        """How far weights may lie from the bare loop's, which sums in float32."""
 
     @abstractmethod
     def sections(self) -> dict[str, Any]:
@@ -164,12 +170,16 @@ class Case(ABC):
 
     def make(self) -> None:
         """Prepares the clients and the initial parameters for everybody."""
-        config = self.config(SHOAL["local"])
-        store = prepare(config)
-        job = make_job(config, store, "rounds")
+        job, store = self.job()
         (kind,) = job.build_models(store, job.algorithm())[MODEL]
         job.initial(kind, MODEL, 0)
         np.save(self.initial, by_rows(kind.flat.module).numpy())
+
+    def job(self) -> tuple[Job, Store]:
+        """The run as hosts see it, and its store."""
+        config = self.config(SHOAL["local"])
+        store = prepare(config)
+        return make_job(config, store, "rounds"), store
 
     def lay_out_for(self, peer: str) -> None:
         """Writes the clients as a peer reads them.
@@ -184,7 +194,8 @@ class Case(ABC):
         """Starts a contender, on all or a part of every cohort."""
         options, log = plan_of(self.config(SHOAL["local"])).participation, self.folder / f"{name}{suffix}.log"
         cohorts = [draw_cohort(self.clients, options, 0, number)[part] for number in range(1, self.rounds + 1)]
-        rounds = Rounds(str(self.initial), STEPS, LR, cohorts, self.a_turn, str(self.folder / f"{name}{suffix}.npy"))
+        out = self.folder / f"{name}{suffix}.npy"
+        rounds = Rounds(str(self.initial), STEPS, LR, cohorts, self.a_turn, self.compared, str(out))
         task = self.folder / f"{name}{suffix}.json"
         task.write_text(json.dumps(asdict(self.task(rounds))))
         if name in SHOAL:
@@ -197,14 +208,14 @@ class Case(ABC):
         return Contender(self.floor, sys.executable, log, task)
 
     def difference(self, name: str) -> float:
-        """How far a contender's final weights lie from the bare loop's.
+        """How far a contender's weights lie from the bare loop's.
 
         Raises:
             AssertionError: Farther than they may.
         """
         mine, floor = (np.load(self.folder / f"{of}.npy") for of in (name, "bare-0"))
         difference = float(np.abs(mine - floor).max())
-        assert difference < self.tolerance, f"{name}: final weights differ from the bare loop's by {difference:g}"
+        assert difference < self.tolerance, f"{name}: weights differ from the bare loop's by {difference:g}"
         return difference
 
 
@@ -232,8 +243,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def compete(case: Case, name: str, pairs: int, peers: Path) -> dict[str, Any]:
     """Rounds of a contender in turn with the bare loop (two of them beside two hosts)."""
     halves = (slice(0, None, 2), slice(1, None, 2)) if name == "two" else (slice(None),)
-    bare = [case.start("bare", peers, half, f"-{i}") for i, half in enumerate(halves)]
+    # The one that may be absent comes first: nothing else is left running then.
     other = [case.start(name, peers)]
+    bare = [case.start("bare", peers, half, f"-{i}") for i, half in enumerate(halves)]
     sides: tuple[list[Contender], list[Contender]] = (bare, other)
     played: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
     held = [0, 0]

@@ -7,13 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 from contenders.task import GraphTask, Rounds
-from contest import SHOAL, Absent, Case
+from contest import Absent, Case
 
 from algorithms.protocol import MODEL
-from engine.preparing.prepare import prepare
-from engine.wire.job import Job, make_job
 from storage.sparse_matrix import Features, SparseMatrix
-from storage.store import Store
 from storage.view import Memo
 
 CLIENTS, HOPS = 10, 2
@@ -41,6 +38,11 @@ class GraphCase(Case):
         return f"{self.model} on {self.graph}"
 
     @property
+    def compared(self) -> int:
+        # GIN's training is chaotic: on Cora two bare loops whose start differs by 1e-7 are 0.08 apart in 60 rounds.
+        return 1 if self.model == "gin" else self.rounds
+
+    @property
     def tolerance(self) -> float:
         return 1e-5
 
@@ -65,16 +67,10 @@ class GraphCase(Case):
             **asdict(rounds), store=job.store, split=job.split, kernel=job.kernel, model=self.model, shapes=shapes
         )
 
-    def job(self) -> tuple[Job, Store]:
-        """The run as hosts see it, and its store."""
-        config = self.config(SHOAL["local"])
-        store = prepare(config)
-        return make_job(config, store, "rounds"), store
-
     def lay_out_for(self, peer: str) -> None:
         super().lay_out_for(peer)
         if self.model != "gcn":
-            raise Absent(f"{peer}: has no part in {self.name}, its GCN alone is compared")
+            raise Absent(f"{peer}: has no part in {self.name}, it plays GCN alone")
         job, store = self.job()
         folder = self.data / peer
         folder.mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from storage.sparse_matrix import Features, SparseMatrix
 
-# The share of entries that are not zero, from which on the dense product is the faster one.
+# Share of entries that are not zero, from which on the dense product is the faster one.
 DENSE_FROM = 0.3
 SLOPE = 0.2
 

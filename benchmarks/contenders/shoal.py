@@ -23,12 +23,13 @@ def main() -> None:
     job = make_job(config, store, "rounds")
     session = open_session(config)
     federation = session.federation(job, plan_of(config), None)
-    for cohort in task.cohorts:
+    (kind,) = job.build_models(store, job.algorithm())[MODEL]
+    for number, cohort in enumerate(task.cohorts, 1):
         turns.wait()
         line = federation.round(unwatched)
         turns.finished(training=line["seconds"]["train"])
         assert line["cohort"] == cohort
-    (kind,) = job.build_models(store, job.algorithm())[MODEL]
-    kind.flat.load(federation.state().server["w"])
-    task.finish(by_rows(kind.flat.module))
+        if number == task.compared:
+            kind.flat.load(federation.state().server["w"])
+            task.finish(by_rows(kind.flat.module))
     session.close()

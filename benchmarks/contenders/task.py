@@ -26,7 +26,8 @@ class Rounds:
         lr: Learning rate.
         cohorts: Clients of every round, ascending.
         a_turn: Rounds of a turn.
-        out: File for the weights after the last round, in the order of the initial ones.
+        compared: Number of rounds after which all weights are compared.
+        out: File for the weights then, in the order of the initial ones.
     """
 
     start_file: str
@@ -34,6 +35,7 @@ class Rounds:
     lr: float
     cohorts: list[list[int]]
     a_turn: int
+    compared: int
     out: str
 
     def start(self) -> Tensor:
@@ -41,7 +43,7 @@ class Rounds:
         return torch.from_numpy(np.load(self.start_file))
 
     def finish(self, w: Tensor) -> None:
-        """Leaves the final parameters `[P]` for the comparison."""
+        """Leaves the parameters `[P]` for the comparison."""
         np.save(self.out, w.detach().numpy())
 
 

@@ -73,7 +73,7 @@ def test_same_logits_and_gradient_as_shoal(tmp_path: Path, bench: Any, name: str
     wanted_gradient = torch.cat([p.grad.reshape(-1) for p in kind.flat.module.parameters()])
 
     np.save(tmp_path / "start.npy", rounds_of.by_rows(kind.flat.module).numpy())
-    rounds = rounds_of.Rounds(str(tmp_path / "start.npy"), 3, 0.1, [], 1, "")
+    rounds = rounds_of.Rounds(str(tmp_path / "start.npy"), 3, 0.1, [], 1, 1, "")
     shapes = {n: list(shape) for n, shape in kind.info.shapes.items()}
     task = rounds_of.GraphTask(
         **asdict(rounds), store=job.store, split=job.split, kernel=job.kernel, model=name, shapes=shapes
