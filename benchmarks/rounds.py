@@ -12,8 +12,8 @@ read two hops. Every contender is a process with one thread for mathematics; it 
 told to, in turn with the bare loop, which of them first alternating. `local` and `ray` are Shoal in one process and
 with one host actor, `stacked` is one process that trains the clients of a cell in one batch; `two` are two host actors
 beside two bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 %
-(order statistics of the sign test). At the end (`gin`: after one round) all hold the same weights, to 1e-6 (linear),
-2e-6 or, on graphs, 1e-5; all but `open_fgl`, OpenFGL's trainer, which has its own GCN and plays with `gcn` only.
+(order statistics of the sign test). At the end all hold the same weights, to 1e-6 (linear) or 2e-6, on graphs
+after the first round, to 1e-5; all but `open_fgl`, OpenFGL's trainer, which has its own GCN and plays with `gcn` only.
 `benchmarks/peers.sh` installs the peers.
 """
 
