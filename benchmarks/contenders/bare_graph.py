@@ -25,6 +25,7 @@ def main() -> None:
     clients = range(store.clients)
     views = [View(c, *store.data(task.split, task.kernel, c), store.manifest.classes, nothing) for c in clients]
     forward, y = MODELS[task.model](weights, views), [view.train_label for view in views]
+    del views  # and with them the maps of the store
     leaves = weights.leaves()
     served = [w.detach().clone() for w in leaves]
     optimizer = torch.optim.SGD(leaves, lr=task.lr)

@@ -26,11 +26,12 @@ def gcn(weights: Weights, views: list[View]) -> list[Forward]:
     bias, bias2, head = weights.plain("convs.0.bias"), weights.plain("convs.1.bias"), linear(weights, "head.linears.0")
 
     def client(view: View) -> Forward:
+        train = view.train
         x, sums = Matrix(features(view.x)), Matrix(normalised(view), symmetric=True)
 
         def forward() -> Tensor:
             h = F.relu(sums @ (x @ first) + bias)
-            return head((sums @ (h @ second) + bias2).index_select(0, view.train))
+            return head((sums @ (h @ second) + bias2).index_select(0, train))
 
         return forward
 
@@ -45,13 +46,14 @@ def sage(weights: Weights, views: list[View]) -> list[Forward]:
     head = linear(weights, "head.linears.0")
 
     def client(view: View) -> Forward:
+        train = view.train
         adjacency = adjacency_of(view)
         means = Matrix((sp.diags_array(1 / np.maximum(adjacency.sum(1), 1)) @ adjacency).tocsr())
         x = Matrix(features(view.x))
 
         def forward() -> Tensor:
             h = F.relu(means @ (x @ heard) + x @ own + bias)
-            return head((means @ (h @ heard2) + torch.addmm(bias2, h, own2)).index_select(0, view.train))
+            return head((means @ (h @ heard2) + torch.addmm(bias2, h, own2)).index_select(0, train))
 
         return forward
 
@@ -69,6 +71,7 @@ def gin(weights: Weights, views: list[View]) -> list[Forward]:
     head = linear(weights, "head.linears.0")
 
     def client(view: View) -> Forward:
+        train = view.train
         x, sums = Matrix(features(view.x)), Matrix(adjacency_of(view), symmetric=True)
 
         def layer(h: Tensor, more: Tensor, bias: Tensor, then: Callable[[Tensor], Tensor]) -> Tensor:
@@ -77,7 +80,7 @@ def gin(weights: Weights, views: list[View]) -> list[Forward]:
         def forward() -> Tensor:
             h = F.relu(F.layer_norm(layer(x @ first, more, bias, then), shift.shape, scale, shift))
             h = F.layer_norm(layer(h @ second, more2, bias2, then2), shift2.shape, scale2, shift2)
-            return head(h.index_select(0, view.train))
+            return head(h.index_select(0, train))
 
         return forward
 
@@ -93,6 +96,7 @@ def gat(weights: Weights, views: list[View]) -> list[Forward]:
     head = linear(weights, "head.linears.0")
 
     def client(view: View) -> Forward:
+        train = view.train
         x, pattern = Matrix(features(view.x)), with_loops(view)
         many, one = Attention(pattern, *source.shape[1:]), Attention(pattern, *source2.shape[1:])
 
@@ -105,7 +109,7 @@ def gat(weights: Weights, views: list[View]) -> list[Forward]:
 
         def forward() -> Tensor:
             h = F.relu(layer(x @ first, source, target, many, bias))
-            return head(layer(h @ second, source2, target2, one, bias2).index_select(0, view.train))
+            return head(layer(h @ second, source2, target2, one, bias2).index_select(0, train))
 
         return forward
 
@@ -123,6 +127,7 @@ def gcnii(weights: Weights, views: list[View]) -> list[Forward]:
     beta, beta2 = math.log(THETA + 1), math.log(THETA / 2 + 1)
 
     def client(view: View) -> Forward:
+        train = view.train
         share = (1 - ALPHA) * normalised(view)
         # In the first layer H is H_0 itself.
         once = Matrix(share + ALPHA * sp.eye_array(view.nodes), symmetric=True)
@@ -133,7 +138,7 @@ def gcnii(weights: Weights, views: list[View]) -> list[Forward]:
             h = once @ initial
             h = F.relu(torch.addmm(h, h, first, beta=1 - beta, alpha=beta))
             h = torch.add(sums @ h, initial, alpha=ALPHA)
-            h = torch.addmm(h, h, second, beta=1 - beta2, alpha=beta2).index_select(0, view.train)
+            h = torch.addmm(h, h, second, beta=1 - beta2, alpha=beta2).index_select(0, train)
             return head(F.relu(h))
 
         return forward
