@@ -4,12 +4,13 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from task import Turns, read
+from task import Task, Turns, read
 from torch.nn.utils import parameters_to_vector
 
 
 def main() -> None:
-    task, turns = read(sys.argv[1]), Turns()
+    task = read(sys.argv[1], Task)
+    turns = Turns(task.a_turn)
     data, module = task.data(), task.module()
     parameters = list(module.parameters())
     served = [p.detach().clone() for p in parameters]

@@ -21,7 +21,7 @@ client_app, server_app = ClientApp(), ServerApp()
 @cache
 def kept(path: str) -> tuple[Task, list[tuple[Tensor, Tensor]], nn.Module]:
     """What a worker opens once; Flower itself would open it in every call."""
-    task = read(path)
+    task = read(path, Task)
     return task, task.data(), task.module()
 
 
@@ -46,7 +46,7 @@ class InTurns(FedAvg):
 
     def __init__(self, path: str, turns: Turns) -> None:
         super().__init__(fraction_evaluate=0.0)
-        self.path, self.turns, self.task = path, turns, read(path)
+        self.path, self.turns, self.task = path, turns, read(path, Task)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -74,7 +74,8 @@ class InTurns(FedAvg):
 def serve(grid: Grid, context: Context) -> None:
     """Runs as many rounds as there are turns."""
     path = sys.argv[1]
-    task, turns = read(path), Turns()
+    task = read(path, Task)
+    turns = Turns(task.a_turn)
     strategy = InTurns(path, turns)
     result = strategy.start(grid, ArrayRecord(task.module().state_dict()), num_rounds=len(task.cohorts), timeout=600)
     task.finish(torch.cat([t.reshape(-1) for t in result.arrays.to_torch_state_dict().values()]))
@@ -82,4 +83,4 @@ def serve(grid: Grid, context: Context) -> None:
 
 def main() -> None:
     one_cpu = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-    run_simulation(server_app, client_app, read(sys.argv[1]).clients, backend_config=one_cpu)
+    run_simulation(server_app, client_app, read(sys.argv[1], Task).clients, backend_config=one_cpu)

@@ -14,7 +14,7 @@ from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
-from task import Turns, read
+from task import Task, Turns, read
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
@@ -51,7 +51,8 @@ class InTurns(FederatedAveraging):
 
 
 def main() -> None:
-    task, turns = read(sys.argv[1]), Turns()
+    task = read(sys.argv[1], Task)
+    turns = Turns(task.a_turn)
     data, module = task.data(), WithLoss(task.module())
     order = itertools.chain(*task.cohorts, itertools.cycle([0]))
     dataset = FederatedDataset(lambda client: Dataset(data[client], user_id=str(client)), lambda: next(order))

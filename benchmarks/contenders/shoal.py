@@ -4,8 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from task import Turns, read
+from task import Rounds, Turns, by_rows, read
 
+from algorithms.protocol import MODEL
 from engine.commands.run import plan_of
 from engine.hosts.federation import open_session
 from engine.preparing.prepare import prepare
@@ -15,15 +16,20 @@ from engine.wire.live import unwatched
 
 
 def main() -> None:
-    task, turns = read(sys.argv[1]), Turns()
+    task = read(sys.argv[1], Rounds)
+    turns = Turns(task.a_turn)
     config = parse_config(json.loads(Path(sys.argv[2]).read_text()), "benchmark")
-    job = make_job(config, prepare(config), "rounds")
+    store = prepare(config)
+    job = make_job(config, store, "rounds")
     session = open_session(config)
     federation = session.federation(job, plan_of(config), None)
-    for cohort in task.cohorts:
+    (kind,) = job.build_models(store, job.algorithm())[MODEL]
+    for number, cohort in enumerate(task.cohorts, 1):
         turns.wait()
         line = federation.round(unwatched)
         turns.finished(training=line["seconds"]["train"])
         assert line["cohort"] == cohort
-    task.finish(federation.state().server["w"])
+        if number == task.compared:
+            kind.flat.load(federation.state().server["w"])
+            task.finish(by_rows(kind.flat.module))
     session.close()

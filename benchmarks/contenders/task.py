@@ -4,29 +4,59 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+R = TypeVar("R", bound="Rounds")
+
 
 @dataclass(frozen=True)
-class Task:
-    """Clients and rounds, written by the benchmark as JSON.
+class Rounds:
+    """What is trained in which round, whatever on; written by the benchmark as JSON.
 
     Attributes:
-        folder: Holds `x.npy` (float32 `[clients * rows, F]`), `y.npy` (int64) and `start.npy` (float32 `[P]`).
+        start_file: Initial parameters, float32 `[P]`: all of the model, one behind the other, each row by row.
+        steps: Full-batch SGD steps of a client in a round.
+        lr: Learning rate.
+        cohorts: Clients of every round, ascending.
+        a_turn: Rounds of a turn.
+        compared: Number of rounds after which all weights are compared.
+        out: File for the weights then, in the order of the initial ones.
+    """
+
+    start_file: str
+    steps: int
+    lr: float
+    cohorts: list[list[int]]
+    a_turn: int
+    compared: int
+    out: str
+
+    def start(self) -> Tensor:
+        """Initial parameters, float32 `[P]`."""
+        return torch.from_numpy(np.load(self.start_file))
+
+    def finish(self, w: Tensor) -> None:
+        """Leaves the parameters `[P]` for the comparison."""
+        np.save(self.out, w.detach().numpy())
+
+
+@dataclass(frozen=True)
+class Task(Rounds):
+    """Rounds of clients that have rows and no edges.
+
+    Attributes:
+        folder: Holds `x.npy` (float32 `[clients * rows, F]`) and `y.npy` (int64).
         clients: All clients there are.
         rows: Rows of a client; its block starts at `client * rows`.
         classes: Number of classes.
         hidden: Width of the hidden layer; 0 is a linear model.
-        steps: Full-batch SGD steps of a client in a round.
-        lr: Learning rate.
-        cohorts: Clients of every round, ascending.
-        out: File for the weights after the last round.
     """
 
     folder: str
@@ -34,14 +64,6 @@ class Task:
     rows: int
     classes: int
     hidden: int
-    steps: int
-    lr: float
-    cohorts: list[list[int]]
-    out: str
-
-    def start(self) -> Tensor:
-        """Initial parameters, float32 `[P]`."""
-        return torch.from_numpy(np.load(Path(self.folder) / "start.npy"))
 
     def module(self) -> nn.Module:
         """The model, with the initial parameters."""
@@ -60,33 +82,60 @@ class Task:
         blocks = [slice(c * self.rows, (c + 1) * self.rows) for c in range(self.clients)]
         return [(torch.from_numpy(x[block].copy()), torch.from_numpy(y[block].copy())) for block in blocks]
 
-    def finish(self, w: Tensor) -> None:
-        """Leaves the final parameters `[P]` for the comparison."""
-        np.save(self.out, w.detach().numpy())
+
+@dataclass(frozen=True)
+class GraphTask(Rounds):
+    """Rounds of clients that have a graph each.
+
+    Attributes:
+        store: Folder of Shoal's store with their shards.
+        split: Name of the split in it.
+        kernel: Name of the hops in it; None if only the features are used.
+        model: Name of the model.
+        shapes: Shape of every parameter by its name, in the order of the initial ones.
+    """
+
+    store: str
+    split: str
+    kernel: str | None
+    model: str
+    shapes: dict[str, list[int]]
 
 
 @cache
-def read(path: str) -> Task:
-    """The task of a file, one thread set for all mathematics of this process."""
+def read(path: str, kind: type[R]) -> R:
+    """The task of a file, as far as `kind` knows it, one thread set for all mathematics of this process."""
     torch.set_num_threads(1)
-    return Task(**json.loads(Path(path).read_text()))
+    written = json.loads(Path(path).read_text())
+    return kind(**{field.name: written[field.name] for field in fields(kind)})
+
+
+def by_rows(module: nn.Module) -> Tensor:
+    """All parameters one behind the other, each row by row, however they lie in memory, `[P]`."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
 class Turns:
-    """A round when a line comes in on stdin, and its seconds out on stdout, which nothing else is left to write on."""
+    """Rounds when a line comes in on stdin, and their seconds out on stdout, which nothing else is left to write on."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int) -> None:
+        """Rounds of a turn."""
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self._began = 0.0
+        self._rounds, self._played = rounds, 0
+        self._began = self._training = 0.0
 
     def wait(self) -> None:
-        """Says that the contender is ready, and waits for its turn."""
-        print(json.dumps({}), file=self._out, flush=True)
-        sys.stdin.readline()
-        self._began = time.perf_counter()
+        """Begins a round: the first of a turn says that the contender is ready, and waits."""
+        if self._played % self._rounds == 0:
+            print(json.dumps({}), file=self._out, flush=True)
+            sys.stdin.readline()
+            self._began, self._training = time.perf_counter(), 0.0
 
-    def finished(self, **more: float) -> None:
-        """Says that the round is over."""
-        spent = time.perf_counter() - self._began
-        print(json.dumps({"seconds": spent, **more}), file=self._out, flush=True)
+    def finished(self, training: float = 0.0) -> None:
+        """Ends a round: the last of a turn says what one took, and what of it was training, where that is known."""
+        self._played += 1
+        self._training += training
+        if self._played % self._rounds == 0:
+            spent = {"seconds": time.perf_counter() - self._began, "training": self._training}
+            print(json.dumps({key: value / self._rounds for key, value in spent.items()}), file=self._out, flush=True)

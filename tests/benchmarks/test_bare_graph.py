@@ -1,0 +1,95 @@
+"""The bare loop over graphs trains the models that Shoal trains: same logits, same gradient, sparse or dense."""
+
+import importlib
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms.client_model import ClientModel
+from algorithms.protocol import MODEL
+from engine.preparing.prepare import prepare
+from engine.settings.config import parse_config
+from engine.wire.job import make_job
+from storage.view import Memo
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+NODES, FEATURES = 60, 40
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "contenders"))
+
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return module
+
+
+def write_graph(folder: Path, density: float) -> None:
+    """A random graph of two clients, with a node that has no neighbour."""
+    rng = np.random.default_rng(0)
+    x = rng.random((NODES, FEATURES), dtype=np.float32) * (rng.random((NODES, FEATURES)) < density)
+    edges = rng.integers(1, NODES, size=(2, 150))
+    arrays = {"x": x.astype(np.float32), "y": np.arange(NODES) % 3, "edge_index": edges}
+    arrays["assignment"] = np.arange(NODES) % 2
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.9])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gcnii", "sgc", "gamlp"])
+def test_same_logits_and_gradient_as_shoal(tmp_path: Path, bench: Any, name: str, density: float) -> None:
+    write_graph(tmp_path, density)
+    data = {"dataset": "files", "path": str(tmp_path), "store": str(tmp_path / "store")}
+    config = {
+        "name": "bare",
+        "rounds": 1,
+        "data": data,
+        "partition": {"method": "file", "clients": 2},
+        "propagation": {"hops": 2 if name in ("sgc", "gamlp") else 0},
+        "model": {"name": name, "layers": 2, "hidden": 64},
+        "train": {"dropout": 0.0},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": "local"},
+    }
+    store = prepare(parse_config(config, "test"))
+    job = make_job(parse_config(config, "test"), store, "test")
+    (kind,) = job.build_models(store, job.algorithm())[MODEL]
+    job.initial(kind, MODEL, 0)
+    view, rounds_of = job.view(store, 1, Memo(0)), bench("task")
+    model = ClientModel(kind.flat, view, lambda _: 0)
+    kind.flat.module.train()
+    wanted = model(model.gathered("train")).logits_NC
+    F.cross_entropy(wanted, view.train_label).backward()
+    wanted_gradient = torch.cat([p.grad.reshape(-1) for p in kind.flat.module.parameters()])
+
+    np.save(tmp_path / "start.npy", rounds_of.by_rows(kind.flat.module).numpy())
+    rounds = rounds_of.Rounds(str(tmp_path / "start.npy"), 3, 0.1, [], 1, 1, "")
+    shapes = {n: list(shape) for n, shape in kind.info.shapes.items()}
+    task = rounds_of.GraphTask(
+        **asdict(rounds), store=job.store, split=job.split, kernel=job.kernel, model=name, shapes=shapes
+    )
+    weights = bench("graph_weights").Weights(task)
+    (forward,) = bench("graph_models").MODELS[name](weights, [view])
+    found = forward()
+    F.cross_entropy(found, view.train_label).backward()
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    gradient = weights.vector([w.grad for w in weights.leaves()])
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-4, atol=1e-6)
+    assert float(gradient.abs().max()) > 1e-3
+
+
+def test_interval_of_the_median_is_the_sign_tests(bench: Any) -> None:
+    """With nine values the second and the eighth: 1 - 2 * (1 + 9) / 2^9 = 96.1 %; the first and the last with six."""
+    interval = bench("contest").interval
+    assert interval([9, 1, 8, 2, 7, 3, 6, 4, 5]) == (2, 8)
+    assert interval([6, 5, 4, 3, 2, 1]) == (1, 6)
