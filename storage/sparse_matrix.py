@@ -116,9 +116,10 @@ class SparseMatrix:
         """On a device; itself, if it is there."""
         if device == self.device:
             return self
-        transposed = self._transposed
-        csr = self.csr.to(device)
-        return SparseMatrix(csr, csr if transposed is self.csr else transposed and transposed.to(device))
+        csr, transposed = self.csr.to(device), self._transposed
+        if transposed is not None:
+            transposed = csr if transposed is self.csr else transposed.to(device)
+        return SparseMatrix(csr, transposed)
 
     def float(self) -> "SparseMatrix":
         """With float32 values; itself, if it has them."""
@@ -180,7 +181,9 @@ def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
         torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)
     )
     size = (len(starts) - 1, columns)
-    return torch.sparse_csr_tensor(starts, places, numbers, size=size, check_invariants=False)
+    # Where its parts lie, whatever device a block around this has chosen.
+    device = numbers.device
+    return torch.sparse_csr_tensor(starts, places, numbers, size=size, device=device, check_invariants=False)
 
 
 def _parts(csr: Tensor) -> tuple[Tensor, Tensor, Tensor]:

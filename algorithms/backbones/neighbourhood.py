@@ -93,8 +93,8 @@ def _operator(data: View, operator: Operator) -> SparseMatrix:
     transposed = matrix.csr
     if operator == "mean":
         indptr, indices, _ = matrix.parts()
-        shares = torch.from_numpy(1 / np.maximum(degree - 1, 1).astype(np.float32))
-        transposed = SparseMatrix.of(indptr, indices, shares[indices], data.nodes).csr
+        shares = (1 / np.maximum(degree - 1, 1)).astype(np.float32)
+        transposed = SparseMatrix.of(indptr, indices, shares[data.csr[1]], data.nodes).csr
     return SparseMatrix(matrix.csr, transposed).to(data.device)
 
 

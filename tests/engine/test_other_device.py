@@ -73,8 +73,10 @@ MIXED = {
     "heterogeneity.rule": "round-robin",
     "heterogeneity.embedding": 8,
 }
-# Reading shards, handing on, and rows of hops that do not fit the cache; initial parameters; the check of uploads.
+# Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
+# initial parameters; the check of uploads.
 ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
+ON_PROCESSOR |= {"sparse_compressed_tensor", "crow_indices", "col_indices", "values"}
 ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
 ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.

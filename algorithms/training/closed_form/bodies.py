@@ -9,8 +9,8 @@ from torch import Tensor
 
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Neighbourhood
-from algorithms.training.closed_form.layers import Layer, heard, told, weight_gradient
-from algorithms.training.closed_form.layers import product as product_of
+from algorithms.training.closed_form.layers import Layer
+from algorithms.training.closed_form.products import heard, product, told, weight_gradient
 from algorithms.training.closed_form.rooms import Rooms, let_through
 
 
@@ -76,7 +76,7 @@ class GCNIIBody(Body):
         assert lift is not None
         self._around = around
         shape = len(around.x_NF), len(lift.weight)
-        first = product_of(around.x_NF, lift.weight, self.rooms("first", *shape)).add_(lift.bias).relu_()
+        first = product(around.x_NF, lift.weight, self.rooms("first", *shape)).add_(lift.bias).relu_()
         self._first = first
         self._layers = []
         x = first

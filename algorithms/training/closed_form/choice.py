@@ -9,7 +9,6 @@ from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.gamlp import GAMLPGradients
-from algorithms.training.closed_form.graphs import GraphGradients
 from algorithms.training.closed_form.heads import HEADS, HeadGradients
 
 
@@ -36,7 +35,12 @@ def closed_form(model: FlatModel) -> ClosedForm:
     name = name_of(model.module)
     if name in HEADS:
         return HeadGradients(model)
-    return GAMLPGradients(model) if name == "gamlp" else GraphGradients(model)
+    if name == "gamlp":
+        return GAMLPGradients(model)
+    # PyG takes seconds and 130 MiB of every process that imports it.
+    from algorithms.training.closed_form.graphs import GraphGradients
+
+    return GraphGradients(model)
 
 
 def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:

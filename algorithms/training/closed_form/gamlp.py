@@ -12,7 +12,7 @@ from torch import Tensor
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
-from algorithms.training.closed_form.layers import product, weight_gradient
+from algorithms.training.closed_form.products import product, weight_gradient
 from algorithms.training.closed_form.rooms import Rooms
 from storage.sparse_matrix import Features, SparseMatrix
 

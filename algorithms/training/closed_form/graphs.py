@@ -10,7 +10,8 @@ from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.bodies import Body, GCNIIBody, Layers
 from algorithms.training.closed_form.cross_entropy import to_gradient
-from algorithms.training.closed_form.layers import GATLayer, GCNLayer, GINLayer, Layer, SAGELayer, weight_gradient
+from algorithms.training.closed_form.layers import GATLayer, GCNLayer, GINLayer, Layer, SAGELayer
+from algorithms.training.closed_form.products import weight_gradient
 
 LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}
 # Backbones, by name.
