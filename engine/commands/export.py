@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -116,7 +117,8 @@ def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]
     """The parameters of a model, that of the config by their names alone, others below the name of the model."""
     below = prefix if name == MODEL else f"{prefix}{name}/"
     for key, p in visit.client.models[name].module.named_parameters():
-        yield below + key, p.detach().clone()
+        # Row by row, in whatever order it lies in the model.
+        yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _describe(job: Job, store: Store, client: int, columns: dict[str, list[np.ndarray]]) -> None:

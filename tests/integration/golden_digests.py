@@ -39,7 +39,10 @@ Keys = dict[str, Any]
 
 
 def write_graph(folder: Path) -> Path:
-    """180 nodes in six clients; client 5 has no training node, client 4 no test node, class 3 is rare."""
+    """180 nodes in six clients; client 5 has no training node, client 4 no test node, class 3 is rare.
+
+    Beside the folder the same graph with sparse features, as an .npz file.
+    """
     rng = np.random.default_rng(11)
     clients, each = 6, 30
     nodes = clients * each
@@ -58,6 +61,8 @@ def write_graph(folder: Path) -> Path:
     arrays = {"edge_index": edges, "x": x.astype(np.float32), "y": y, "split": split, "assignment": assignment}
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
+    few = np.where(np.abs(arrays["x"]) > 0.7, arrays["x"], 0)
+    np.savez(folder.with_suffix(".npz"), **{**arrays, "x": few})
     return folder
 
 
@@ -88,6 +93,11 @@ def matrix() -> dict[str, Keys]:
         "uniform": {"name": "fedavg", "weight": "uniform"},
     }.items():
         runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
+    for model in ("sgc", "mlp", "sage", "gin", "gat", "gcnii"):
+        runs[f"fedavg {model}"] = {"model": {"name": model, "hidden": 8}}
+    runs["fedavg autograd"] = {"model": COUPLED, "engine": {"path": "loop"}}
+    for model in (COUPLED, DECOUPLED):
+        runs[f"fedavg sparse {model['name']}"] = {"model": model, "data": {"layout": "sparse"}}
     runs["fedavg batches, sgd"] = {
         "train": {"epochs": 2, "batch_size": 4, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "opt_state": "reset"}
     }
@@ -121,7 +131,10 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     for key, value in more.items():
         section, _, last = key.partition("__")
         plain[section] = {**plain[section], last: value}
-    store = f"store-{plain['data'].get('dtype', 'float32')}"
+    layout = plain["data"].get("layout", "dense")
+    if layout == "sparse":
+        plain["data"]["path"] = str(graph.with_suffix(".npz"))
+    store = f"store-{plain['data'].get('dtype', 'float32')}-{layout}"
     plain["data"]["store"] = str(graph.parent / store)
     return parse_config(plain, name)
 
@@ -153,7 +166,8 @@ def execute(name: str, graph: Path, session: Session | None = None, **more: Any)
 
 def here() -> dict[str, Any]:
     """What the digests of this machine depend on."""
-    of_run = {key: value for key, value in environment("cpu").items() if key != "python"}
+    # Not Shoal itself, whose changes these digests are there to notice.
+    of_run = {key: value for key, value in environment("cpu").items() if key not in ("python", "shoal")}
     return {**of_run, "instructions": torch.backends.cpu.get_cpu_capability()}
 
 

@@ -128,7 +128,10 @@ def test_a_class_of_few_nodes_stays_at_home(start: Run) -> None:
 
 def test_without_weight_it_is_local_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    local, silent = run({**keys, "algorithm.name": "local"}), run({**keys, **ME, "algorithm.weight": 0})
+    local, silent = (
+        run({**keys, "algorithm.name": "local", "engine.path": "loop"}),
+        run({**keys, **ME, "algorithm.weight": 0}),
+    )
     for i, tree in local.state.clients.items():
         for name, tensor in tree.items():
             assert torch.equal(silent.state.clients[i][name], tensor)

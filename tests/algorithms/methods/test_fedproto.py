@@ -182,7 +182,7 @@ def assert_same_clients(left: Server, right: Server) -> None:
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
 def test_without_the_term_it_is_local_to_the_last_bit(run: Run, method: str) -> None:
     keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local"})
+    local = run({**keys, "algorithm.name": "local", "engine.path": "loop"})
     assert_same_clients(local, run({**keys, "algorithm.name": method, "algorithm.lam": 0}))
     pulled = run({**keys, "algorithm.name": method, "algorithm.lam": 1})
     assert not torch.equal(pulled.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
