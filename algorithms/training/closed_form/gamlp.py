@@ -59,14 +59,14 @@ class GAMLPGradients:
         if module.attention == "simple":
             score_NK = module.theta.expand(len(hops[0]), -1)
         else:
-            own, reference = self._vectors(module.score.weight, len(hops))
+            own, reference = self._vectors(module.score.weight)
             score_NK = torch.cat([times(hop, own) for hop in hops], 1) + module.score.bias
             for hop, vector in zip(hops, reference):
                 score_NK += times(hop, vector)
         gates_NK = score_NK.sigmoid()
         return gates_NK.softmax(1), gates_NK
 
-    def _vectors(self, weight: Tensor, hops: int) -> tuple[Tensor, Sequence[Tensor]]:
+    def _vectors(self, weight: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """The vector that every hop is scored by, and those of the hops that it is compared with, `[F, 1]`."""
         *reference, own = weight.view(-1, self._linears[0].weight.shape[1], 1)
         return own, reference
@@ -118,7 +118,7 @@ class GAMLPGradients:
             torch.sum(scores_NK, 0, out=module.theta.grad)
             return
         torch.sum(scores_NK, (0, 1), out=module.score.bias.grad.view(()))
-        own, reference = self._vectors(module.score.weight.grad, len(hops))
+        own, reference = self._vectors(module.score.weight.grad)
         everyone_N1 = scores_NK.sum(1, keepdim=True)
         own.zero_()
         for k, hop in enumerate(hops):
