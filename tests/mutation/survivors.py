@@ -49,7 +49,7 @@ TESTS = {
     "algorithms/backbones/dropout.py": ["tests/algorithms/training/test_stacked_training.py"],
     "algorithms/losses/label_tiles.py": ["tests/algorithms/losses/test_label_sketch.py"],
     "algorithms/training/closed_form/": ["tests/algorithms/training/closed_form"],
-    "storage/sparse_matrix.py": ["tests/algorithms/backbones/test_sparse_features.py"],
+    "algorithms/flat_model.py": ["tests/algorithms/backbones/test_sparse_features.py"],
     "algorithms/methods/centralized.py": [
         "tests/algorithms/methods/test_local.py",
         "tests/algorithms/methods/test_loading.py",
