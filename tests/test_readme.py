@@ -74,7 +74,7 @@ def test_lists_are_complete() -> None:
 
 
 def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
-    """mu = 0 is FedAvg to the bit, and mu > 0 is not."""
+    """mu = 0 is FedAvg by autograd to the bit, and mu > 0 is not."""
     text = (ROOT / "docs" / "algorithms.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "fedprox.py").write_text(source)
@@ -90,7 +90,7 @@ def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
                 "rounds": 3,
                 "data": {"dataset": "digits", "root": str(tmp_path)},
                 "algorithm": {"name": name, **options},
-                "engine": {"backend": "local"},
+                "engine": {"backend": "local", "path": "loop"},
                 "run": {"root": str(tmp_path / f"runs-{len(losses)}"), "tensorboard": False},
             },
             "test",
