@@ -1,7 +1,6 @@
 """A sparse matrix that dense ones are multiplied by, in training, too: its transpose is made once and not in a step."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,12 +58,6 @@ class SparseMatrix:
         return self.csr.device
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays, and of the transpose where it is another one that was made."""
-        found = {id(csr): sum(part.nbytes for part in _parts(csr)) for csr in self._tensors()}
-        return sum(found.values())
-
-    @property
     def most_bytes(self) -> int:
         """Bytes of its arrays and of its transpose, made or not."""
         indptr, indices, values = self.parts()
@@ -77,14 +70,6 @@ class SparseMatrix:
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Row starts, columns, values."""
         return _parts(self.csr)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """All tensors that it consists of, those of the transpose included where it was made."""
-        for csr in self._tensors():
-            yield from _parts(csr)
-
-    def _tensors(self) -> list[Tensor]:
-        return [self.csr] if self._transposed is None or self._transposed is self.csr else [self.csr, self._transposed]
 
     @property
     def transposed(self) -> Tensor:

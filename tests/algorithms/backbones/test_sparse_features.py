@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sparse_rows import sparse
 
 from algorithms.backbones import BACKBONES, build
 from algorithms.backbones.gamlp import ATTENTIONS
@@ -24,11 +25,6 @@ DECOUPLED: list[tuple[str, dict[str, Any]]] = [
     *(("gamlp", {"attention": attention, "hidden": 8}) for attention in ATTENTIONS),
     ("gamlp", {"layers": 1}),
 ]
-
-
-def sparse(dense: torch.Tensor) -> SparseMatrix:
-    csr = dense.to_sparse_csr()
-    return SparseMatrix.of(csr.crow_indices().int(), csr.col_indices().int(), csr.values(), dense.shape[1])
 
 
 @pytest.fixture

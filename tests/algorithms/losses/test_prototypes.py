@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from sparse_rows import sparse
 
 from algorithms.losses.prototypes import bit_bytes, class_means, class_sums, noisy, pack, row_bytes, unit, unpack
-from storage.sparse_matrix import SparseMatrix
 
 Z = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 5.0], [7.0, 7.0]])
 Y = torch.tensor([2, 2, 0, -1])
@@ -23,11 +23,9 @@ def test_sparse_rows_have_the_bits_of_dense_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(200, 30, generator=generator) * (torch.rand(200, 30, generator=generator) < 0.1)
     y = torch.randint(-1, 4, (200,), generator=generator)
-    csr = z.to_sparse_csr()
-    sparse = SparseMatrix.of(csr.crow_indices().int(), csr.col_indices().int(), csr.values(), 30)
-    for found, expected in zip(class_means(sparse, y, 6), class_means(z, y, 6), strict=True):
+    for found, expected in zip(class_means(sparse(z), y, 6), class_means(z, y, 6), strict=True):
         assert torch.equal(found, expected)
-    nothing = class_sums(sparse.block(0, 0), y[:0], 3)
+    nothing = class_sums(sparse(z).block(0, 0), y[:0], 3)
     assert torch.equal(nothing[0], torch.zeros(3, 30))
 
 

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from sparse_rows import sparse
 
 from algorithms.backbones import BACKBONES, build, width_of
 from algorithms.backbones.adapted import Adapted
@@ -103,7 +104,7 @@ def test_an_adapter_is_the_backbone_with_a_linear_map_in_its_head(name: str, opt
     x = torch.randn(4, 5)
     inputs: Any = [x]
     if name == "gcn":
-        inputs = Neighbourhood(x, (torch.eye(4).to_sparse_csr(),) * 2)
+        inputs = Neighbourhood(x, (sparse(torch.eye(4)),) * 2)
     out, inner = module(inputs), module.backbone(inputs)
     adapter = module.backbone.head.linears[-1]
     assert adapter.weight.shape == (6, own)

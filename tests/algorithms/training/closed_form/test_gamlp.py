@@ -3,20 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from sparse_rows import sparse
 
 from algorithms.backbones import build
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.choice import closed_form, needed_for_closed_form
-from storage.sparse_matrix import Features, SparseMatrix
+from storage.sparse_matrix import Features
 
 FEATURES, CLASSES = 20, 4
 BY_FORMULA = ("simple", "gate", "ori_ref", "jk")
-
-
-def sparse(dense: torch.Tensor) -> SparseMatrix:
-    csr = dense.to_sparse_csr()
-    return SparseMatrix.of(csr.crow_indices().int(), csr.col_indices().int(), csr.values(), dense.shape[1])
 
 
 def model_of(attention: str, layers: int, dropout: float, hops: int, by_column: bool = False) -> FlatModel:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sparse_rows import sparse
 from torch import Tensor
 
 from algorithms.backbones import build
@@ -20,7 +21,6 @@ from algorithms.training.closed_form.choice import closed_form, needed_for_close
 from algorithms.training.closed_form.graphs import GRAPHS
 from algorithms.training.local_training import LocalTrainer
 from storage.errors import ShoalError
-from storage.sparse_matrix import SparseMatrix
 from storage.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
@@ -37,24 +37,20 @@ def view(make_view: Callable[..., View]) -> View:
     return make_view(NODES, edges, [0, 1, 2] * 10, train, CLASSES, x.astype(np.float32))
 
 
-def model_of(name: str, dropout: float, layers: int, sparse: bool = False) -> FlatModel:
+def model_of(name: str, dropout: float, layers: int, by_column: bool = False) -> FlatModel:
     module = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": 8, "layers": layers})
-    model = FlatModel(module, sparse=sparse)
+    model = FlatModel(module, sparse=by_column)
     model.initial(layers)
     # Biases start at zero.
     model.load(model.w.detach() + 0.1 * torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)))
     return model
 
 
-def inputs_of(model: FlatModel, view: View, sparse: bool) -> Neighbourhood:
+def inputs_of(model: FlatModel, view: View, as_sparse: bool) -> Neighbourhood:
     coupled = model.coupled
     assert coupled is not None
     around = all_nodes(view, coupled.operator, len(coupled.convs))._replace(rows=view.train)
-    if not sparse:
-        return around
-    csr = view.x.to_sparse_csr()
-    parts = csr.crow_indices().int(), csr.col_indices().int(), csr.values()
-    return around._replace(x_NF=SparseMatrix.of(*parts, FEATURES))
+    return around._replace(x_NF=sparse(view.x)) if as_sparse else around
 
 
 def by_autograd(model: FlatModel, inputs: Neighbourhood, label: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,11 +65,11 @@ def by_autograd(model: FlatModel, inputs: Neighbourhood, label: Tensor) -> tuple
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_gradients_are_those_of_autograd(name: str, layers: int, dropout: float, sparse: bool, view: View) -> None:
-    model = model_of(name, dropout, layers, sparse)
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_gradients_are_those_of_autograd(name: str, layers: int, dropout: float, as_sparse: bool, view: View) -> None:
+    model = model_of(name, dropout, layers, as_sparse)
     model.module.train()
-    inputs = inputs_of(model, view, sparse)
+    inputs = inputs_of(model, view, as_sparse)
     closed = closed_form(model)
     assert model.w.grad is not None
     # The second step finds what the first one left in memory; then fewer rows are asked for.

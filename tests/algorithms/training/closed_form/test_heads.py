@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sparse_rows import sparse
 from torch import Tensor
 
 from algorithms.backbones import build
@@ -24,7 +25,6 @@ from algorithms.training.local_training import LocalTrainer
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 from storage.errors import ShoalError
-from storage.sparse_matrix import SparseMatrix
 from storage.view import View
 
 FEATURES, HIDDEN = 9, 6
@@ -45,11 +45,6 @@ def batch_of(rows: int, classes: int) -> tuple[Tensor, Tensor]:
     rng = np.random.default_rng(rows)
     x = rng.standard_normal((rows, FEATURES)) * (rng.random((rows, FEATURES)) < 1 / 3)
     return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(rng.integers(classes, size=rows))
-
-
-def sparse(x: Tensor) -> SparseMatrix:
-    found = x.to_sparse_csr()
-    return SparseMatrix.of(found.crow_indices().int(), found.col_indices().int(), found.values(), x.shape[1])
 
 
 def by_autograd(model: FlatModel, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
