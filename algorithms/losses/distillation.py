@@ -1,0 +1,56 @@
+"""How a model learns from what another one, or itself, says of the same nodes. A teacher gets no gradient.
+
+Axes: N nodes, C classes, H width of the embeddings.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.losses.prototypes import unit
+from storage.sparse_matrix import SparseMatrix
+from storage.view import View
+
+
+def distilled(teacher_NC: Tensor, student_NC: Tensor) -> Tensor:
+    """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits."""
+    log_p_NC = F.log_softmax(teacher_NC.detach(), dim=1)
+    return F.kl_div(F.log_softmax(student_NC, dim=1), log_p_NC, reduction="batchmean", log_target=True)
+
+
+def distilled_from_neighbours(
+    data: View, teacher_NH: Tensor, student_NH: Tensor, norm: Literal["mean", "sum"]
+) -> Tensor:
+    """Mean over nodes i of the KL(softmax(z_j) || softmax(h_i)) of i itself and its neighbours j (FedGKC, eq. 1).
+
+    One product with A + I: the sum over j is t_i - <S_i, log softmax(h_i)>, with S = (A + I) softmax(z) and t the same
+    sum of negative entropies. Nothing is formed for an edge.
+
+    Args:
+        data: The client's graph.
+        teacher_NH: Embeddings z of all nodes.
+        student_NH: Embeddings h, differentiable.
+        norm: Over j: `sum`, as eq. 1 is written, or `mean`, so that a hub weighs as much as any node.
+    """
+    with torch.no_grad():
+        log_q_NH = F.log_softmax(teacher_NH, dim=1)
+        q_NH = log_q_NH.exp()
+        said = torch.cat([q_NH, (q_NH * log_q_NH).sum(1, keepdim=True)], dim=1)
+        heard = SparseMatrix(data.adjacency, data.adjacency) @ said + said
+        if norm == "mean":
+            heard /= data.degree[:, None]
+    heard_NH, negative_entropy_N = heard[:, :-1], heard[:, -1]
+    return (negative_entropy_N - (heard_NH * F.log_softmax(student_NH, dim=1)).sum(1)).mean()
+
+
+def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:
+    """Mean squared difference of all entries, of rows as they are (`raw`) or scaled to length one (`unit`).
+
+    Raw distances to a teacher that is not trained let embeddings grow without bound (FedGKC's eq. 4). Gradients reach
+    both sides: detach a teacher.
+    """
+    if rows == "unit":
+        teacher_NH, student_NH = unit(teacher_NH), unit(student_NH)
+    return F.mse_loss(student_NH, teacher_NH)
