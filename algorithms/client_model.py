@@ -65,16 +65,16 @@ class ClientModel:
         self._logits = None
 
     def gathered(self, part: str) -> Inputs:
-        """What the model reads to answer for the rows of `train`, `val` or `test`.
+        """What the model reads to answer for the rows of `train`, `val` or `test`, or for all rows (`all`).
 
         For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
         whole graph.
         """
-        rows: Tensor = getattr(self.data, part)
+        rows: Tensor | None = None if part == "all" else getattr(self.data, part)
         if (coupled := self.coupled) is not None:
             return all_nodes(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
-        if mapped and len(rows) == self.data.nodes:
+        if rows is None or (mapped and len(rows) == self.data.nodes):
             # All rows, in their order: they lie in the map already.
             return [self.data.whole(k) for k in self.flat.inputs]
         return [self.data.memo((part, k), partial(self._gathered, k, rows)) for k in self.flat.inputs]

@@ -15,3 +15,24 @@ def seed_default(device: torch.device, seed: int) -> None:
     else:
         # torch.manual_seed takes a third of a millisecond to tell devices that are not there.
         torch.default_generator.manual_seed(seed)
+
+
+class Stream:
+    """What a device's default generator draws from one seed: within each block it goes on where the last one ended."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        """Leaves the default generator as it is."""
+        cuda = device.type == "cuda"
+        self._default = torch.cuda.default_generators[device.index or 0] if cuda else torch.default_generator
+        outer = self._default.get_state()
+        seed_default(device, seed)
+        self._state = self._default.get_state()
+        self._default.set_state(outer)
+
+    def __enter__(self) -> None:
+        self._outer = self._default.get_state()
+        self._default.set_state(self._state)
+
+    def __exit__(self, *error: object) -> None:
+        self._state = self._default.get_state()
+        self._default.set_state(self._outer)

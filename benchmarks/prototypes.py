@@ -41,7 +41,8 @@ from algorithms.training.local_training import LocalTrainer
 from engine.wire.randomness import key
 from storage.datasets.sbm import load_sbm
 from storage.datasets.source import DataSource
-from storage.propagation import Kernel, hops
+from storage.kernel import Kernel
+from storage.propagation import hops
 from storage.shard import Shard
 from storage.split import Split
 from storage.view import Memo, View

@@ -10,7 +10,8 @@ from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
 from storage.bounds import Limits, check_adjacency, check_ids, check_rows
 from storage.induced import induced, kept_entries
-from storage.propagation import Kernel, hops
+from storage.kernel import Kernel
+from storage.propagation import hops
 from storage.rows import Rows
 from storage.shard import Shard
 from storage.split import Split

@@ -9,8 +9,8 @@ from storage.arrow_file import FileRecord, MappedFile
 from storage.bounds import Limits
 from storage.errors import ShoalError
 from storage.hops import only_labelled, open_hops
+from storage.kernel import kernel_of
 from storage.manifest import Manifest, read_manifest
-from storage.propagation import kernel_of
 from storage.rows import Rows
 from storage.shard import Shard, open_shard
 from storage.split import Split, open_split

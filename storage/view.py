@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from storage.apart import apart
+from storage.kernel import Kernel
 from storage.rows import CsrRows, Rows
 from storage.shard import Shard
 from storage.sparse_matrix import Features, SparseMatrix
@@ -86,6 +87,7 @@ class View:
         classes: Number of classes C of the whole federation.
         nodes: Rows N of the shard.
         device: Where its tensors are, except those that are said to be in the map.
+        kernel: How its hops were computed; None: nothing was.
         train, val, test: Row numbers, int64.
     """
 
@@ -98,6 +100,7 @@ class View:
         classes: int,
         memo: Memo,
         device: torch.device = CPU,
+        kernel: Kernel | None = None,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -109,12 +112,14 @@ class View:
             classes: Number of classes C.
             memo: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
+            kernel: Of the hops.
         """
         self.client = shard.client
         self.classes = classes
         self.nodes = shard.nodes
         self.entries = shard.entries
         self.device = device
+        self.kernel = kernel
         self._key = key
         self._shard = shard
         self._memo = memo

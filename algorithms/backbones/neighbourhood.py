@@ -87,15 +87,26 @@ def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def _operator(data: View, operator: Operator) -> SparseMatrix:
-    """The matrix of all nodes with its transpose: itself, but that a mean divides by the degree of who hears."""
-    degree = data.degree.cpu().numpy()
-    matrix = _matrix(operator, Drawn(np.arange(data.nodes), *data.csr), degree)
+    return operator_over(operator, *data.csr).to(data.device)
+
+
+def operator_over(operator: Operator, indptr: np.ndarray, indices: np.ndarray) -> SparseMatrix:
+    """The matrix of all nodes of a symmetric graph without loops, with its transpose.
+
+    Args:
+        operator: As for `all_nodes`.
+        indptr: Row starts, int32 `[N + 1]`.
+        indices: Columns, int32 `[E]`.
+    """
+    nodes, degree = len(indptr) - 1, np.diff(indptr) + 1
+    matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree)
+    # It is its own transpose, but that a mean divides by the degree of who hears.
     transposed = matrix.csr
     if operator == "mean":
-        indptr, indices, _ = matrix.parts()
+        starts, columns, _ = matrix.parts()
         shares = (1 / np.maximum(degree - 1, 1)).astype(np.float32)
-        transposed = SparseMatrix.of(indptr, indices, shares[data.csr[1]], data.nodes).csr
-    return SparseMatrix(matrix.csr, transposed).to(data.device)
+        transposed = SparseMatrix.of(starts, columns, shares[indices], nodes).csr
+    return SparseMatrix(matrix.csr, transposed)
 
 
 def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> SparseMatrix:

@@ -41,9 +41,9 @@ from partition.from_file import by_file
 from storage import datasets
 from storage.graph import Graph
 from storage.hops import hops_bytes
+from storage.kernel import Kernel
 from storage.layout import chosen_layout, stored_bytes
 from storage.manifest import NAME, read_manifest
-from storage.propagation import Kernel
 from storage.propagation import hops as propagated
 from storage.rows import CsrRows, Rows, entries_of
 from storage.shard import Shard

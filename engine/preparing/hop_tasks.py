@@ -12,8 +12,8 @@ from storage.arrow_file import FileRecord
 from storage.bounds import Limits
 from storage.errors import ShoalError
 from storage.hops import hop_memory, write_hops
+from storage.kernel import Kernel
 from storage.manifest import ClientRecord
-from storage.propagation import Kernel
 from storage.shard import open_shard
 from storage.store import hops_path, shard_path
 

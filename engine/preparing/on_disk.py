@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 from storage.arrow_file import FileRecord
+from storage.kernel import Kernel
 from storage.manifest import Manifest
-from storage.propagation import Kernel
 from storage.split import SplitOptions
 from storage.store import hops_path, shard_path, split_path
 

@@ -16,10 +16,10 @@ from storage.datasets import DataSource, data_root, fingerprint, load, nodes_ahe
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.hops import hops_bytes
+from storage.kernel import Kernel
 from storage.layout import may_be_sparse, require_possible
 from storage.manifest import FORMAT, NAME, Manifest
 from storage.option_types import checked, quoted
-from storage.propagation import Kernel
 from storage.split import SplitOptions, read_split_file
 from storage.store import WHOLE, Store
 from storage.watch import watched_by

@@ -26,9 +26,9 @@ from storage.gather import gathered
 from storage.graph import Graph
 from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
 from storage.induced import Induced, kept_entries
+from storage.kernel import Kernel
 from storage.layout import chosen_layout, stored_bytes
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
-from storage.propagation import Kernel
 from storage.rows import Rows, entries_of
 from storage.shard import open_shard, write_shard
 from storage.split import (

@@ -29,9 +29,9 @@ from engine.settings.sections import (
 )
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
+from storage.kernel import Kernel
 from storage.option_types import Named, Positive, Seed, absolute, message_of, path_fault, quoted
 from storage.plain_file import read_text
-from storage.propagation import Kernel
 
 
 def _method(value: Any) -> Any:

@@ -20,6 +20,7 @@ from engine.settings.config import Config
 from engine.wire.models import Kind, Kinds, assign_models, named_kinds
 from engine.wire.randomness import key
 from storage.errors import ShoalError
+from storage.kernel import kernel_of
 from storage.store import Store
 from storage.view import CPU, Memo, View
 
@@ -136,7 +137,8 @@ class Job:
         """A client's data."""
         name = (self.store, self.split, self.kernel, client)
         shard, split, hops = store.data(self.split, self.kernel, client)
-        return View(name, shard, split, hops, store.manifest.classes, memo, device)
+        kernel = kernel_of(self.kernel) if self.kernel else None
+        return View(name, shard, split, hops, store.manifest.classes, memo, device, kernel)
 
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""

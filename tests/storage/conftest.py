@@ -11,9 +11,9 @@ from storage.gather import gathered
 from storage.graph import Graph, clean_edges
 from storage.hops import write_hops
 from storage.induced import kept_entries
+from storage.kernel import Kernel
 from storage.layout import Layout
 from storage.manifest import ClientRecord, Manifest, SplitRecord
-from storage.propagation import Kernel
 from storage.rows import entries_of
 from storage.shard import open_shard, write_shard
 from storage.split import SplitOptions, random_split, write_split

@@ -13,7 +13,8 @@ from storage.errors import ShoalError
 from storage.gather import gathered
 from storage.graph import Graph
 from storage.hops import labelled_and_neighbours, only_labelled, open_hops, write_hops
-from storage.propagation import Kernel, hops
+from storage.kernel import Kernel
+from storage.propagation import hops
 from storage.shard import Shard, open_shard, write_shard
 from storage.split import Split
 

@@ -14,7 +14,8 @@ from torch_geometric.transforms import SIGN
 from torch_geometric.utils import add_self_loops
 
 from storage.errors import ShoalError
-from storage.propagation import Kernel, hops, propagate
+from storage.kernel import Kernel
+from storage.propagation import hops, propagate
 from storage.spmm import converts_halves
 
 

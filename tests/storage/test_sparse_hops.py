@@ -10,7 +10,8 @@ import scipy.sparse as sp
 from storage import sparse_hops
 from storage.errors import ShoalError
 from storage.graph import Graph
-from storage.propagation import Kernel, hops
+from storage.kernel import Kernel
+from storage.propagation import hops
 from storage.rows import CsrRows, Rows, dense_bytes, sparse_bytes
 
 

@@ -18,8 +18,8 @@ from storage.digest import digest
 from storage.errors import ShoalError
 from storage.hops import write_hops
 from storage.induced import Induced
+from storage.kernel import Kernel
 from storage.manifest import NAME, Manifest, SplitRecord, read_manifest
-from storage.propagation import Kernel
 from storage.rows import CsrRows, Rows, csr_of
 from storage.shard import open_shard, write_shard
 from storage.sparse_matrix import SparseMatrix

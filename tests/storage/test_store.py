@@ -12,7 +12,7 @@ from storage.digest import digest
 from storage.errors import ShoalError
 from storage.hops import hops_bytes, write_hops
 from storage.induced import Induced
-from storage.propagation import Kernel
+from storage.kernel import Kernel
 from storage.shard import write_shard
 from storage.store import Store
 

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from algorithms.backbones.sgc import SGC
-from storage.propagation import Kernel, hops
+from storage.kernel import Kernel
+from storage.propagation import hops
 
 
 @pytest.mark.parametrize("k", [0, 1, 3])

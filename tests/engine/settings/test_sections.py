@@ -17,7 +17,7 @@ from engine.settings.config import Config, parse_config
 from partition import METHODS
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
-from storage.propagation import Kernel
+from storage.kernel import Kernel
 
 PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
 NAN, INF = math.nan, math.inf

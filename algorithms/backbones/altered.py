@@ -1,0 +1,48 @@
+"""Features of an altered graph: some columns are zero, and rows are smoothed over other edges. Never written out."""
+
+import torch
+from torch import Tensor
+
+from storage.sparse_matrix import Features, SparseMatrix
+
+
+class AlteredFeatures(SparseMatrix):
+    """P^k X diag(m), `[N, F]`: its product with a weight W is P^k (X (diag(m) W)), so that X is not copied.
+
+    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    """
+
+    def __init__(self, x_NF: Features, kept_F: Tensor, smoothing: SparseMatrix | None = None, hops: int = 0) -> None:
+        """Wraps the parts.
+
+        Args:
+            x_NF: X, float32, dense or sparse.
+            kept_F: m, float32.
+            smoothing: P `[N, N]`; read where `hops` is not 0.
+            hops: k.
+        """
+        self._x, self._kept_F = x_NF, kept_F
+        self._smoothing, self._hops = smoothing, hops
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._x.shape
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __matmul__(self, weight_FH: Tensor) -> Tensor:
+        return self._smoothed(self._x @ (self._kept_F[:, None] * weight_FH))
+
+    def float(self) -> "AlteredFeatures":
+        return self
+
+    def to_dense(self) -> Tensor:
+        x_NF = self._x if isinstance(self._x, Tensor) else self._x.to_dense()
+        return self._smoothed(x_NF * self._kept_F)
+
+    def _smoothed(self, y: Tensor) -> Tensor:
+        for _ in range(self._hops):
+            assert self._smoothing is not None
+            y = self._smoothing @ y
+        return y
