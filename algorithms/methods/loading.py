@@ -23,6 +23,7 @@ METHODS = {
     "fedproto": "algorithms.methods.fedproto:FedProto",
     "fedtgp": "algorithms.methods.fedtgp:FedTGP",
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
+    "fedgkc": "algorithms.methods.fedgkc.fedgkc:FedGKC",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 
