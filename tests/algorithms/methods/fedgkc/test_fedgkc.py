@@ -120,13 +120,13 @@ def test_embeddings_stay_bounded(papers: View, make_client: Callable[..., Client
         method = load(describe("fedgkc", {"mutual": "none", "self_mse": mse}))
         client = make_client(papers, build("gcn", 300, 4, 0, 0.5, {"hidden": 16}))
         trainer = LocalTrainer({MODEL: client.model.flat}, TrainOptions(), method)
-        for number in range(1, 101):
+        for number in range(1, 61):
             client.random = client.model.random = partial(key, 0, number, 0)
             method.train(client, method.begin(client, {}), trainer, "train")
         (out,) = client.model.outputs()
         spread[mse] = float(out.embedding_NH.std())
     assert spread["unit"] < 2
-    assert spread["raw"] > 100
+    assert spread["raw"] > 10
 
 
 @pytest.mark.parametrize(
