@@ -79,10 +79,10 @@ def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
         indptr: Row starts `[N + 1]`.
         indices: Columns, int32 `[E]`, ascending in a row.
     """
-    row = np.repeat(np.arange(len(indptr) - 1, dtype=np.int32), np.diff(indptr))
+    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     upper = indices > row
     number = np.empty(len(indices), dtype=np.int32)
-    number[upper] = np.arange(upper.sum(), dtype=np.int32)
+    number[upper] = np.arange(upper.sum())
     # Entries of the upper triangle by column and row are those of the lower one by row and column.
     lower = ~upper
     order = np.lexsort((row[upper], indices[upper]))
