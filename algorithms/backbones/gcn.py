@@ -1,13 +1,13 @@
 """GCN: sums over neighbours, normalised by both degrees."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, JumpingKnowledge
 
-from algorithms.backbones.coupled import Coupled, first_rows
+from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.transform import transform
 from storage.sparse_matrix import Features, SparseMatrix
 
@@ -42,13 +42,14 @@ class GCN(Coupled):
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         if self.jump is None:
             return super().embed(x_NF, operators)
-        x, outputs = x_NF, []
-        layers: Iterable[tuple[Any, SparseMatrix]] = zip(self.convs, operators)
-        for conv, operator in layers:
-            x = F.relu(self.convolve(conv, operator, self.drop(x) if outputs else x))
-            # With fanouts every layer hears for fewer nodes than the one before.
-            outputs.append(first_rows(x, len(operators[-1])))
-        return self.jump(outputs)
+        first, *others = zip(self.convs, operators)
+        x = F.relu(self.convolve(*first, x_NF))
+        outputs = [x]
+        for conv, operator in others:
+            x = F.relu(self.convolve(conv, operator, self.drop(x)))
+            outputs.append(x)
+        # With fanouts every layer hears for fewer nodes than the one before.
+        return self.jump([x[: len(operators[-1])] for x in outputs])
 
     def convolve(self, conv: GCNConv, operator: SparseMatrix, x: Features) -> Tensor:
         return operator @ transform(x, conv.lin.weight) + conv.bias
