@@ -34,9 +34,7 @@ class GCN(Coupled):
         fanouts: list[int] | None = None,
     ) -> None:
         """As for `Coupled`; `hops` is not used; `jumping`: `max`, or `none` for the last layer's output alone."""
-        super().__init__(
-            features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: GCNConv(f, h, normalize=False)
-        )
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: GCNConv(f, h))
         self.jump = JumpingKnowledge(jumping) if jumping != "none" else None
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
