@@ -95,6 +95,9 @@ def matrix() -> dict[str, Keys]:
         runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
     for model in ("sgc", "mlp", "sage", "gin", "gat", "gcnii"):
         runs[f"fedavg {model}"] = {"model": {"name": model, "hidden": 8}}
+    jumping = {**COUPLED, "layers": 4, "jumping": "max"}
+    runs["fedavg gcn jumping"] = {"model": jumping}
+    runs["fedavg gcn jumping autograd"] = {"model": jumping, "engine": {"path": "loop"}}
     runs["fedavg autograd"] = {"model": COUPLED, "engine": {"path": "loop"}}
     for model in (COUPLED, DECOUPLED):
         runs[f"fedavg sparse {model['name']}"] = {"model": model, "data": {"layout": "sparse"}}
