@@ -20,10 +20,12 @@ class ModelInfo:
     Attributes:
         name: Name of the backbone.
         shapes: Shape of every parameter by its name, in the order in which they lie in `w`.
+        width: Width H of the embedding: what its classifier, of H + 1 parameters a class, reads.
     """
 
     name: str
     shapes: Mapping[str, tuple[int, ...]]
+    width: int
 
     @property
     def parameters(self) -> int:

@@ -19,9 +19,12 @@ METHODS = {
     "local": "algorithms.methods.local:Local",
     "global": "algorithms.methods.centralized:Global",
     "fedavg": "algorithms.methods.fedavg:FedAvg",
+    "lg_fedavg": "algorithms.methods.lg_fedavg:LGFedAvg",
+    "fedgen": "algorithms.methods.fedgen:FedGen",
     "fedgta": "algorithms.methods.fedgta:FedGTA",
     "fedproto": "algorithms.methods.fedproto:FedProto",
     "fedtgp": "algorithms.methods.fedtgp:FedTGP",
+    "feddistill": "algorithms.methods.feddistill:FedDistill",
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }

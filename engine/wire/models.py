@@ -43,7 +43,7 @@ class Kind:
     def info(self) -> ModelInfo:
         """What a method's server part sees of it."""
         shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
-        return ModelInfo(self.choice.name, shapes)
+        return ModelInfo(self.choice.name, shapes, width_of(self.flat.module))
 
 
 # By the names that the method gives to a client's models.

@@ -114,7 +114,9 @@ def test_every_method_of_ours_loads() -> None:
 
 
 def test_methods_that_average_no_parameters() -> None:
-    assert mixing_methods() == ["local", "fedproto", "fedtgp", "fedpg", "class_means"]
+    assert mixing_methods() == [
+        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means",
+    ]  # fmt: skip
 
 
 def test_options_reach_the_method() -> None:
