@@ -52,4 +52,4 @@ def train_kept(
         optimizer.step()
     server[STATE] = model.w.detach().clone()
     server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
-    return float(value)
+    return float(value.detach())

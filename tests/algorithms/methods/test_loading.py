@@ -104,7 +104,10 @@ def test_every_method_of_ours_loads() -> None:
         "local": "Local",
         "global": "Global",
         "fedavg": "FedAvg",
+        "lg_fedavg": "LGFedAvg",
+        "fedgen": "FedGen",
         "fedgta": "FedGTA",
+        "feddistill": "FedDistill",
         "fedproto": "FedProto",
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
@@ -113,7 +116,7 @@ def test_every_method_of_ours_loads() -> None:
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
 
 
-def test_methods_that_average_no_parameters() -> None:
+def test_methods_that_average_no_whole_models() -> None:
     assert mixing_methods() == [
         "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means",
     ]  # fmt: skip
