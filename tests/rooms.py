@@ -20,7 +20,16 @@ PACKAGES = {
 # The room named after a package is what lies in the folder itself.
 ORDER = {
     "engine": ["commands", "preparing", "hosts", "screen", "records", "rounds", "wire", "settings"],
-    "algorithms": ["methods/fedpg", "methods", "training", "training/closed_form", "losses", "algorithms", "backbones"],
+    "algorithms": [
+        "methods/fedgkc",
+        "methods/fedpg",
+        "methods",
+        "training",
+        "training/closed_form",
+        "losses",
+        "algorithms",
+        "backbones",
+    ],
     "partition": ["partition"],
     "storage": ["adapters", "datasets", "storage"],
 }

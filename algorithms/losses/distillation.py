@@ -1,4 +1,4 @@
-"""How a model learns from what another one, or itself, says of the same nodes. A teacher gets no gradient.
+"""How a model learns from what another one, or itself, says of the same nodes.
 
 Axes: N nodes, C classes, H width of the embeddings.
 """
@@ -14,9 +14,15 @@ from storage.sparse_matrix import SparseMatrix
 from storage.view import View
 
 
-def distilled(teacher_NC: Tensor, student_NC: Tensor) -> Tensor:
-    """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits."""
-    log_p_NC = F.log_softmax(teacher_NC.detach(), dim=1)
+def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:
+    """Mean over rows of KL(softmax(teacher) || softmax(student)), from logits.
+
+    Args:
+        teacher_NC: Logits of the teacher.
+        student_NC: Logits of the student, differentiable.
+        detach: The teacher gets no gradient.
+    """
+    log_p_NC = F.log_softmax(teacher_NC.detach() if detach else teacher_NC, dim=1)
     return F.kl_div(F.log_softmax(student_NC, dim=1), log_p_NC, reduction="batchmean", log_target=True)
 
 

@@ -26,6 +26,7 @@ METHODS = {
     "fedtgp": "algorithms.methods.fedtgp:FedTGP",
     "feddistill": "algorithms.methods.feddistill:FedDistill",
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
+    "fedgkc": "algorithms.methods.fedgkc.fedgkc:FedGKC",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 

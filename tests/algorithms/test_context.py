@@ -19,7 +19,7 @@ from algorithms.train_options import TrainOptions
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 
-SMALL, LARGE, COPILOT = (ModelInfo(name, {"a": (2, 3), "b": (4,), "slope": ()}, 2) for name in ("gcn", "gin", "sgc"))
+SMALL, LARGE, COPILOT = (ModelInfo(name, {"a": (2, 3), "b": (4,), "slope": ()}, 4) for name in ("gcn", "gin", "sgc"))
 
 
 def context(round_number: int = 1, **models: Sequence[ModelInfo]) -> Context:
@@ -43,7 +43,7 @@ def context(round_number: int = 1, **models: Sequence[ModelInfo]) -> Context:
 def test_parameters_are_counted_over_all_shapes() -> None:
     assert SMALL.parameters == 2 * 3 + 4 + 1
     module = build("gcnii", 5, 3, 0, 0.0, {"hidden": 4})
-    info = ModelInfo("gcnii", {name: tuple(p.shape) for name, p in module.named_parameters()}, 4)
+    info = ModelInfo("gcnii", {name: tuple(p.shape) for name, p in module.named_parameters()}, 8)
     assert info.parameters == sum(p.numel() for p in module.parameters())
 
 

@@ -104,13 +104,14 @@ def test_every_method_of_ours_loads() -> None:
         "local": "Local",
         "global": "Global",
         "fedavg": "FedAvg",
+        "fedgta": "FedGTA",
         "lg_fedavg": "LGFedAvg",
         "fedgen": "FedGen",
-        "fedgta": "FedGTA",
         "feddistill": "FedDistill",
         "fedproto": "FedProto",
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
+        "fedgkc": "FedGKC",
         "class_means": "ClassMeans",
     }
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
@@ -118,7 +119,7 @@ def test_every_method_of_ours_loads() -> None:
 
 def test_methods_that_average_no_whole_models() -> None:
     assert mixing_methods() == [
-        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means",
+        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "class_means",
     ]  # fmt: skip
 
 

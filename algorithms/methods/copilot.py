@@ -1,0 +1,45 @@
+"""What methods share whose clients keep a model of their own and send a common one, the copilot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from algorithms.protocol import MODEL, How
+
+COPILOT = "copilot"
+
+
+@dataclass(frozen=True)
+class WithCopilot(Algorithm):
+    """Every client has its own model, of any kind, that never leaves it, and a copilot of one kind for all.
+
+    Copilots start equal, and are averaged over the cohort, weighted by nodes. A client that was away keeps both of its
+    models; when it comes back, its copilot is overwritten. The client's own model predicts.
+
+    Attributes:
+        copilot: The copilot, as a model is written in a config.
+    """
+
+    copilot: Mapping[str, Any] = field(default_factory=lambda: {"name": "gcn"})
+    keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
+
+    def models(self) -> Mapping[str, Mapping[str, Any] | None]:
+        return {MODEL: None, COPILOT: self.copilot}
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.build(COPILOT, 0).w.detach().clone()}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+        if got.weights["w"] > 0:
+            server["w"] = got["w"]
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "w" in down:
+            client.models[COPILOT].load(down["w"])
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.nodes)})

@@ -1,0 +1,1 @@
+"""FedGKC: the method, and how much a copilot knows."""

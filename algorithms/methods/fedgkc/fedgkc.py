@@ -1,0 +1,213 @@
+"""FedGKC: clients of different models teach, and are taught by, a copilot that they have in common."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.base import Ask, Client, Context, Output, Steps, Trainer, Tree, Upload
+from algorithms.graph_views import GraphViews
+from algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
+from algorithms.methods.copilot import COPILOT, WithCopilot
+from algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge
+from algorithms.protocol import MODEL, How
+from algorithms.training.together import JointLoss, Outputs, train_together, weighted_sum
+from storage.errors import ShoalError
+from storage.view import View
+
+# Below it the knowledge of a client counts as this much (our choice: the paper's may be negative).
+LEAST_KNOWLEDGE = 1e-3
+
+
+class Shares(NamedTuple):
+    """What a visit weighs the terms of equations 2 and 3 by."""
+
+    labels: float
+    neighbours: float
+    scores: float
+
+    @property
+    def taught(self) -> bool:
+        """Whether one model hears of the other at all."""
+        return bool(self.neighbours or self.scores)
+
+
+@dataclass(frozen=True)
+class FedGKC(WithCopilot):
+    """FedGKC: federated graph knowledge collaboration.
+
+    A client has a model of its own, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
+    sent. In every epoch both answer for all nodes; then each takes one step, the copilot first, on
+
+        alpha * CE + beta * L_neigh(other -> own) + (1 - alpha - beta) * KL(other || own)        (eqs. 2 and 3)
+
+    CE over the training rows, L_neigh (eq. 1, see `distilled_from_neighbours`) and KL over all nodes; the other is
+    detached. The client's own model adds self distillation from a weak to a strong view of its graph (eq. 4, see
+    `GraphViews`; drawn anew in every epoch), with weight 1 (eq. 5). The server averages copilots by
+    w_k = (N_k / sum N + P_k / sum P) / 2, P_k being what the copilot of k knows after training (KAMA, eqs. 6 to 12, see
+    `knowledge`; at least 0.001, since it may be negative).
+
+    Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. An absent client keeps both models; one
+    that comes back overwrites its copilot. A client without training rows has no CE and is taught all the same.
+    alpha = 1 without self distillation trains the own model as Local, to the bit with `engine.path: loop`.
+
+    Where the paper is silent or runs away: equation 1 divides by the degree (`neigh_norm: sum` is literal); distances
+    of the self distillation are of rows of length one (`self_mse: raw` is literal, and lets embeddings grow without
+    bound); all answers are of training mode, embeddings before the classifier's dropout; the copilot's optimizer is
+    kept (`train.opt_state`); steps alternate by epoch.
+
+    Attributes:
+        alpha: Weight of the labels; the paper recommends 0.6 to 0.7.
+        beta: Weight of the neighbourhood's distillation; the paper recommends 0.1 to 0.2.
+        neigh_norm: Over a node and its neighbours: `mean`, or `sum` as equation 1 is written.
+        mutual: `full`; `scores`: without the neighbourhood, the other weights staying; `none`: there is no copilot and
+            nothing is sent.
+        self_distillation: Equation 4.
+        self_mse: Distance of embeddings in equation 4: rows of length one (`unit`) or as they are (`raw`).
+        self_detach: The weak view is a teacher: it gets no gradient.
+        weak: Share of the edges, and of the features, that the weak view lacks; the paper gives none.
+        strong: The same of the strong view.
+        weights: How the server weighs copilots: `kama`, by size alone (`size`), or all alike (`uniform`).
+        kama_terms: What counts as knowledge, of `strength`, `clarity`, `smoothness`.
+        clarity: As equation 8 is written (`literal`), or against the mean of the other classes (`margin_mean`).
+        lam: Lambda, weight of the smoothness; 0.1 in the paper.
+        ramp: Rounds over which all weights of distillation rise linearly; 0: none.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.2
+    neigh_norm: Literal["mean", "sum"] = "mean"
+    mutual: Literal["full", "scores", "none"] = "full"
+    self_distillation: bool = True
+    self_mse: Literal["unit", "raw"] = "unit"
+    self_detach: bool = True
+    weak: tuple[float, float] = (0.1, 0.1)
+    strong: tuple[float, float] = (0.4, 0.4)
+    weights: Literal["kama", "size", "uniform"] = "kama"
+    kama_terms: tuple[Term, ...] = TERMS
+    clarity: Clarity = "literal"
+    lam: float = 0.1
+    ramp: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.beta) < 0 or self.alpha + self.beta > 1:
+            raise ValueError("alpha and beta must not be negative, and their sum at most 1")
+        if self.lam < 0 or self.ramp < 0:
+            raise ValueError("lam and ramp must not be negative")
+        if not all(0 <= share < 1 for share in (*self.weak, *self.strong)):
+            raise ValueError("weak and strong must be two shares each, at least 0 and below 1")
+        if not self.kama_terms or len(set(self.kama_terms)) < len(self.kama_terms):
+            raise ValueError("kama_terms must name at least one term, and each once")
+
+    def models(self) -> Mapping[str, Mapping[str, object] | None]:
+        return {MODEL: None} if self.mutual == "none" else super().models()
+
+    # The server.
+
+    def setup(self, ctx: Context) -> Tree:
+        if self.mutual == "none":
+            return {}
+        (copilot,) = ctx.models[COPILOT]
+        for number, own in enumerate(ctx.models[MODEL]):
+            if self._shares(1.0).neighbours and own.width != copilot.width:
+                raise ShoalError(
+                    f"algorithm.copilot: its embedding is {copilot.width} wide, that of model {number} ({own.name}) "
+                    f"{own.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden"
+                )
+        return super().setup(ctx)
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        if self.mutual == "none":
+            yield Ask("train", {})
+            return
+        shared = {"w": server["w"]}
+        if self.ramp:
+            shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
+        averages = {"kama": ("size", "knowledge"), "size": ("size",), "uniform": ("uniform",)}[self.weights]
+        up = dict.fromkeys(averages, How.SUM)
+        if "knowledge" in up:
+            up["clamped"] = How.SUM
+        got = yield Ask("train", up, shared=shared)
+        if not got.ids:
+            return
+        server["w"] = torch.stack([got[name] for name in averages]).mean(0)
+        if "knowledge" in up:
+            ctx.notes["knowledge"] = float(got.weights["knowledge"]) / len(got.ids)
+            ctx.notes["clamped"] = float(got["clamped"])
+
+    # The clients.
+
+    def begin(self, client: Client, down: Tree) -> Shares:
+        super().begin(client, down)
+        return self._shares(float(down["ramp"]) if "ramp" in down else 1.0)
+
+    def _shares(self, ramp: float) -> Shares:
+        if self.mutual == "none":
+            return Shares(self.alpha, 0.0, 0.0)
+        neighbours = self.beta if self.mutual == "full" else 0.0
+        # What rounding leaves of 1 - 0.8 - 0.2 is no weight.
+        rest = round(1 - self.alpha - self.beta, 12)
+        return Shares(self.alpha, ramp * neighbours, ramp * rest)
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Shares) -> Tensor:
+        return given.labels * F.cross_entropy(out.logits_NC, y)
+
+    def train(self, client: Client, given: Shares, trainer: Trainer, phase: str) -> float:
+        if not given.taught and COPILOT in client.models:
+            trainer.fit(client, given, COPILOT)
+        if not given.taught and not self.self_distillation:
+            return trainer.fit(client, given)
+        losses: dict[str, JointLoss] = {}
+        if given.taught:
+            losses[COPILOT] = lambda outputs: self._taught(client, given, outputs, COPILOT, MODEL)
+        views = GraphViews(client.model, client.rng("views"))
+
+        def own_loss(outputs: Outputs) -> Tensor:
+            taught = self._taught(client, given, outputs, MODEL, COPILOT)
+            return taught + self._self_distilled(client, views) if self.self_distillation else taught
+
+        losses[MODEL] = own_loss
+        return train_together(client, trainer, losses)[MODEL]
+
+    def _taught(self, client: Client, given: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
+        """Equations 2 and 3."""
+        data, own = client.data, outputs[learner]
+        return weighted_sum(
+            (
+                given.labels * bool(len(data.train)),
+                lambda: F.cross_entropy(own.logits_NC[data.train], data.train_label),
+            ),
+            (given.neighbours, lambda: self._from_neighbours(data, outputs[teacher], own)),
+            (given.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
+        )
+
+    def _from_neighbours(self, data: View, teacher: Output, own: Output) -> Tensor:
+        return distilled_from_neighbours(data, teacher.embedding_NH, own.embedding_NH, self.neigh_norm)
+
+    def _self_distilled(self, client: Client, views: GraphViews) -> Tensor:
+        """Equation 4."""
+        with torch.set_grad_enabled(not self.self_detach):
+            weak = client.model(views.draw(*self.weak))
+        strong = client.model(views.draw(*self.strong))
+        distance = embedding_distance(weak.embedding_NH, strong.embedding_NH, self.self_mse)
+        return distance + distilled(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
+
+    def upload(self, client: Client, given: Shares, phase: str) -> Upload:
+        if self.mutual == "none":
+            return Upload({})
+        copilot = client.models[COPILOT]
+        nodes = float(client.info.nodes)
+        if self.weights != "kama":
+            return Upload({self.weights: copilot.w}, {self.weights: nodes if self.weights == "size" else 1.0})
+        known = float(np.float32(knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)))
+        clamped = torch.tensor(float(known < LEAST_KNOWLEDGE))
+        # One vector is sent, and the server can tell what was clamped.
+        return Upload(
+            {"size": copilot.w, "knowledge": copilot.w, "clamped": clamped},
+            {"size": nodes, "knowledge": max(known, LEAST_KNOWLEDGE)},
+            {"knowledge": 4, "clamped": 0},
+        )
