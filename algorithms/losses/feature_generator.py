@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from algorithms.losses.prototype_losses import distances
+
 
 class FeatureGenerator(nn.Module):
     """Embeddings g = ReLU(W_2 ReLU(W_1 [e, onehot(y)] + b_1) + b_2) of noise e ~ N(0, I) and a class y (FedGen).
@@ -66,6 +68,6 @@ def sameness(noise_NZ: Tensor, g_NH: Tensor) -> Tensor:
     The diversity loss of FedGen. Its code takes the mean squared difference of the noise for the norm; pairs of an
     embedding with itself count, as they do there.
     """
-    apart_NN = torch.cdist(noise_NZ, noise_NZ, compute_mode="donot_use_mm_for_euclid_dist")
+    apart_NN = distances(noise_NZ, noise_NZ)
     different_NN = torch.cdist(g_NH, g_NH, p=1) / g_NH.shape[1]
     return (-(apart_NN * different_NN).mean()).exp()

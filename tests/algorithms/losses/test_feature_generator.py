@@ -19,17 +19,17 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def test_embeddings_are_two_layers_over_noise_and_class() -> None:
-    generator = FeatureGenerator(noise=2, classes=3, hidden=6, width=4)
+    generator = FeatureGenerator(noise=2, classes=4, hidden=6, width=4)
     torch.manual_seed(3)
     generator.reset_parameters()
     torch.manual_seed(3)
-    twin = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU())
+    twin = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU())
     noise = drawn(5, 2)
-    hot = torch.tensor([[0.0, 0, 1], [1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    hot = torch.tensor([[0.0, 0, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])
     found = generator(noise, Y)
     torch.testing.assert_close(found, twin(torch.cat([noise, hot], 1)))
     assert found.shape == (5, 4)
-    assert FlatModel(generator).w.numel() == (2 + 3 + 1) * 6 + (6 + 1) * 4
+    assert FlatModel(generator).w.numel() == (2 + 4 + 1) * 6 + (6 + 1) * 4
 
 
 def test_noise_is_standard_normal_of_its_stream() -> None:

@@ -22,7 +22,7 @@ OWN: list[dict[str, Any]] = [
     {"server_steps": 4},
     {"server_steps": 3, "alpha": 0.7, "beta": 2.0, "decay": 0.6, "server_lr": 0.03, "diversity_weight": 5.0},
     {"server_steps": 2, "alpha": 0.0, "diversity_weight": 0.0, "server_lr": 0.03},
-    {"server_steps": 2, "beta": 0.0, "server_lr": 0.03},
+    {"server_steps": 2, "beta": 0.0, "server_lr": 0.03, "weight": "uniform"},
 ]
 
 
