@@ -13,9 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from algorithms.methods.lg_fedavg import as_layer
+from algorithms.methods.loading import describe, load
 from engine.commands.export import export
 from engine.commands.run import run as run_config
 from engine.rounds.server import Server
+from engine.settings.config import Config
+from engine.wire.models import require_mixable
 from storage.errors import ShoalError
 
 Run = Callable[..., Server]
@@ -108,7 +111,7 @@ def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) ->
     assert torch.equal(kept, nn.utils.parameters_to_vector(modules[5].parameters()).detach())
 
 
-def test_an_export_has_clients_and_no_model_of_the_server(configure: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_export_has_clients_and_no_model_of_the_server(configure: Callable[..., Config], tmp_path: Path) -> None:
     keys = {**NAME, "rounds": 2, "run.root": str(tmp_path), "run.tensorboard": False}
     models = load_file(export(run_config(configure(keys))) / "models.safetensors")
     assert {name.split("/")[0] for name in models} == {"client"}
@@ -121,8 +124,9 @@ def test_an_export_has_clients_and_no_model_of_the_server(configure: Callable[..
 def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) -> None:
     with pytest.raises(ShoalError, match=rf"^model\.layers: LGFedAvg .* a {model['name']} of one layer .* or fedavg$"):
         start({**NAME, "model": model})
-    with pytest.raises(ShoalError, match=r"^model\.layers"):
-        start({**NAME, "model": [model, {"name": "gcn", "hidden": 5}]})
+    # On five features it needs no adapter.
+    with pytest.raises(ShoalError, match=rf"^model\.layers: .* a {model['name']} "):
+        start({**NAME, "model": [{"name": "gcn", "hidden": 5}, model]})
 
 
 def test_layers_of_several_classifiers() -> None:
@@ -130,3 +134,12 @@ def test_layers_of_several_classifiers() -> None:
     weight, bias = as_layer(sent, 3)
     assert weight.tolist() == [[[0, 1], [2, 3], [4, 5]], [[9, 10], [11, 12], [13, 14]]]
     assert bias.tolist() == [[6, 7, 8], [15, 16, 17]]
+    alone = as_layer(sent[1], 3)
+    assert torch.equal(alone[0], weight[1])
+    assert torch.equal(alone[1], bias[1])
+
+
+@pytest.mark.parametrize("name", ["lg_fedavg", "fedgen"])
+def test_clients_may_train_different_models(configure: Callable[..., Config], name: str) -> None:
+    config = configure({"algorithm.name": name, "model": [{"name": "mlp"}, {"name": "gcn"}]})
+    require_mixable(config, load(describe(name, {})))
