@@ -43,7 +43,7 @@ class FeatureGenerator(nn.Module):
 
     def forward(self, noise_NZ: Tensor, y_N: Tensor) -> Tensor:
         """Embeddings `[N, H]` of noise and classes, int64."""
-        x = torch.cat([noise_NZ, F.one_hot(y_N, self.classes).to(noise_NZ.dtype)], dim=1)
+        x = torch.cat([noise_NZ, F.one_hot(y_N, self.classes)], dim=1)
         return self.layers[1](self.layers[0](x).relu()).relu()
 
 
