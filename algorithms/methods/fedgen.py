@@ -97,7 +97,7 @@ class FedGen(LGFedAvg):
         shared = {"w": server["w"]}
         if STATE in server:
             shared["generator"], shared["known"] = server[STATE], bits(server["known"])
-            shared["factor"] = torch.tensor(self.decay ** (ctx.round - 1), dtype=torch.float32)
+            shared["factor"] = torch.tensor(self.decay ** (ctx.round - 1))
         got = yield Ask("train", {"w": How.SUM, "classifier": How.KEEP, "counts": How.KEEP}, shared=shared)
         if got.weights["w"] > 0:
             server["w"] = got["w"]

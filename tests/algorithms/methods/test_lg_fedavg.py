@@ -47,8 +47,7 @@ def write(module: nn.Module, classifier: Tensor) -> None:
         top.bias.copy_(classifier[-classes:])
 
 
-@pytest.mark.parametrize("path", ["loop", "closed_form", "stacked"])
-@pytest.mark.parametrize("weight", [None, "train", "uniform"])
+@pytest.mark.parametrize(("weight", "path"), [(None, "loop"), ("train", "closed_form"), ("uniform", "stacked")])
 def test_rounds_written_out(
     start: Run,
     patchy: Keys,
