@@ -32,8 +32,8 @@ NOT_NUMBERS = ("seconds", "memory", "hosts", "retries")
 DECOUPLED = {"name": "gamlp", "hidden": 8}
 COUPLED = {"name": "gcn", "hidden": 8}
 SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
-METHODS = ("local", "global", "fedavg", "fedgta", "fedproto", "fedtgp", "fedpg", "class_means")
-PROTOTYPES = ("local", "fedproto", "fedtgp", "fedpg", "class_means")
+MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means")
+METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
 
 Keys = dict[str, Any]
 
@@ -74,7 +74,7 @@ def matrix() -> dict[str, Keys]:
             runs[f"{method} {model['name']}"] = {"algorithm": {"name": method}, "model": model}
         if method != "global":
             runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
-    for method in PROTOTYPES:
+    for method in MIXABLE:
         runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}

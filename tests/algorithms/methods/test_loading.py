@@ -105,16 +105,22 @@ def test_every_method_of_ours_loads() -> None:
         "global": "Global",
         "fedavg": "FedAvg",
         "fedgta": "FedGTA",
+        "lg_fedavg": "LGFedAvg",
+        "fedgen": "FedGen",
+        "feddistill": "FedDistill",
         "fedproto": "FedProto",
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
+        "fedgkc": "FedGKC",
         "class_means": "ClassMeans",
     }
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
 
 
-def test_methods_that_average_no_parameters() -> None:
-    assert mixing_methods() == ["local", "fedproto", "fedtgp", "fedpg", "class_means"]
+def test_methods_that_average_no_whole_models() -> None:
+    assert mixing_methods() == [
+        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "class_means",
+    ]  # fmt: skip
 
 
 def test_options_reach_the_method() -> None:
