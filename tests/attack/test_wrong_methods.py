@@ -24,7 +24,7 @@ Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
 # From a server that is an actor to the driver, and from a client to a server in this process.
 FROM_THE_SERVER = ["hook: setup raises", "hook: setup exits", "round: interrupts", "hook: train exits"]
-FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "data: x"]
+FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: begin writes", "data: x"]
 
 
 def write(folder: Path, case: Wrong) -> tuple[str, list[str]]:

@@ -11,7 +11,13 @@ from engine.commands.run import run
 from engine.settings.config import parse_config
 
 RECORDED = golden()
-ON_HOSTS = [name for name in matrix() if name.endswith((" gamlp", " gcn", " several models"))]
+# Every method, and every model.
+ON_HOSTS = [
+    name
+    for name in matrix()
+    if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd"))
+    or name in ("fedavg mlp", "fedavg gin", "fedavg gat")
+]
 RESUMED = ["fedavg participation 0.3", "fedgta participation 0.3", "fedtgp gamlp", "fedpg attention"]
 
 
