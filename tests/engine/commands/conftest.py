@@ -29,6 +29,7 @@ PLAIN: dict[str, Any] = {
 # Each command is a fork of a process that has imported everything: from nothing, each would start for seconds.
 FORKING = """
 import json, os, resource, signal, sys, traceback
+import numba, scipy.sparse
 import engine.commands.cli, engine.commands.run, engine.screen.report
 from engine.commands.main import main
 
