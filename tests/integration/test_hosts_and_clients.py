@@ -73,7 +73,7 @@ def test_a_client_that_kills_its_host_is_left_out(start: Callable[[], Runs]) -> 
         assert "client 6: lost with host" in line["failures"]["6"]
         assert line["loss"] == other["loss"]
         assert line.get("scopes") == other.get("scopes")
-    states = [load_newest(run / "checkpoints")[0].to_tensors()[0] for run in (killed, failed)]  # type: ignore[index]
+    states = [load_newest(run / "checkpoints").state.to_tensors()[0] for run in (killed, failed)]  # type: ignore[union-attr]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
