@@ -2,8 +2,11 @@
 
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import yaml
 
 from algorithms.backbones import BACKBONES
 from algorithms.methods.loading import METHODS
+from engine.commands.main import command as main
 from engine.commands.run import run
 from engine.records.metrics import read_metrics
 from engine.settings.config import load_config, parse_config
@@ -28,17 +32,36 @@ COMMANDS = [
 ]
 
 
+@pytest.fixture
+def shoal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a command that must succeed, in a folder of the test; a process for each would start for seconds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
+
+    def run(*words: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["shoal", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code, words
+
+    return run
+
+
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 5
 
 
-def test_commands_run(tmp_path: Path) -> None:
+def test_commands_run(tmp_path: Path, shoal: Callable[..., None]) -> None:
+    """The first as a shell does it."""
     os.symlink(ROOT / "configs", tmp_path / "configs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "SHOAL_DATA": str(tmp_path / "data"), "PATH": path}
-    for command in COMMANDS:
-        result = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, f"{command}\n{result.stderr}"
+    first, *rest = COMMANDS
+    result = subprocess.run(first, shell=True, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert result.returncode == 0, f"{first}\n{result.stderr}"
+    for command in rest:
+        name, *words = shlex.split(command)
+        assert name == "shoal"
+        shoal(*words)
 
 
 @pytest.mark.parametrize("target", ["run", "test", "test-all", "lint", "help"])
@@ -100,25 +123,22 @@ def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
     assert losses[0] != losses[2]
 
 
-def test_example_of_the_documentation_runs(tmp_path: Path) -> None:
+def test_example_of_the_documentation_runs(
+    tmp_path: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every client of it comes out, together all nodes of the club; `shoal prepare` makes the same of its folder."""
     (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), flags=re.DOTALL)
     (tmp_path / "example.py").write_text(source + "print(sum(shard.nodes for shard in map(store.shard, range(2))))\n")
-    env = {**os.environ, "SHOAL_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
     (tmp_path / "karate.yaml").write_text(
         "name: karate\n"
         "data: {dataset: files, path: karate, fractions: [0.5, 0.2, 0.3]}\n"
         "partition: {method: metis, clients: 2}\n"
         "algorithm: fedavg\n"
     )
-    outputs = []
-    for command in (["example.py"], ["-m", "engine", "prepare", "karate.yaml"]):
-        result = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
-        )
-        assert result.returncode == 0, result.stderr
-        outputs.append(result.stdout)
-    *clients, total = outputs[0].splitlines()
+    capsys.readouterr()
+    runpy.run_path("example.py")
+    *clients, total = capsys.readouterr().out.splitlines()
     assert [line.split("(")[0] for line in clients] == ["Data", "Data"]
     assert total == "34"
+    shoal("prepare", "karate.yaml")
     assert len(list((tmp_path / "data" / "stores").iterdir())) == 1

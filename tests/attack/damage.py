@@ -11,16 +11,16 @@ MOST_FLIPS, LONGEST_STRETCH = 8, 512
 DIGITS = b"0123456789"
 
 
-def damaged(path: Path, rng: Rng) -> str:
+def damaged(path: Path, number: int, rng: Rng) -> str:
     """Damages a file so that its bytes are others than before, or it is gone; says what was done.
 
     Args:
         path: A file; of those that lie beside it, one of the same suffix may be swapped with it.
-        rng: Which damage, and where.
+        number: Which damage: consecutive numbers go through all of them.
+        rng: Where, and how much.
     """
     before = path.read_bytes()
-    chosen = DAMAGES[rng.integers(len(DAMAGES))]
-    what = chosen(path, before, rng)
+    what = DAMAGES[number % len(DAMAGES)](path, before, rng)
     if path.exists() and path.read_bytes() == before:
         what = flipped(path, before + b"\0", rng) if not before else flipped(path, before, rng)
     return f"{path.name}: {what}"

@@ -128,7 +128,7 @@ def attack(seed: int, kind: str | None = None, resumed: bool | None = None) -> s
     resumed = (kind not in READ_WHEN_FINISHED and bool(rng.integers(2))) if resumed is None else resumed
     put_back(case, case.cut_off if resumed else case.finished)
     files = sorted(case.folder.glob(KINDS[kind]))
-    what = damaged(files[rng.integers(len(files))], rng)
+    what = damaged(files[rng.integers(len(files))], seed, rng)
     if resumed:
         line = line_of(lambda: run(case.config, resume=True))
         # There are sound checkpoints, so there is nothing to refuse.

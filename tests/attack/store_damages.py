@@ -174,7 +174,7 @@ def attack(seed: int, kind: str | None = None) -> str:
     kind = kind or sorted(KINDS)[rng.integers(len(KINDS))]
     case = made(is_sparse(kind))
     files = files_of(case, kind)
-    what = damaged(files[rng.integers(len(files))], rng)
+    what = damaged(files[rng.integers(len(files))], seed, rng)
     try:
         changed = case.sound.changed()
         assert changed, what

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from server_here import ServerHere
 from wrong_methods import CLASS, HEAD, WRONG, Wrong
 
 from engine.commands.main import command as main
 from engine.commands.run import plan_of
-from engine.hosts.federation import Session, open_session
+from engine.hosts.federation import Federation, RaySession
 from engine.preparing.prepare import prepare
 from engine.rounds.server import Server
 from engine.settings.config import Config
@@ -21,16 +22,9 @@ from storage.errors import ShoalError
 
 Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
-ON_RAY = [
-    "hook: setup raises",
-    "hook: setup exits",
-    "round: yields odd",
-    "round: interrupts",
-    "hook: train exits",
-    "upload: int",
-    "hook: predict is NaN",
-    "data: x",
-]
+# From a server that is an actor to the driver, and from a client to a server in this process.
+FROM_THE_SERVER = ["hook: setup raises", "hook: setup exits", "round: interrupts", "hook: train exits"]
+FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: begin writes", "data: x"]
 
 
 def write(folder: Path, case: Wrong) -> tuple[str, list[str]]:
@@ -59,22 +53,31 @@ def test_one_line_in_process(start: Start, tmp_path: Path, case: Wrong) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(configure: Callable[..., Config]) -> Iterator[tuple[Config, Session]]:
+def session(configure: Callable[..., Config]) -> Iterator[ServerHere]:
     config = configure({**MODEL, "engine.backend": "ray", "engine.hosts": 2, "resources.cpus_per_host": 0.5})
-    session = open_session(config)
-    yield config, session
+    session = ServerHere(config)
+    yield session
     session.close()
 
 
-@pytest.mark.parametrize("name", ON_RAY)
+@pytest.mark.parametrize(
+    ("federation", "name"),
+    [(RaySession.federation, name) for name in FROM_THE_SERVER]
+    + [(ServerHere.federation, name) for name in FROM_A_HOST],
+    ids=[f"server: {name}" for name in FROM_THE_SERVER] + [f"host: {name}" for name in FROM_A_HOST],
+)
 def test_the_same_line_on_ray(
-    configure: Callable[..., Config], session: tuple[Config, Session], tmp_path: Path, name: str
+    configure: Callable[..., Config],
+    session: ServerHere,
+    tmp_path: Path,
+    federation: Callable[..., Federation],
+    name: str,
 ) -> None:
     method, words = write(tmp_path, WRONG[name])
     config = configure({**MODEL, "engine.backend": "ray", "algorithm.name": method})
     job = make_job(config, prepare(config), f"{tmp_path.name} {name}")
     with pytest.raises(ShoalError) as caught:
-        session[1].federation(job, plan_of(config), None).round(unwatched)
+        federation(session, job, plan_of(config), None).round(unwatched)
     require_line(str(caught.value), words)
     if "raises" in name:
         assert "RuntimeError: no luck" in caught.value.detail

@@ -168,6 +168,11 @@ RAISING = [
         "Rec",
     ),
     hook(
+        "begin writes",
+        "def begin(self, client, down):\n    down['w'].mul_(0.9)\n    return super().begin(client, down)",
+        "Wrong writes into the download 'w', which is read-only",
+    ),
+    hook(
         "predict raises",
         f"def predict(self, client, given, part):\n    {RAISES}",
         "in predict(): RuntimeError: no luck",

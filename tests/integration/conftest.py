@@ -1,4 +1,4 @@
-"""The three hosts, started once for all tests that need them."""
+"""The undisturbed run and the three hosts, made once for all tests that need them."""
 
 import shutil
 import signal
@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import Runs
 from three_hosts import Cluster, remove_namespaces
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that the others are held against: in this process, from beginning to end."""
+    return Runs(tmp_path_factory.mktemp("undisturbed"), tmp_path_factory.getbasetemp() / "data").here()
 
 
 def _end(number: int, frame: object) -> None:

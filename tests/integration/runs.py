@@ -14,6 +14,9 @@ import yaml
 from safetensors.numpy import load_file
 from three_hosts import Cluster
 
+from engine.commands.run import run
+from engine.settings.config import load_config
+
 ROUNDS = 9
 CONFIG: dict[str, Any] = {
     "name": "same",
@@ -59,6 +62,10 @@ class Runs:
         _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors.decode()
         return self.run
+
+    def here(self, resume: bool = False) -> Path:
+        """The run from its beginning, or from where it was left, in this process."""
+        return run(load_config(self.config), resume=resume)
 
     @property
     def run(self) -> Path:

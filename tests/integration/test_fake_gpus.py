@@ -17,7 +17,7 @@ from engine.wire.job import make_job
 from storage.errors import ShoalError
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def _two_gpus() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     yield

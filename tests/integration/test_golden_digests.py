@@ -5,28 +5,20 @@ from pathlib import Path
 
 import pytest
 from golden_digests import METHODS, config_of, digest_of, execute, golden, here, matrix, write_graph
+from server_here import ServerHere
 
 from engine.commands.run import run
-from engine.hosts.federation import LocalFederation, RaySession
-from engine.hosts.ray_pool import RayPool
-from engine.rounds.schedule import Plan
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
 from engine.settings.config import parse_config
-from engine.wire.job import Job
 
 RECORDED = golden()
-ON_HOSTS = [name for name in matrix() if name.endswith((" gamlp", " gcn", " several models"))]
+# Every method, and every model.
+ON_HOSTS = [
+    name
+    for name in matrix()
+    if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd"))
+    or name in ("fedavg mlp", "fedavg gin", "fedavg gat")
+]
 RESUMED = ["fedavg participation 0.3", "fedgta participation 0.3", "fedtgp gamlp", "fedpg attention"]
-
-
-class ServerHere(RaySession):
-    """Hosts on Ray, the server in this process: an actor for every run takes seconds to start."""
-
-    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> LocalFederation:
-        pool = RayPool(self.hosts, job, cell_timeout=60.0, retries=0)
-        pool.require_data(range(len(job.model_of)))
-        return LocalFederation(Server(job, plan, pool, state))
 
 
 def assert_recorded(name: str, found: dict[str, object]) -> None:

@@ -20,12 +20,6 @@ from algorithms.methods.fedavg import FedAvg
 class Deadly(FedAvg):
     deadly: int = -1
     raises: bool = False
-    writes: bool = False
-
-    def begin(self, client, down):
-        if self.writes and "w" in down:
-            down["w"].mul_(0.9)
-        return super().begin(client, down)
 
     def upload(self, client, given, phase):
         if client.info.client == self.deadly:
@@ -61,15 +55,10 @@ def refusal(runs: Runs, *arguments: str) -> str:
     return errors.decode().splitlines()[-1]
 
 
-def test_a_method_that_writes_into_a_download_is_named(start: Callable[[], Runs]) -> None:
-    line = refusal(start(), "algorithm.writes=true")
-    assert "Deadly writes into the download 'w', which is read-only" in line
-
-
 def test_a_client_that_kills_its_host_is_named(start: Callable[[], Runs]) -> None:
-    line = refusal(start(), "algorithm.deadly=6")
+    line = refusal(start(), "algorithm.deadly=6", "engine.retries=2")
     assert "round 1, client 6: lost with host" in line
-    assert "loss 5" in line
+    assert "loss 3" in line
 
 
 @pytest.mark.slow
@@ -84,11 +73,12 @@ def test_a_client_that_kills_its_host_is_left_out(start: Callable[[], Runs]) -> 
         assert "client 6: lost with host" in line["failures"]["6"]
         assert line["loss"] == other["loss"]
         assert line.get("scopes") == other.get("scopes")
-    states = [load_newest(run / "checkpoints")[0].to_tensors()[0] for run in (killed, failed)]  # type: ignore[index]
+    states = [load_newest(run / "checkpoints").state.to_tensors()[0] for run in (killed, failed)]  # type: ignore[union-attr]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
+@pytest.mark.slow
 def test_a_shard_that_no_host_sees(start: Callable[[], Runs]) -> None:
     runs = start()
     whole = runs.finish("engine.backend=local")

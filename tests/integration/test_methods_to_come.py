@@ -1,4 +1,4 @@
-"""Two models at a client, tensors of any size, a server that learns: on two hosts, host and driver killed."""
+"""Two models at a client, tensors of any size, a server that learns: host and driver killed, resumed without hosts."""
 
 import ast
 import json
@@ -12,21 +12,20 @@ from safetensors import safe_open
 
 FILE = Path(methods_to_come.__file__)
 METHODS = [node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.ClassDef)]
-HOSTS = ("engine.backend=ray", "engine.hosts=2")
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, method: ast.ClassDef) -> None:
     data, name = tmp_path_factory.getbasetemp() / "data", f"{FILE}:{method.name}"
-    expected = Runs(tmp_path_factory.mktemp("undisturbed"), data, algorithm=name).finish()
+    expected = Runs(tmp_path_factory.mktemp("undisturbed"), data, algorithm=name).here()
     runs = Runs(tmp_path_factory.mktemp("disturbed"), data, algorithm=name)
-    process = runs.start(*HOSTS)
+    process = runs.start("engine.backend=ray", "engine.hosts=2")
     until(lambda: runs.rounds() >= 1, process)
     until(lambda: next(working(process, "ray::HostActor.run"), None), process).kill()
     until(lambda: runs.rounds() >= 4, process)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=PATIENCE)
-    assert_same_numbers(runs.finish("--resume", *HOSTS), expected)
+    assert_same_numbers(runs.here(resume=True), expected)
     first, *_, last = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
     # Each of them learns: six classes, or the loss of the head at the server.
     if "split loss" in last.get("notes", {}):
@@ -44,7 +43,7 @@ def test_export_writes_both_models(tmp_path_factory: pytest.TempPathFactory) -> 
     from engine.commands.export import export
 
     data = tmp_path_factory.getbasetemp() / "data"
-    run = Runs(tmp_path_factory.mktemp("both"), data, algorithm=f"{FILE}:TwoModels", rounds=2).finish()
+    run = Runs(tmp_path_factory.mktemp("both"), data, algorithm=f"{FILE}:TwoModels", rounds=2).here()
     with safe_open(export(run) / "models.safetensors", "pt") as models:
         names = set(models.keys())
     own = {name for name in names if name.startswith("client/00003/") and "copilot" not in name}

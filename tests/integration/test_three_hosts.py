@@ -25,11 +25,6 @@ ON_CLUSTER = (
 HOST, BUSY, SERVER = "ray::HostActor", "ray::HostActor.run", "ray::ServerActor"
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Runs(tmp_path_factory.mktemp("undisturbed"), tmp_path_factory.getbasetemp() / "data").finish()
-
-
 @pytest.fixture
 def runs(cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path, tmp_path_factory.getbasetemp() / "data", cluster)
@@ -55,7 +50,20 @@ def kill_server_actor(cluster: Cluster) -> None:
     cluster.find(SERVER).kill()
 
 
-@pytest.mark.parametrize("disturb", [cut, kill_machine, kill_raylet, kill_host_actor, kill_server_actor])
+def assert_noticed(runs: Runs) -> None:
+    log = (runs.run / "run.log").read_text()
+    # Between two cells a host is not lost with one, but has to be asked in again.
+    assert any(event in log for event in ("lost with host", "is back", "server lost"))
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        cut,
+        # Actors are killed on one machine as well, and a machine below.
+        *(pytest.param(kill, marks=pytest.mark.slow) for kill in (kill_raylet, kill_host_actor, kill_server_actor)),
+    ],
+)
 def test_disturbed_in_mid_round(
     cluster: Cluster, runs: Runs, undisturbed: Path, disturb: Callable[[Cluster], None]
 ) -> None:
@@ -66,17 +74,20 @@ def test_disturbed_in_mid_round(
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors.decode()
     assert_same_numbers(runs.run, undisturbed)
-    log = (runs.run / "run.log").read_text()
-    # Between two cells a host is not lost with one, but has to be asked in again.
-    assert any(event in log for event in ("lost with host", "is back", "server lost"))
+    assert_noticed(runs)
 
 
-def test_driver_killed_and_resumed_with_one_host_fewer(cluster: Cluster, runs: Runs, undisturbed: Path) -> None:
+def test_a_machine_and_then_the_driver_killed_and_resumed_with_one_host_fewer(
+    cluster: Cluster, runs: Runs, undisturbed: Path
+) -> None:
     process = runs.start(*ON_CLUSTER)
     until(lambda: runs.rounds() >= 3, process)
+    until(lambda: cluster.process(1, BUSY) and cluster.process(2, BUSY), process)
+    kill_machine(cluster)
+    until(lambda: runs.rounds() >= 6, process)
+    assert_noticed(runs)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    cluster.kill(2)
     assert_same_numbers(runs.finish(*ON_CLUSTER, "engine.hosts=2", "--resume"), undisturbed)
 
 

@@ -1,9 +1,6 @@
 """The loop of a run: servers that are lost in a row, checkpoints by time, and disks that are full."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -96,30 +93,21 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
     assert len(list((folder / "checkpoints").iterdir())) == 4
 
 
-FULL = """
-import resource, signal, sys
-from engine.commands.main import main
-# No file may grow beyond this: what a full disk does, for a process of any user.
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-limit = int(sys.argv.pop(1))
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-main()
-"""
-
-
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(tiny: Path, limit: int) -> None:
+def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
+    tiny: Path, limited: Callable[..., tuple[int, str]], limit: int
+) -> None:
     plain = yaml.safe_load(tiny.read_text())
     plain["run"] |= {"tensorboard": True, "checkpoint_every": 1}
     tiny.write_text(yaml.safe_dump({**plain, "rounds": 6}))
-    command = [sys.executable, "-c", FULL, str(limit), "run", str(tiny)]
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NUMBA_CACHE_DIR": ""})
+    # No file may grow beyond this: what a full disk does, for a process of any user.
+    status, errors = limited("run", tiny, limit="RLIMIT_FSIZE", most=limit)
     whole = run(load_config(tiny, [f"run.root={tiny.parent / 'whole'}", f"data.store={tiny.parent / 'store2'}"]))
-    if ended.returncode:
-        assert ended.returncode == 2, ended.stderr
-        (line,) = [text for text in ended.stderr.splitlines() if text.startswith("shoal: ")]
+    if status:
+        assert status == 2, errors
+        (line,) = [text for text in errors.splitlines() if text.startswith("shoal: ")]
         assert "File too large" in line or "cannot be written" in line
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in errors
     runs = list((tiny.parent / "runs").iterdir()) if (tiny.parent / "runs").exists() else []
     started = any((folder / METRICS).exists() for folder in runs)
     folder = run(load_config(tiny), resume=started)

@@ -94,9 +94,8 @@ def test_global_is_refused_above_the_memory_limit(config: Path) -> None:
         run(load_config(config, ["algorithm.name=global", "engine.memory_limit=10KiB"]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_its_round_and_resumes(config: Path, number: signal.Signals) -> None:
-    many = ["rounds=200", "run.tensorboard=false"]
+def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
+    many = ["rounds=100", "run.tensorboard=false"]
     command = [sys.executable, "-m", "engine", "run", str(config), *many]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
     deadline = time.monotonic() + 60
@@ -104,18 +103,18 @@ def test_an_interrupted_run_ends_its_round_and_resumes(config: Path, number: sig
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal.SIGTERM
     assert "--resume" in errors
     (folder,) = config.parent.glob("runs/*")
     stopped = len(read_metrics(folder))
-    assert 0 < stopped < 200
+    assert 0 < stopped < 100
     assert (folder / "checkpoints" / f"round-{stopped:06d}").is_dir()
     run(load_config(folder, many), resume=True)
-    assert [line["round"] for line in read_metrics(folder)] == list(range(1, 201))
+    assert [line["round"] for line in read_metrics(folder)] == list(range(1, 101))
     record = json.loads((folder / "summary.json").read_text())
-    assert record["rounds"] == 200
+    assert record["rounds"] == 100
 
 
 def test_a_run_killed_before_its_first_round_is_resumed_from_the_start(config: Path) -> None:

@@ -1,17 +1,12 @@
 """The most dangerous input given to the real command: one line, status 2, in seconds and in little memory."""
 
 import os
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rooms import ROOT
 
-SECONDS = 60
 # Of addresses: torch alone maps some gigabytes that it never touches.
 MOST_ADDRESSES = 10 << 30
 
@@ -59,14 +54,16 @@ def given(*overrides: str) -> Callable[[Path], list[str]]:
         (given("propagation.hops=1000000000000"), "propagation.hops"),
     ],
 )
-def test_one_line_and_status_2(tiny: Path, tmp_path: Path, attack: Callable[[Path], list[str]], says: str) -> None:
+def test_one_line_and_status_2(
+    tiny: Path,
+    tmp_path: Path,
+    limited: Callable[..., tuple[int, str]],
+    attack: Callable[[Path], list[str]],
+    says: str,
+) -> None:
     overrides = attack(tmp_path)
-    answer = subprocess.run(
-        [sys.executable, "-m", "engine", "run", str(tiny), *overrides],
-        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES)),
-    )  # fmt: skip
-    assert answer.returncode == 2, answer.stderr
-    assert answer.stderr.count("\n") == 1
-    assert answer.stderr.startswith("shoal: ")
-    assert says in answer.stderr
+    status, errors = limited("run", tiny, *overrides, limit="RLIMIT_AS", most=MOST_ADDRESSES)
+    assert status == 2, errors
+    assert errors.count("\n") == 1
+    assert errors.startswith("shoal: ")
+    assert says in errors

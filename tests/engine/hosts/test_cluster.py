@@ -4,13 +4,16 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from engine.hosts.cluster import _room, places
+from engine.hosts.cluster import _room, connect, places
+from engine.settings.config import Config
 from engine.settings.sections import ResourcesConfig
+from storage.errors import ShoalError
 
 Machines = list[dict[str, float]]
 
@@ -65,33 +68,32 @@ def test_room_beside_the_server(machines: Machines, share: dict[str, float], roo
     assert machines == before
 
 
-def refused(folder: Path, *overrides: str) -> str:
-    """Runs a config on Ray, in a process of its own, that must be refused; gives what it says."""
+def test_a_cluster_that_cannot_be_reached(configure: Callable[..., Config]) -> None:
+    with pytest.raises(ShoalError, match=r"^ray\.address: no Ray cluster can be reached at 127\.0\.0\.1:1 "):
+        connect(configure({"ray.address": "127.0.0.1:1"}))
+
+
+def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
+    """In a process of its own, which makes its token."""
     plain = {
         "name": "refused",
         "rounds": 1,
-        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 60, "features": 4, "classes": 3}},
+        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 60, "features": 4, "classes": 3}},
         "partition": {"clients": 2},
         "propagation": {"hops": 1},
         "model": {"name": "sgc"},
         "algorithm": {"name": "fedavg"},
-        "run": {"root": str(folder / "runs")},
+        "run": {"root": str(tmp_path / "runs")},
+        "engine": {"hosts": 9000},
+        "resources": {"server_cpus": 0.5},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(plain))
-    command = [sys.executable, "-m", "engine", "run", folder / "config.yaml", *overrides]
-    env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
+    command = [sys.executable, "-m", "engine", "run", tmp_path / "config.yaml"]
+    env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
     assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    return result.stderr
-
-
-def test_a_cluster_that_cannot_be_reached(tmp_path: Path) -> None:
-    assert "no Ray cluster can be reached at 127.0.0.1:1" in refused(tmp_path, "ray.address=127.0.0.1:1")
-
-
-def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
-    errors = refused(tmp_path, "engine.hosts=9000", "resources.server_cpus=0.5")
+    errors = result.stderr
+    assert "Traceback" not in errors
     assert "engine.hosts 9000 with resources.cpus_per_host 1 and gpus_per_host 0: the cluster has room for " in errors
     assert " beside the server (resources.server_cpus 0.5, server_gpus 0) (1 machines, " in errors
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600

@@ -25,7 +25,7 @@ def flip(path: Path) -> None:
 
 @pytest.fixture(params=["arxiv-like", "ogbn-arxiv"])
 def options(request: pytest.FixtureRequest, tmp_path: Path) -> DataSource:
-    twin = DataSource("arxiv-like", root=str(tmp_path), scale=0.02)
+    twin = DataSource("arxiv-like", root=str(tmp_path), scale=0.01)
     if request.param == "ogbn-arxiv":
         write_ogb_layout(tmp_path, Twin.of("arxiv-like", twin))
         return DataSource("ogbn-arxiv", root=str(tmp_path))

@@ -1,0 +1,17 @@
+"""Hosts on Ray, and the server in this process."""
+
+from engine.hosts.federation import LocalFederation, RaySession
+from engine.hosts.ray_pool import RayPool
+from engine.rounds.schedule import Plan
+from engine.rounds.server import Server
+from engine.rounds.state import FederationState
+from engine.wire.job import Job
+
+
+class ServerHere(RaySession):
+    """A session whose hosts are actors; a server that is one as well takes seconds to start, for every run."""
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> LocalFederation:
+        pool = RayPool(self.hosts, job, cell_timeout=60.0, retries=0)
+        pool.require_data(range(len(job.model_of)))
+        return LocalFederation(Server(job, plan, pool, state))
