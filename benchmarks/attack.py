@@ -141,7 +141,7 @@ class Campaign:
                 said = time.monotonic()
                 done = sum(sum(found.values()) for found in self.found.values())
                 left = sum(len(seeds) for _, seeds in self.calls) + sum(len(worker.seeds) for worker in busy)
-                rate = done / (said - began)
+                rate = max(done, 1) / (said - began)
                 print(
                     f"{done} cases, {rate:.0f}/s, {left / rate:.0f} s left, {len(self.faults)} faults", file=sys.stderr
                 )
