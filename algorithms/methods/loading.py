@@ -24,6 +24,8 @@ METHODS = {
     "fedtgp": "algorithms.methods.fedtgp:FedTGP",
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
     "fedgkc": "algorithms.methods.fedgkc.fedgkc:FedGKC",
+    "fml": "algorithms.methods.fml:FML",
+    "fedkd": "algorithms.methods.fedkd:FedKD",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 
