@@ -108,13 +108,16 @@ def test_every_method_of_ours_loads() -> None:
         "fedproto": "FedProto",
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
+        "fedgkc": "FedGKC",
+        "fml": "FML",
+        "fedkd": "FedKD",
         "class_means": "ClassMeans",
     }
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
 
 
 def test_methods_that_average_no_parameters() -> None:
-    assert mixing_methods() == ["local", "fedproto", "fedtgp", "fedpg", "class_means"]
+    assert mixing_methods() == ["local", "fedproto", "fedtgp", "fedpg", "fedgkc", "fml", "fedkd", "class_means"]
 
 
 def test_options_reach_the_method() -> None:
