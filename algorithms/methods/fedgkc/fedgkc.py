@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Output, Steps, Trainer, Tree, Upload
+from algorithms.base import Ask, Client, Context, Mix, Output, Replies, Steps, Trainer, Tree, Upload
 from algorithms.graph_views import GraphViews
 from algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
 from algorithms.methods.copilot import COPILOT, WithCopilot
@@ -127,17 +126,24 @@ class FedGKC(WithCopilot):
         shared = {"w": server["w"]}
         if self.ramp:
             shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
-        averages = {"kama": ("size", "knowledge"), "size": ("size",), "uniform": ("uniform",)}[self.weights]
-        up = dict.fromkeys(averages, How.SUM)
-        if "knowledge" in up:
-            up["clamped"] = How.SUM
-        got = yield Ask("train", up, shared=shared)
-        if not got.ids:
-            return
-        server["w"] = torch.stack([got[name] for name in averages]).mean(0)
-        if "knowledge" in up:
-            ctx.notes["knowledge"] = float(got.weights["knowledge"]) / len(got.ids)
-            ctx.notes["clamped"] = float(got["clamped"])
+        kept = {"nodes": How.KEEP, "knowledge": How.KEEP} if self.weights == "kama" else {"nodes": How.KEEP}
+        got = yield Ask("train", {"w": How.MIX, **kept}, shared=shared)
+        if got.ids:
+            server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
+
+    def _weights(self, got: Replies, ctx: Context) -> Tensor:
+        """w_k of every client that answered, float64 (eqs. 6, 10 and 11); they sum to one."""
+        volume_B = got["nodes"].double()
+        if self.weights == "uniform":
+            volume_B = torch.ones_like(volume_B)
+        weight_B = volume_B / volume_B.sum()
+        if self.weights == "kama":
+            known_B = got["knowledge"].double()
+            counted_B = known_B.clamp_min(LEAST_KNOWLEDGE)
+            weight_B = (weight_B + counted_B / counted_B.sum()) / 2
+            ctx.notes["knowledge"] = float(known_B.mean())
+            ctx.notes["clamped"] = float((known_B < LEAST_KNOWLEDGE).double().mean())
+        return weight_B
 
     # The clients.
 
@@ -200,14 +206,8 @@ class FedGKC(WithCopilot):
         if self.mutual == "none":
             return Upload({})
         copilot = client.models[COPILOT]
-        nodes = float(client.info.nodes)
-        if self.weights != "kama":
-            return Upload({self.weights: copilot.w}, {self.weights: nodes if self.weights == "size" else 1.0})
-        known = float(np.float32(knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)))
-        clamped = torch.tensor(float(known < LEAST_KNOWLEDGE))
-        # One vector is sent, and the server can tell what was clamped.
-        return Upload(
-            {"size": copilot.w, "knowledge": copilot.w, "clamped": clamped},
-            {"size": nodes, "knowledge": max(known, LEAST_KNOWLEDGE)},
-            {"knowledge": 4, "clamped": 0},
-        )
+        entries = {"w": copilot.w, "nodes": torch.tensor(client.info.nodes)}
+        if self.weights == "kama":
+            known = knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)
+            entries["knowledge"] = torch.tensor(known)
+        return Upload(entries)

@@ -1,0 +1,113 @@
+"""Whole rounds of FedGKC against the small version beside this file."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_fedgkc import DECAY, EPOCHS, LR, MOMENTUM, PlainClient, mixed
+from torch import nn
+
+from algorithms.backbones import build
+from algorithms.methods.fedgkc.fedgkc import FedGKC
+from engine.rounds.server import Server
+from storage.view import View
+
+CLASSES, FEATURES, HOPS, ROUNDS = 4, 5, 2, 4
+DEFAULTS: dict[str, Any] = {
+    "copilot": {"name": "gcn"},
+    "alpha": 0.6,
+    "beta": 0.2,
+    "neigh_norm": "mean",
+    "mutual": "full",
+    "self_distillation": True,
+    "self_mse": "unit",
+    "self_detach": True,
+    "weak": (0.1, 0.1),
+    "strong": (0.4, 0.4),
+    "weights": "kama",
+    "kama_terms": ("strength", "clarity", "smoothness"),
+    "clarity": "literal",
+    "lam": 0.1,
+    "ramp": 0,
+}
+SGC = {"name": "sgc", "layers": 2, "hidden": 8}
+# Every option is somewhere another one than by default.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "by default": {},
+    "as written": {"neigh_norm": "sum", "self_mse": "raw", "alpha": 0.3, "beta": 0.5, "copilot": SGC},
+    "nothing detached": {"self_mse": "raw", "self_detach": False, "weak": (0.3, 0.2), "clarity": "margin_mean"},
+    "some terms": {"kama_terms": ("strength", "smoothness"), "lam": 0.5, "ramp": 3, "strong": (0.6, 0.7)},
+    "clamped": {"kama_terms": ("smoothness",), "self_distillation": False, "copilot": SGC},
+    "scores alone": {"mutual": "scores", "weights": "size", "self_distillation": False},
+    "neighbours alone": {"alpha": 0.4, "beta": 0.6, "weights": "uniform"},
+    "no copilot": {"mutual": "none", "alpha": 0.7},
+}
+MODELS = [{"name": "gamlp", "hidden": 8}, {"name": "gin", "hidden": 8}, {"name": "sgc", "layers": 2, "hidden": 8}]
+
+
+def test_defaults() -> None:
+    assert asdict(FedGKC()) == DEFAULTS
+
+
+@pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
+def test_rounds(name: str, state: str, start: Callable[..., Server], views: Callable[..., list[View]]) -> None:
+    """Clients of three kinds, half of which take part; one has no training node, all have isolated ones."""
+    options = SimpleNamespace(**{**DEFAULTS, "copilot": {"name": "gcn", "hidden": 8}, **OPTIONS[name]})
+    train = {"epochs": EPOCHS, "lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY, "opt_state": state}
+    server = start(
+        {
+            "algorithm": {"name": "fedgkc", **vars(options)},
+            "model": MODELS,
+            "participation.ratio": 0.5,
+            "rounds": ROUNDS,
+            "train": {**train, "optimizer": "sgd", "dropout": 0.4},
+        }
+    )
+
+    def module(choice: dict[str, Any], w: torch.Tensor) -> nn.Module:
+        more = {key: value for key, value in choice.items() if key != "name"}
+        made = build(choice["name"], FEATURES, CLASSES, HOPS, 0.4, more)
+        nn.utils.vector_to_parameters(w.clone(), made.parameters())
+        return made
+
+    job, kinds = server.job, server._kinds
+    shared = job.initial(kinds["copilot"][0], "copilot", 0) if "copilot" in kinds else None
+    clients = []
+    for i, view in enumerate(views(server)):
+        own = module(MODELS[i % 3], job.initial(kinds["model"][i % 3], "model", i))
+        copilot = nn.Linear(1, 1) if shared is None else module(options.copilot, shared)
+        clients.append(PlainClient(i, view, own, copilot, options, state == "reset"))
+    seen: set[int] = set()
+    for number in range(1, ROUNDS + 1):
+        line, cohort = server.round(), server.cohort(number)
+        here = [clients[i] for i in cohort]
+        ramp = min(number / options.ramp, 1) if options.ramp else 1.0
+        losses = {i: clients[i].visit(number, shared, ramp) for i in cohort}
+        seen |= {*cohort}
+        for i, kept in server.state.clients.items():
+            torch.testing.assert_close(kept["model.w"], clients[i].own.w, rtol=1e-4, atol=1e-6)
+            assert ("copilot.w" in kept) == (shared is not None)
+            if shared is not None:
+                torch.testing.assert_close(kept["copilot.w"], clients[i].copilot.w, rtol=1e-4, atol=1e-6)
+        rows = {i: len(clients[i].train) for i in cohort if clients[i].train}
+        if rows:
+            expected = sum(n * losses[i] for i, n in rows.items()) / sum(rows.values())
+            assert line["loss"] == pytest.approx(expected, rel=1e-3)
+        if shared is None:
+            assert (server.state.server, line["bytes_up"], line["bytes_down"]) == ({}, 0, 0)
+            continue
+        known = [client.knows() for client in here]
+        counted = [max(knows, 1e-3) for knows in known]
+        shared = mixed(here, counted, options.weights)
+        torch.testing.assert_close(server.state.server["w"], shared, rtol=1e-4, atol=1e-6)
+        if options.weights == "kama":
+            assert line["notes"]["knowledge"] == pytest.approx(sum(known) / len(here), rel=1e-4, abs=1e-6)
+            assert line["notes"]["clamped"] == pytest.approx(sum(k < 1e-3 for k in known) / len(here))
+        p = len(shared)
+        up = 4 * p + (12 if options.weights == "kama" else 8)
+        assert line["bytes_up"] == len(cohort) * up
+        assert line["bytes_down"] == len(cohort) * 4 * (p + bool(options.ramp))
+    assert len(seen) == 6
