@@ -7,12 +7,11 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones import width_of
 from algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
-from algorithms.losses.distillation import distilled
+from algorithms.losses.distillation import distilled, embedding_distance
 from algorithms.methods.copilot import COPILOT, WithCopilot
 from algorithms.methods.low_rank import compressed, expanded
 from algorithms.protocol import MODEL, How
@@ -105,7 +104,7 @@ class FedKD(WithCopilot):
         z = {name: out.embedding_NH for name, out in outputs.items()}
         z[OTHER[learner]] = z[OTHER[learner]].detach()
         heard = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
-        return labels[learner] + (heard + F.mse_loss(z[COPILOT] @ w.t(), z[MODEL])) / scale
+        return labels[learner] + (heard + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         copilot = client.models[COPILOT]

@@ -64,7 +64,18 @@ KEYS = [
 NAMES = {
     "data.dataset": ["cora", "sbm", "digits", "files", "arxiv-like", "papers100m-like", "Reddit", "photo"],
     "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp"],
-    "algorithm.name": ["local", "global", "fedavg", "fedgta", "fedproto", "fedtgp", "fedpg", "class_means"],
+    "algorithm.name": [
+        "local",
+        "global",
+        "fedavg",
+        "fedgta",
+        "fedproto",
+        "fedtgp",
+        "fedpg",
+        "fml",
+        "fedkd",
+        "class_means",
+    ],
 }
 
 

@@ -33,6 +33,7 @@ DECOUPLED = {"name": "gamlp", "hidden": 8}
 COUPLED = {"name": "gcn", "hidden": 8}
 SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
 METHODS = ("local", "global", "fedavg", "fedgta", "fedproto", "fedtgp", "fedpg", "class_means")
+COPILOTS = ("fml", "fedkd")
 PROTOTYPES = ("local", "fedproto", "fedtgp", "fedpg", "class_means")
 
 Keys = dict[str, Any]
@@ -75,6 +76,9 @@ def matrix() -> dict[str, Keys]:
         if method != "global":
             runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
     for method in PROTOTYPES:
+        runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
+    for method in COPILOTS:
+        runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
         runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}

@@ -98,6 +98,12 @@ def test_what_is_no_finite_matrix_stays_as_it_is(matrix: Tensor) -> None:
     assert part.data_ptr() != matrix.data_ptr()
 
 
+def test_what_is_sent_lies_row_by_row() -> None:
+    torch.manual_seed(0)
+    for matrix in (torch.randn(7, 5), torch.randn(40, 1) @ torch.randn(1, 40)):
+        assert truncated(matrix.t(), 0.98).is_contiguous()
+
+
 @pytest.mark.parametrize("by_column", [False, True])
 def test_parameters_of_a_model(by_column: bool) -> None:
     """Every weight of an MLP for itself, whatever its order in the vector; biases as they are."""
