@@ -1,6 +1,7 @@
 """FedKD by hand on three nodes, and in whole rounds written out with two modules a client and NumPy's decomposition."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.backbones import build
-from algorithms.base import Output
+from algorithms.base import Output, Tree, Upload
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
@@ -258,6 +259,39 @@ def test_rounds_written_out(
         w, before = server.state.server["w"], set(cohort)
         torch.testing.assert_close(w, expected, rtol=1e-3, atol=1e-5)
         assert_holds(server, clients)
+
+
+@dataclass(frozen=True)
+class Failing(FedKD):
+    """Client 2 fails whenever it is sent a change."""
+
+    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
+        if client.info.client == 2 and "w" not in given:
+            raise ValueError
+        return super().upload(client, given, phase)
+
+
+def test_server_and_clients_hold_the_same_to_the_bit(start: Run) -> None:
+    """Who is sent changes, who comes back, and who failed, is as it was, and is then sent the whole."""
+    more = {"engine.on_client_error": "skip", "participation.ratio": 0.84, "rounds": 8, "engine.cell_size": 2}
+    server = start({"algorithm.name": f"{__file__}:Failing", **more})
+    before, size, changes, failures = set[int](), 0, 0, 0
+    for number in range(1, 9):
+        held, w, cohort = dict(server.state.clients), server.state.server["w"], server.cohort(number)
+        line = server.round()
+        failed = {int(i) for i in line.get("failures", {})}
+        assert failed == {2} & before & set(cohort)
+        for i in cohort:
+            assert torch.equal(server.state.clients[i]["base"], held[i]["base"] if i in failed else w)
+        assert line["bytes_down"] == sum(4 + (size if i in before else 4 * len(w)) for i in cohort)
+        changes, failures = changes + len(before & set(cohort) - failed), failures + len(failed)
+        before = set(cohort) - failed
+        sent = [t for name, t in server.state.server.items() if name.startswith("change.")]
+        size = sum(t.nbytes for t in sent)
+        # Factors of the largest matrix, at least, take less than it does.
+        assert 0 < size < 4 * len(w)
+    assert changes > 10
+    assert failures > 1
 
 
 def test_an_upload_by_hand(pair_of: Callable[..., Client]) -> None:
