@@ -94,13 +94,13 @@ def test_a_download_replaces_the_copilot_alone(pair_of_tables: Callable[..., Cli
     assert torch.equal(up.entries["w"], w + 1)
 
 
-@pytest.mark.parametrize("weight", [0.0, 2.0])
+@pytest.mark.parametrize("weight", [0.0, 0.5])
 def test_a_cohort_without_weight_leaves_the_copilot(weight: float) -> None:
     server = {"w": torch.ones(2)}
     steps = Apart().round(server, None, [0])  # type: ignore[arg-type]
     ask = next(steps)
     assert isinstance(ask, Ask)
-    assert (ask.up, list(ask.shared)) == ({"w": How.SUM}, ["w"])
+    assert (ask.phase, ask.up, list(ask.shared)) == ("train", {"w": How.SUM}, ["w"])
     with pytest.raises(StopIteration):
         steps.send(Replies([0], {"w": torch.zeros(2)}, {"w": torch.tensor(weight)}))
     assert server["w"].tolist() == ([0, 0] if weight else [1, 1])

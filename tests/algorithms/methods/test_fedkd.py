@@ -78,6 +78,16 @@ def test_by_hand(pair_of: Callable[..., Client], rows: Any, answered: int) -> No
     torch.testing.assert_close(w, 2 * moved * 2 * 3 / (3 * answered) / BOTH, rtol=1e-5, atol=1e-6)
 
 
+def test_training_rows_that_are_not_the_first(pair_of: Callable[..., Client]) -> None:
+    """Of label 0, which the two give 0.1 and 0.3."""
+    loss, own, copilot, _ = step(FedKD(rows="train"), pair_of([2]))
+    both = float(np.log(10) - np.log(0.3))
+    assert loss == pytest.approx(np.log(10) + divergence(COPILOT[2].tolist(), OWN[2].tolist()) / both, rel=1e-5)
+    label = torch.tensor([1.0, 0, 0])
+    torch.testing.assert_close(own[2], OWN[2] - label + (OWN[2] - COPILOT[2]) / both)
+    torch.testing.assert_close(copilot[2], COPILOT[2] - label + (COPILOT[2] - OWN[2]) / both)
+
+
 def test_where_both_are_certain_the_loss_is_finite(pair_of_tables: Callable[..., Client]) -> None:
     """Cross-entropy is 0 to rounding, and nothing can be divided by it."""
     sure = torch.exp(torch.tensor([[0.0, 60.0, 0.0]] * 3))

@@ -76,6 +76,17 @@ def test_by_hand_over_training_rows(pair_of: Callable[..., Client]) -> None:
     assert_rows(copilot, 0.2 * (COPILOT[0] - TRUE) + 0.8 * (COPILOT[0] - OWN[0]), nothing, nothing)
 
 
+def test_training_rows_that_are_not_the_first(pair_of: Callable[..., Client]) -> None:
+    """Of label 0, which both give 0.1 and 0.3."""
+    loss, own, copilot = step(FML(alpha=0.7, beta=0.2, rows="train"), pair_of([2]))
+    each = divergence(COPILOT[2].tolist(), OWN[2].tolist())
+    assert loss == pytest.approx(0.7 * np.log(10) + 0.3 * each, rel=1e-5)
+    label = torch.tensor([1.0, 0, 0])
+    torch.testing.assert_close(own[2], 0.7 * (OWN[2] - label) + 0.3 * (OWN[2] - COPILOT[2]))
+    torch.testing.assert_close(copilot[2], 0.2 * (COPILOT[2] - label) + 0.8 * (COPILOT[2] - OWN[2]))
+    assert not own[:2].any()
+
+
 def test_both_terms_are_means_over_their_rows(pair_of: Callable[..., Client]) -> None:
     _, own, _ = step(FML(alpha=0.7), pair_of([0, 1]))
     pull, label = 0.3 / 3 * (OWN - COPILOT), torch.tensor([1.0, 0, 0])
