@@ -207,7 +207,7 @@ class PlainProjection:
         self.gradient = torch.zeros(rows, columns)
 
     def before_steps(self, losses: dict[str, Tensor]) -> None:
-        """Takes its own with the models' gradients still to come: it is read in both losses alike."""
+        """Its gradient is the sum of those of both losses, with the parameters as they were when both answered."""
         self.adam.zero_grad()
         gradients = [torch.autograd.grad(loss, self.w, retain_graph=True)[0] for loss in losses.values()]
         self.w.grad = sum(gradients, start=torch.zeros(()))
@@ -296,6 +296,7 @@ def test_server_and_clients_hold_the_same_to_the_bit(start: Run) -> None:
         assert line["bytes_down"] == sum(4 + (size if i in before else 4 * len(w)) for i in cohort)
         changes, failures = changes + len(before & set(cohort) - failed), failures + len(failed)
         before = set(cohort) - failed
+        assert torch.equal(server.state.server["current"], torch.tensor([i in before for i in range(6)]))
         sent = [t for name, t in server.state.server.items() if name.startswith("change.")]
         size = sum(t.nbytes for t in sent)
         # Factors of the largest matrix, at least, take less than it does.
