@@ -52,7 +52,9 @@ class Algorithm:
     Attributes:
         keeps_model: Clients keep the parameters of their models until their next visit.
         whole_graph: Trains one client that holds the whole graph with all edges.
-        mixed_models: Clients may train different models: no parameters are averaged over all of them.
+        mixed_models: Clients may train different models: no whole models are averaged.
+        shares_part: What `global_model` gives is a part of a model, as its classifier: clients put it into their own,
+            and by itself it is not evaluated.
         plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
             batch, or each by the formulas of its gradients. A subclass with a `train`, `loss` or `regularizer` of its
             own is not plain, unless it says so itself.
@@ -61,6 +63,7 @@ class Algorithm:
     keeps_model: ClassVar[bool] = False
     whole_graph: ClassVar[bool] = False
     mixed_models: ClassVar[bool] = False
+    shares_part: ClassVar[bool] = False
     plain_training: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,27 @@ class FlatModel:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
         inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
         return inner if isinstance(inner, Coupled) else None
+
+    @property
+    def classifier(self) -> slice:
+        """Where weight and bias of the last linear layer lie in `w`, `[C H + C]`.
+
+        The weight lies row by row, the bias after it. Only where the model has no body, and features are sparse, does
+        it lie column by column.
+        """
+        weight, bias = self._classifier()
+        before = takewhile(lambda p: p is not weight, self.module.parameters())
+        start = sum(p.numel() for p in before)
+        return slice(start, start + weight.numel() + bias.numel())
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a layer, or messages along edges, lie between the features and the classifier."""
+        return all(p is not self._classifier()[0] for p in self._first_weights())
+
+    def _classifier(self) -> tuple[nn.Parameter, nn.Parameter]:
+        last = self.module.head.linears[-1]  # type: ignore
+        return last.get_parameter("weight"), last.get_parameter("bias")  # type: ignore
 
     def on(self, device: torch.device) -> "FlatModel":
         """A copy on a device."""

@@ -79,10 +79,10 @@ def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
         indptr: Row starts `[N + 1]`.
         indices: Columns, int32 `[E]`, ascending in a row.
     """
-    row = np.repeat(np.arange(len(indptr) - 1, dtype=np.int32), np.diff(indptr))
+    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     upper = indices > row
     number = np.empty(len(indices), dtype=np.int32)
-    number[upper] = np.arange(upper.sum(), dtype=np.int32)
+    number[upper] = np.arange(upper.sum())
     # Entries of the upper triangle by column and row are those of the lower one by row and column.
     lower = ~upper
     order = np.lexsort((row[upper], indices[upper]))
@@ -98,13 +98,12 @@ def smoothing_over(indptr: np.ndarray, indices: np.ndarray, r: float) -> SparseM
         indices: Its columns, int32 `[E]`.
         r: Exponent of the normalisation, as hops have it.
     """
-    pattern = operator_over("attention", indptr, indices)
-    starts, columns, _ = pattern.parts()
-    degree_N = torch.from_numpy(np.diff(indptr) + 1).double()
-    row_E = torch.arange(len(degree_N)).repeat_interleave(starts.diff())
-    to_E, from_E = degree_N[row_E], degree_N[columns.long()]
-    forward, back = (
-        SparseMatrix.of(starts, columns, (here ** (r - 1) * there**-r).float(), len(degree_N))
-        for here, there in ((to_E, from_E), (from_E, to_E))
+    nodes, degree_N = len(indptr) - 1, np.diff(indptr) + 1.0
+    starts, columns, _ = operator_over("attention", indptr, indices).parts()
+    row_E, column_E = np.repeat(np.arange(nodes), degree_N.astype(np.int64)), columns.numpy()
+    values_E = degree_N[row_E] ** (r - 1) * degree_N[column_E] ** -r
+    back_E = values_E if r == 0.5 else degree_N[column_E] ** (r - 1) * degree_N[row_E] ** -r
+    matrix, transposed = (
+        SparseMatrix.of(starts, columns, values.astype(np.float32), nodes).csr for values in (values_E, back_E)
     )
-    return SparseMatrix(forward.csr, forward.csr if r == 0.5 else back.csr)
+    return SparseMatrix(matrix, matrix if r == 0.5 else transposed)

@@ -1,12 +1,16 @@
 """Accuracies of our methods on real graphs, beside the papers' and a public peer's.
 
-    python benchmarks/accuracy.py [averages|prototypes|mixed] [--quick] [--reference DIR] [--only cora-louvain …]
-        [--seeds 5] [--selection-seeds 2] [--rounds 100] [--runs runs/accuracy] [--precision float32|tf32|bfloat16]
+    python benchmarks/accuracy.py [averages|prototypes|mixed|distillation|ablation] [--quick] [--reference DIR]
+        [--only cora-louvain …] [--seeds 5] [--selection-seeds 2] [--rounds 100] [--runs runs/accuracy]
+        [--precision float32|tf32|bfloat16]
 
 `averages`: Local, FedAvg, FedGTA and Global on Cora, PubMed and the digits, ten clients by Louvain and by METIS, GAMLP
 and SGC. `prototypes`: Local, FedAvg, FedGTA, FedProto, FedTGP and FedPG on Cora, PubMed and Computers, GAMLP and GCN,
 with FedPG's self control (a client's own prototypes only) and class means, our own baseline. `mixed`: the methods that
 send no weights, on clients of GCN, GIN, GraphSAGE, SGC and GCNII in equal blocks, ten and twenty clients by Louvain.
+`distillation`: FedGKC and what its paper compares with, class means and FedPG beside them, in both of its scenarios
+(`configs/papers/fedgkc`), 5, 10 and 20 clients by Louvain; `ablation`: FedGKC without its parts and as its paper writes
+them. These two show the plain mean over clients, as the paper does, all others the mean weighted by nodes.
 
 With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
 peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
@@ -23,6 +27,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import distillation_studies
+from distillation_studies import SCENARIOS, scenario_keys
 from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
@@ -45,9 +51,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedpg": {"name": "fedpg"},
     "fedpg, own only": {"name": "fedpg", "targets": "own"},
     "class means (ours)": {"name": "class_means"},
+    **distillation_studies.METHODS,
+    **distillation_studies.ABLATION,
 }
 # What the peer calls its closest backbones: A²X behind one linear layer, and behind an MLP.
-PEER_BACKBONE = {"sgc": ("sgc_true",), "gamlp": ("dec", "gcn"), "gcn": ("gcn",), "mixed": ()}
+PEER_BACKBONE = {"sgc": ("sgc_true",), "gamlp": ("dec", "gcn"), "gcn": ("gcn",)}
 PEER_METHOD = {"local": "isolate", "global": "central_full"}
 # FedGTA, PVLDB 17(1), Table 3 (Louvain), and FedPG, Table V (GAMLP, METIS); ten clients, each on its own split.
 PAPER = {
@@ -70,6 +78,7 @@ class Study:
     backbones: tuple[str, ...]
     clients: tuple[int, ...]
     methods: tuple[str, ...]
+    weighting: str = "nodes"
 
 
 PROTOTYPES = ("fedproto", "fedtgp", "fedpg", "fedpg, own only", "class means (ours)")
@@ -80,6 +89,10 @@ STUDIES = {
     "prototypes": Study(("cora", "pubmed", "computers"), CUTS, ("gamlp", "gcn"), (10,),
                         ("local", "fedavg", "fedgta", *PROTOTYPES)),
     "mixed": Study(("cora", "pubmed", "computers"), ("louvain",), ("mixed",), (10, 20), ("local", *PROTOTYPES)),
+    "distillation": Study(distillation_studies.DATASETS, ("louvain",), SCENARIOS, distillation_studies.CLIENTS,
+                          tuple(distillation_studies.METHODS), "clients"),
+    "ablation": Study(("cora", "pubmed"), ("louvain",), SCENARIOS[:1], distillation_studies.CLIENTS,
+                      tuple(distillation_studies.ABLATION), "clients"),
 }  # fmt: skip
 
 
@@ -123,6 +136,8 @@ def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argp
     if setting.backbone == "mixed":
         plain["model"] = [{"name": name} for name in MIXED]
         plain["heterogeneity"] = {"rule": "blocks", "embedding": 64}
+    if setting.backbone in SCENARIOS:
+        plain |= scenario_keys(setting.backbone)
     if setting.dataset == "digits" and setting.method == "louvain":
         plain["partition"]["resolution"] = 4.0
     folder = reference_folder(setting, args)
@@ -147,9 +162,9 @@ def finish(setting: Setting, algorithm: dict[str, Any], seed: int, args: argpars
     return read_summary(run(config, resume=(path / METRICS).exists()))
 
 
-def best(summary: dict[str, Any], scope: str, part: str = "test") -> float:
-    """Accuracy in % at the scope's best validation round, weighted by all nodes."""
-    return 100 * summary["scopes"][scope]["best"][part]["nodes"]
+def best(summary: dict[str, Any], scope: str, part: str = "test", weighting: str = "nodes") -> float:
+    """Accuracy in % at the scope's best validation round."""
+    return 100 * summary["scopes"][scope]["best"][part][weighting]
 
 
 def choose_eps(setting: Setting, args: argparse.Namespace) -> tuple[float, dict[str, float]]:
@@ -167,13 +182,20 @@ def peer_of(setting: Setting, method: str, args: argparse.Namespace) -> tuple[fl
     if reference_folder(setting, args) is None:
         return None
     runs = json.loads((Path(args.reference) / "reference.json").read_text())["runs"]
-    for backbone in PEER_BACKBONE[setting.backbone]:
+    for backbone in PEER_BACKBONE.get(setting.backbone, ()):
         same = [r for r in runs if (r["dataset"].lower(), r["partition"], r["algorithm"], r["backbone"])
                 == (setting.dataset, setting.method, PEER_METHOD.get(method, method), backbone)]  # fmt: skip
         if same:
             post = [100 * r["post_best_val_test"] for r in same if r.get("post_best_val_test") is not None]
             return mean(100 * r["best_val_test"] for r in same), mean(post) if post else None
     return None
+
+
+def paper_of(setting: Setting, method: str) -> float | None:
+    """What a method's paper found in a setting."""
+    if setting.backbone in SCENARIOS:
+        return distillation_studies.paper(setting.backbone, setting.dataset, setting.clients, method)
+    return PAPER.get((setting.dataset, setting.method, setting.backbone), {}).get(method)
 
 
 def spread(values: list[float]) -> str:
@@ -184,7 +206,7 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", nargs="?", choices=STUDIES, default="averages")
-    parser.add_argument("--quick", action="store_true", help="digits only, one seed, 20 rounds: within a minute")
+    parser.add_argument("--quick", action="store_true", help="the first graph, one seed, 20 rounds: within a minute")
     parser.add_argument("--reference", help="folder with the peer's partitions and accuracies")
     parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain")
     parser.add_argument("--seeds", type=int, default=5)
@@ -193,14 +215,22 @@ def main() -> None:
     parser.add_argument("--runs", default="runs/accuracy")
     parser.add_argument("--precision", default="float32", help="engine.precision")
     args = parser.parse_args()
+    study = STUDIES[args.study]
     if args.quick:
-        args.only, args.seeds, args.rounds = ["digits-louvain"], 1, 20
+        args.only, args.seeds, args.rounds = [f"{study.datasets[0]}-louvain"], 1, 20
     table = Table(title="test accuracy in % at the best validation round, mean ± std over seeds")
-    for column in ("setting", "method", "trained", "served", "paper", "peer before / after download"):
+    for column in (
+        "setting",
+        "method",
+        "trained",
+        "served",
+        "trained, last round",
+        "paper",
+        "peer before / after download",
+    ):
         table.add_column(column, no_wrap=True)
     figures: dict[str, Any] = {}
     targets: dict[str, dict[str, Any]] = {}
-    study = STUDIES[args.study]
     for setting in settings(study, args.only):
         label = f"{setting.name} {setting.backbone}"
         for method in study.methods:
@@ -210,20 +240,21 @@ def main() -> None:
                 figures[f"{label} eps"] = {"chosen": eps, "validation": scores}
                 algorithm, name = {**algorithm, "eps": eps}, f"fedgta (eps {eps:g})"
             summaries = [finish(setting, algorithm, seed, args) for seed in range(args.seeds)]
-            trained = [best(s, "trained") for s in summaries]
-            served = [best(s, "served") for s in summaries]
-            paper = PAPER.get((setting.dataset, setting.method, setting.backbone), {}).get(method)
+            trained = [best(s, "trained", weighting=study.weighting) for s in summaries]
+            served = [best(s, "served", weighting=study.weighting) for s in summaries]
+            last = [100 * s["scopes"]["trained"]["last"]["test"][study.weighting] for s in summaries]
+            paper = paper_of(setting, method)
             peer = peer_of(setting, method, args)
             after = "-" if peer is None or peer[1] is None else f"{peer[1]:.2f}"
             table.add_row(
-                label, name, spread(trained), spread(served), f"{paper:.1f}" if paper else "-",
+                label, name, spread(trained), spread(served), spread(last), f"{paper:.1f}" if paper else "-",
                 "-" if peer is None else f"{peer[0]:.2f} / {after}",
             )  # fmt: skip
-            figures[f"{label} {method}"] = {"trained": trained, "served": served}
+            figures[f"{label} {method}"] = {"trained": trained, "served": served, "last": last}
             if peer is not None and setting.backbone in ("sgc", "gcn") and method in ("local", "fedavg", "global"):
                 # The same model on the same partition; the others differ by design.
                 targets[f"{label} {method}: distance to the peer"] = target(abs(mean(trained) - peer[0]), 1.5, True)
-    Console(width=140).print(table)
+    Console(width=160).print(table)
     print_figures(figures, targets)
 
 

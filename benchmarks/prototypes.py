@@ -71,20 +71,22 @@ class Peak:
             self.highest = max(self.highest, self._process.memory_info().rss)
 
 
-def make_client(nodes: int, model: str, hidden: int, degree: float = DEGREE) -> Client:
+def make_client(
+    nodes: int, model: str, hidden: int, degree: float = DEGREE, classes: int = CLASSES, labelled: float = LABELLED
+) -> Client:
     """A client whose training rows are a random share of its nodes."""
     graph = load_sbm(
-        "sbm", DataSource("sbm", nodes=nodes, classes=CLASSES, features=FEATURES, degree=degree, signal=3.0)
+        "sbm", DataSource("sbm", nodes=nodes, classes=classes, features=FEATURES, degree=degree, signal=3.0)
     )
     indptr, indices = graph.indptr.astype(np.int32), graph.indices.astype(np.int32)
     shard = Shard(0, np.arange(nodes), graph.y.astype(np.int32), indptr, indices, graph.x)
-    train = np.sort(np.random.default_rng(0).permutation(nodes)[: round(LABELLED * nodes)]).astype(np.int32)
+    train = np.sort(np.random.default_rng(0).permutation(nodes)[: round(labelled * nodes)]).astype(np.int32)
     nothing = np.zeros(0, dtype=np.int32)
     columns = hops(indptr, indices, graph.x, Kernel(HOPS))
-    view = View("client", shard, Split(train, nothing, nothing), columns, CLASSES, Memo(2**30))
+    view = View("client", shard, Split(train, nothing, nothing), columns, classes, Memo(2**30), kernel=Kernel(HOPS))
     layers = {"layers": 2} if model == "sgc" else {}
-    module = build(model, FEATURES, CLASSES, HOPS, 0.5, {"hidden": hidden, **layers})
-    info = ClientInfo(0, nodes, len(train), CLASSES)
+    module = build(model, FEATURES, classes, HOPS, 0.5, {"hidden": hidden, **layers})
+    info = ClientInfo(0, nodes, len(train), classes)
     random = partial(key, 0, 1, 0)
     return Client(info, view, {MODEL: ClientModel(FlatModel(module), view, random)}, {}, {}, random)
 

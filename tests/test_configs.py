@@ -11,10 +11,11 @@ from engine.settings.config import load_config
 from engine.wire.models import require_mixable
 from storage.datasets import LOADERS
 
-CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = sorted(FOLDER.rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_loads(path: Path) -> None:
     config = load_config(path)
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
@@ -87,8 +88,7 @@ def build(
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:
-            kind = inspect.formatannotation(known[key])
-            raise ShoalError(f"model.{key}: must be of type {kind}, found {quoted(value)}") from None
+            raise ShoalError(f"model.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
@@ -99,6 +99,12 @@ def build(
     if embedding is None or embedding == width_of(module):
         return module
     return Adapted(cls(features, embedding, hops, dropout, **options), embedding, classes, dropout)
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(get_args(annotation))}"
+    return f"of type {inspect.formatannotation(annotation)}"
 
 
 def width_of(module: nn.Module) -> int:

@@ -22,8 +22,8 @@ def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Te
         student_NC: Logits of the student, differentiable.
         detach: The teacher gets no gradient.
     """
-    log_p_NC = F.log_softmax(teacher_NC.detach() if detach else teacher_NC, dim=1)
-    return F.kl_div(F.log_softmax(student_NC, dim=1), log_p_NC, reduction="batchmean", log_target=True)
+    log_p_NC = (teacher_NC.detach() if detach else teacher_NC).log_softmax(1)
+    return F.kl_div(student_NC.log_softmax(1), log_p_NC, reduction="batchmean", log_target=True)
 
 
 def distilled_from_neighbours(
@@ -41,14 +41,14 @@ def distilled_from_neighbours(
         norm: Over j: `sum`, as eq. 1 is written, or `mean`, so that a hub weighs as much as any node.
     """
     with torch.no_grad():
-        log_q_NH = F.log_softmax(teacher_NH, dim=1)
+        log_q_NH = teacher_NH.log_softmax(1)
         q_NH = log_q_NH.exp()
         said = torch.cat([q_NH, (q_NH * log_q_NH).sum(1, keepdim=True)], dim=1)
-        heard = SparseMatrix(data.adjacency, data.adjacency) @ said + said
+        heard = SparseMatrix(data.adjacency) @ said + said
         if norm == "mean":
             heard /= data.degree[:, None]
     heard_NH, negative_entropy_N = heard[:, :-1], heard[:, -1]
-    return (negative_entropy_N - (heard_NH * F.log_softmax(student_NH, dim=1)).sum(1)).mean()
+    return (negative_entropy_N - (heard_NH * student_NH.log_softmax(1)).sum(1)).mean()
 
 
 def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:

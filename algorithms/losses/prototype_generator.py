@@ -5,11 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from algorithms.flat_model import FlatModel
+from algorithms.losses.kept_network import train_kept
 from algorithms.losses.prototypes import unit
 from algorithms.protocol import Tree
-
-STATE = "generator"
 
 
 class PrototypeGenerator(nn.Module):
@@ -53,7 +51,7 @@ def train_generator(
     weight_decay: float,
     seed: int,
 ) -> tuple[Tensor, float]:
-    """Goes on with Adam where the last round stopped; parameters and moments lie in the server's state.
+    """Goes on with Adam where the last round stopped; see `algorithms.losses.kept_network`.
 
     The weight decay is decoupled: in the gradient, Adam would scale it up for the rows of classes without a query, and
     pull these to zero at the full learning rate.
@@ -70,23 +68,6 @@ def train_generator(
     Returns:
         The anchors after the last step, `[S, H]`, and the loss before it (NaN without a step).
     """
-    model = FlatModel(generator)
-    if STATE in server:
-        model.load(server[STATE])
-    else:
-        model.initial(seed)
-    optimizer = torch.optim.AdamW([model.w], lr=lr, weight_decay=weight_decay)
-    prefix = f"{STATE}."
-    if kept := {name.removeprefix(prefix): t for name, t in server.items() if name.startswith(prefix)}:
-        optimizer.state[model.w] = kept
-    value = torch.tensor(float("nan"))
-    for _ in range(steps):
-        assert model.w.grad is not None
-        model.w.grad.zero_()
-        value = loss(generator())
-        value.backward()
-        optimizer.step()
-    server[STATE] = model.w.detach().clone()
-    server.update({prefix + name: t for name, t in optimizer.state[model.w].items()})
+    value = train_kept(server, generator, lambda: loss(generator()), steps, lr, weight_decay, seed)
     with torch.no_grad():
-        return generator(), float(value)
+        return generator(), value

@@ -71,20 +71,27 @@ def bit_bytes(present: Tensor) -> int:
     return math.ceil(present.numel() / 8)
 
 
+def bits(present: Tensor) -> Tensor:
+    """A mask as it is sent, uint8: eight entries a byte."""
+    return torch.from_numpy(np.packbits(present.flatten().cpu().numpy()))
+
+
+def from_bits(sent: Tensor, *shape: int) -> Tensor:
+    """The mask that `bits` was given, of this shape, where the bits lie."""
+    found = np.unpackbits(sent.cpu().numpy(), count=math.prod(shape)).astype(bool)
+    return torch.from_numpy(found).view(shape).to(sent.device)
+
+
 def pack(proto: Tensor, present: Tensor) -> Tree:
     """Prototypes as a download: the rows that exist, and the mask in bits."""
-    return {
-        "proto.rows": proto[present],
-        "proto.present": torch.from_numpy(np.packbits(present.flatten().cpu().numpy())),
-    }
+    return {"proto.rows": proto[present], "proto.present": bits(present)}
 
 
 def unpack(down: Tree, *shape: int) -> tuple[Tensor, Tensor] | None:
     """Prototypes `[*shape, H]` and mask `[*shape]` of a download; None if it has none."""
     if "proto.rows" not in down:
         return None
-    rows, bits = down["proto.rows"], down["proto.present"].cpu().numpy()
-    present = torch.from_numpy(np.unpackbits(bits, count=math.prod(shape)).astype(bool)).view(shape).to(rows.device)
+    rows, present = down["proto.rows"], from_bits(down["proto.present"], *shape)
     proto = rows.new_zeros(*shape, rows.shape[1])
     proto[present] = rows
     return proto, present

@@ -33,5 +33,9 @@ class FedAvg(Algorithm):
         return {"w": server["w"]}
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w}, {"w": self.weight_of(client)})
+
+    def weight_of(self, client: Client) -> float:
+        """n_i; zero for a client without a training node."""
         size = {"nodes": client.info.nodes, "train": client.info.train, "uniform": 1}[self.weight]
-        return Upload({"w": client.model.w}, {"w": float(size) if client.info.train else 0.0})
+        return float(size) if client.info.train else 0.0

@@ -9,7 +9,7 @@ from algorithms.base import Ask, Client, Context, Given, Steps, Tree, Upload
 from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
 from algorithms.losses.prototypes import pack, row_bytes
-from algorithms.methods.fedproto import FedProto, own_prototypes
+from algorithms.methods.fedproto import FedProto
 from algorithms.protocol import How
 
 
@@ -62,6 +62,6 @@ class FedTGP(FedProto):
         ctx.notes["margin"] = margin
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        proto_CH, counts_C = own_prototypes(client)
+        proto_CH, counts_C = self.means_of(client)
         sent = {"proto": row_bytes(counts_C > 0, proto_CH.shape[1])}
         return Upload({"proto": proto_CH, "counts": counts_C}, wire=sent)

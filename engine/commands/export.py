@@ -60,6 +60,8 @@ def export(run: Path) -> Path:
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model(state.server)
+    if algorithm.shares_part:
+        global_model = {}
     personal = algorithm.keeps_model or not global_model
     out = run / "export"
     out.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ class Evaluator:
 
     def __init__(self, algorithm: Algorithm, infos: Sequence[ClientInfo]) -> None:
         """Of a method, on clients of these sizes."""
-        self._keeps_model = algorithm.keeps_model
+        self._keeps_model, self._shares_part = algorithm.keeps_model, algorithm.shares_part
         self._everyone = [info.client for info in infos]
         self._nodes = {info.client: info.nodes for info in infos}
 
@@ -33,7 +33,7 @@ class Evaluator:
 
         Args:
             exchange: Asks clients; its draft gets the scores.
-            global_model: The server's model; empty if it has none.
+            global_model: The server's model, or what of one it shares; empty if it has none.
         """
         draft = exchange.draft
         served = draft.scores.setdefault("served", {})
@@ -41,7 +41,7 @@ class Evaluator:
         # One that fails now has no counts, rather than old ones.
         for i in stale:
             served.pop(i, None)
-        if global_model:
+        if global_model and not self._shares_part:
             self._evaluate_the_global_model(exchange, global_model)
             known = self._deploy_the_global_model(stale, draft)
             served.update({i: counts for i, counts in draft.scores["global"].items() if i in known})

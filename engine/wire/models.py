@@ -208,7 +208,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
         names = ", ".join(model.name for model in models)
         raise ShoalError(
             f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "
-            f"give one model, or take a method that averages no weights ({', '.join(mixing_methods())})"
+            f"give one model, or take a method that averages no whole models ({', '.join(mixing_methods())})"
         )
     if not algorithm.whole_graph:
         assign_models(config, config.partition.clients)

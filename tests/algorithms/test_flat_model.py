@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones import build
+from algorithms.backbones import BACKBONES, build
 from algorithms.backbones.adapted import Adapted
 from algorithms.flat_model import FlatModel
 
@@ -164,3 +164,26 @@ def test_parameters_of_another_shape_are_refused(shape: tuple[int, ...]) -> None
     with pytest.raises(ValueError, match=r"^parameters of shape \[.*\], the model has \[10\]$"):
         model.load(torch.ones(shape))
     assert torch.equal(model.w, before)
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+@pytest.mark.parametrize("embedding", [None, 6])
+def test_the_classifier_is_weight_by_row_then_bias(name: str, embedding: int | None) -> None:
+    model = FlatModel(build(name, 5, 3, 2, 0.0, {"hidden": 8, "layers": 2}, embedding), sparse=True)
+    model.load(torch.arange(len(model.w), dtype=torch.float32))
+    last = model.module.head.linears[-1]  # type: ignore
+    assert last.weight.shape == (3, embedding or 8)
+    assert torch.equal(model.w[model.classifier], torch.cat([*last.weight, last.bias]))
+    assert model.has_body
+
+
+@pytest.mark.parametrize("name", ["sgc", "mlp", "gamlp"])
+def test_a_model_of_one_layer_is_a_classifier_of_features(name: str) -> None:
+    """By column on sparse features; a layer below it, an adapter's included, is a body."""
+    for sparse in (False, True):
+        model = FlatModel(build(name, 5, 3, 2, 0.0, {"layers": 1}), sparse=sparse)
+        assert not model.has_body
+        last = model.module.head.linears[-1]  # type: ignore
+        weight = [*last.weight.T] if sparse else [*last.weight]
+        assert torch.equal(model.w[model.classifier], torch.cat([*weight, last.bias]))
+        assert FlatModel(build(name, 5, 3, 2, 0.0, {"layers": 1}, 6), sparse=sparse).has_body

@@ -1,5 +1,6 @@
 """Views against clients that were cut by hand: edges removed from the list, columns set to zero, hops computed anew."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ NODES, FEATURES, CLASSES, HOPS = 14, 6, 3, 2
 NAMES = [*BACKBONES, "sgc, adapted", "gamlp, one layer"]
 
 
-def make_view(edges: np.ndarray, x: np.ndarray, r: float, hops: bool = True, rows: str = "all") -> View:
+def view_of(edges: np.ndarray, x: np.ndarray, r: float, rows: str = "all") -> View:
     """A client whose hops are dense algebra in double precision."""
     a = np.zeros((NODES, NODES))
     a[tuple(edges.T)] = a[tuple(edges.T[::-1])] = 1
@@ -33,7 +34,7 @@ def make_view(edges: np.ndarray, x: np.ndarray, r: float, hops: bool = True, row
     indptr = np.concatenate([[0], a.sum(1).cumsum()]).astype(np.int32)
     columns, hop = [], x.astype(np.float64)
     degree = a.sum(1) + 1
-    for _ in range(HOPS if hops else 0):
+    for _ in range(HOPS):
         hop = degree[:, None] ** (r - 1) * ((a + np.eye(NODES)) @ (degree[:, None] ** -r * hop))
         columns.append(hop.astype(np.float32))
     shard = Shard(0, np.arange(NODES), np.zeros(NODES, np.int32), indptr, indices, x)
@@ -63,9 +64,10 @@ def model_of(name: str, view: View, by_column: bool = False) -> ClientModel:
     return ClientModel(FlatModel(module, sparse=by_column), view, lambda purpose: 1)
 
 
-def cut(edges: np.ndarray, x: np.ndarray, seed: int, p: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """What a stream of this seed leaves: columns are drawn first, then edges."""
-    rng = torch.Generator().manual_seed(seed)
+def cut(
+    edges: np.ndarray, x: np.ndarray, rng: torch.Generator, p: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a stream leaves: columns are drawn first, then edges."""
     kept_F, kept_M = ((torch.rand(n, generator=rng) >= q).numpy() for n, q in ((FEATURES, p[1]), (len(edges), p[0])))
     assert 0 < kept_F.sum() < FEATURES
     assert 0 < kept_M.sum() < len(edges)
@@ -75,13 +77,15 @@ def cut(edges: np.ndarray, x: np.ndarray, seed: int, p: tuple[float, float]) -> 
 @pytest.mark.parametrize("r", [0.5, 0.2])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_view_is_the_graph_that_was_cut_by_hand(name: str, r: float, edges: np.ndarray, x: np.ndarray) -> None:
-    shares = (0.4, 0.5)
-    whole, cut_by_hand = make_view(edges, x, r), make_view(*cut(edges, x, 9, shares), r)
-    model, expected = model_of(name, whole), model_of(name, cut_by_hand)
-    out = model(GraphViews(model, torch.Generator().manual_seed(9)).draw(*shares))
-    plain = expected(expected.gathered("all"))
-    torch.testing.assert_close(out.logits_NC, plain.logits_NC, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(out.embedding_NH, plain.embedding_NH, rtol=1e-4, atol=1e-5)
+    whole = view_of(edges, x, r)
+    model = model_of(name, whole)
+    rng, views = torch.Generator().manual_seed(9), GraphViews(model, torch.Generator().manual_seed(9))
+    for shares in ((0.4, 0.5), (0.7, 0.3)):
+        out = model(views.draw(*shares))
+        expected = model_of(name, view_of(*cut(edges, x, rng, shares), r))
+        plain = expected(expected.gathered("all"))
+        torch.testing.assert_close(out.logits_NC, plain.logits_NC, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out.embedding_NH, plain.embedding_NH, rtol=1e-4, atol=1e-5)
     direction = torch.randn(NODES, CLASSES, generator=torch.Generator().manual_seed(4))
     for found in (out, plain):
         (found.logits_NC * direction).sum().backward()
@@ -91,8 +95,8 @@ def test_a_view_is_the_graph_that_was_cut_by_hand(name: str, r: float, edges: np
 @pytest.mark.parametrize("name", ["gcn", "sgc", "gamlp"])
 def test_sparse_features_give_what_dense_ones_give(name: str, edges: np.ndarray, x: np.ndarray) -> None:
     few = np.where(np.abs(x) > 0.5, x, 0)
-    dense = make_view(edges, few, 0.5)
-    words = make_view(edges, few, 0.5)
+    dense = view_of(edges, few, 0.5)
+    words = view_of(edges, few, 0.5)
     words._hops[0] = sparse(torch.from_numpy(few))
     outs = []
     for view, by_column in ((dense, False), (words, True)):
@@ -103,7 +107,7 @@ def test_sparse_features_give_what_dense_ones_give(name: str, edges: np.ndarray,
 
 
 def test_rates_are_of_undirected_edges_and_of_columns(edges: np.ndarray, x: np.ndarray) -> None:
-    view = make_view(edges, x, 0.5)
+    view = view_of(edges, x, 0.5)
     model = model_of("gin", view)
     views = GraphViews(model, torch.Generator().manual_seed(0))
     left, kept, before = 0, 0, view.entries
@@ -121,14 +125,14 @@ def test_rates_are_of_undirected_edges_and_of_columns(edges: np.ndarray, x: np.n
 
 @pytest.mark.parametrize("name", ["gcn", "sgc"])
 def test_nothing_removed_is_the_graph_itself(name: str, edges: np.ndarray, x: np.ndarray) -> None:
-    view = make_view(edges, x, 0.5)
+    view = view_of(edges, x, 0.5)
     model = model_of(name, view)
     found = model(GraphViews(model, torch.Generator()).draw(0.0, 0.0)).logits_NC
     torch.testing.assert_close(found, model(model.gathered("all")).logits_NC)
 
 
 def test_a_graph_without_edges(x: np.ndarray) -> None:
-    view = make_view(np.zeros((0, 2), np.int64), x, 0.5)
+    view = view_of(np.zeros((0, 2), np.int64), x, 0.5)
     for name in ("gat", "sgc"):
         model = model_of(name, view)
         found = model(GraphViews(model, torch.Generator()).draw(0.5, 0.0)).logits_NC
@@ -136,15 +140,28 @@ def test_a_graph_without_edges(x: np.ndarray) -> None:
 
 
 def test_hops_of_labelled_rows_have_no_views(edges: np.ndarray, x: np.ndarray) -> None:
-    view = make_view(edges, x, 0.5, rows="labelled")
+    view = view_of(edges, x, 0.5, rows="labelled")
     for name in ("gcn", "mlp"):
         GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
     with pytest.raises(ShoalError, match=r"propagation\.rows: labelled"):
         GraphViews(model_of("sgc", view), torch.Generator())
 
 
+def test_features_alone_need_no_hops(edges: np.ndarray, x: np.ndarray, make_view: Callable[..., View]) -> None:
+    view = make_view(NODES, edges, [0] * NODES, [0], CLASSES, x)
+    assert view.kernel is None
+    for name in ("gcn", "mlp"):
+        GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
+
+
+def test_edges_are_numbered_once(edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5)
+    GraphViews(model_of("gcn", view), torch.Generator()).draw(0.1, 0.1)
+    assert len(view.memo("pairs", lambda: pytest.fail("numbered again"))) == view.entries
+
+
 def test_both_entries_of_an_edge_have_its_number(edges: np.ndarray, x: np.ndarray) -> None:
-    view = make_view(edges, x, 0.5)
+    view = view_of(edges, x, 0.5)
     indptr, indices = view.csr
     number = pairs(indptr, indices)
     rows = np.repeat(np.arange(NODES), np.diff(indptr))
@@ -155,14 +172,14 @@ def test_both_entries_of_an_edge_have_its_number(edges: np.ndarray, x: np.ndarra
 
 @pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
 def test_the_smoothing_and_its_transpose(r: float, edges: np.ndarray, x: np.ndarray) -> None:
-    view = make_view(edges, x, r)
+    view = view_of(edges, x, r)
     matrix = smoothing_over(*view.csr, r)
     torch.testing.assert_close(matrix @ view.whole(0), view.whole(1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(matrix.transposed.to_dense(), matrix.to_dense().T)
 
 
 def test_a_view_holds_no_features(edges: np.ndarray, x: np.ndarray) -> None:
-    view = make_view(edges, x, 0.5)
+    view = view_of(edges, x, 0.5)
     model = model_of("gamlp", view)
     for hop in GraphViews(model, torch.Generator()).draw(0.2, 0.2):
         assert isinstance(hop, AlteredFeatures)

@@ -11,7 +11,7 @@ import yaml
 from rooms import ROOT
 from verdict import verdict_of
 
-from algorithms.methods.loading import describe, load
+from algorithms.methods.loading import METHODS, describe, load
 from engine.commands.run import plan_of
 from engine.preparing.prepare import require_known, store_path
 from engine.records.run_folder import run_path
@@ -64,18 +64,7 @@ KEYS = [
 NAMES = {
     "data.dataset": ["cora", "sbm", "digits", "files", "arxiv-like", "papers100m-like", "Reddit", "photo"],
     "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp"],
-    "algorithm.name": [
-        "local",
-        "global",
-        "fedavg",
-        "fedgta",
-        "fedproto",
-        "fedtgp",
-        "fedpg",
-        "fml",
-        "fedkd",
-        "class_means",
-    ],
+    "algorithm.name": [*METHODS],
 }
 
 

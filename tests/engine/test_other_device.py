@@ -5,6 +5,7 @@ generators of the processor, and would run any operator that a GPU lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from other_device import load
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -50,6 +51,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fml": {"algorithm.name": "fml"},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn"},
     "fedkd": {"algorithm.name": "fedkd"},
+    "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.path": "closed_form"},
+    "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
+    "feddistill": {"algorithm.name": "feddistill"},
     "class_means": {"algorithm.name": "class_means", "algorithm.noise": 0.1},
     "fedpg, node": {"algorithm.name": "fedpg", "algorithm.pseudo_centres": 0.4},
     "fedpg, own": {"algorithm.name": "fedpg", "algorithm.targets": "own"},
@@ -114,7 +118,9 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert op.overloadpacket.__name__ not in NOT_ON_GPUS
         result = op(*args, **(kwargs or {}))
-        tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor) and t.dim()]
+        tensors = [
+            t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor) and t.dim() and not t.is_meta
+        ]
         if tensors and all(t.device != self.device for t in tensors):
             self.elsewhere.add(op.overloadpacket.__name__)
         return result
@@ -137,8 +143,11 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
         client, data = self.client, self.client.data
         for model in client.models.values():
             require_on(other, [model.w, *model.module.parameters(), data.label, data.train, data.degree])
-        given = self.given.values() if isinstance(self.given, dict) else self.given or ()
-        require_on(other, [*given, *client.state.values(), *client.inbox.values()])
+        given = vars(self.given) if is_dataclass(self.given) else self.given
+        given = list(given.values() if isinstance(given, dict) else given or ())
+        tensors = [t for t in given if isinstance(t, Tensor)]
+        parameters = [p for module in given if isinstance(module, nn.Module) for p in module.parameters()]
+        require_on(other, [*tensors, *parameters, *client.state.values(), *client.inbox.values()])
 
     def run_cell_there(self: _CellAtWork) -> Any:
         with Operators(other) as operators:

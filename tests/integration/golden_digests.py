@@ -32,9 +32,9 @@ NOT_NUMBERS = ("seconds", "memory", "hosts", "retries")
 DECOUPLED = {"name": "gamlp", "hidden": 8}
 COUPLED = {"name": "gcn", "hidden": 8}
 SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
-METHODS = ("local", "global", "fedavg", "fedgta", "fedproto", "fedtgp", "fedpg", "class_means")
+MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means")
+METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
 COPILOTS = ("fml", "fedkd")
-PROTOTYPES = ("local", "fedproto", "fedtgp", "fedpg", "class_means")
 
 Keys = dict[str, Any]
 
@@ -75,7 +75,7 @@ def matrix() -> dict[str, Keys]:
             runs[f"{method} {model['name']}"] = {"algorithm": {"name": method}, "model": model}
         if method != "global":
             runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
-    for method in PROTOTYPES:
+    for method in MIXABLE:
         runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
     for method in COPILOTS:
         runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
@@ -99,6 +99,9 @@ def matrix() -> dict[str, Keys]:
         runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
     for model in ("sgc", "mlp", "sage", "gin", "gat", "gcnii"):
         runs[f"fedavg {model}"] = {"model": {"name": model, "hidden": 8}}
+    jumping = {**COUPLED, "layers": 4, "jumping": "max"}
+    runs["fedavg gcn jumping"] = {"model": jumping}
+    runs["fedavg gcn jumping autograd"] = {"model": jumping, "engine": {"path": "loop"}}
     runs["fedavg autograd"] = {"model": COUPLED, "engine": {"path": "loop"}}
     for model in (COUPLED, DECOUPLED):
         runs[f"fedavg sparse {model['name']}"] = {"model": model, "data": {"layout": "sparse"}}

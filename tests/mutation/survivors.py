@@ -54,6 +54,10 @@ TESTS = {
         "tests/algorithms/methods/test_local.py",
         "tests/algorithms/methods/test_loading.py",
     ],
+    "algorithms/methods/class_rows.py": [
+        "tests/algorithms/methods/test_fedproto.py",
+        "tests/algorithms/methods/test_feddistill.py",
+    ],
     "algorithms/methods/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
     "algorithms/methods/fedkd.py": ["tests/algorithms/methods/test_copilot.py"],
     "algorithms/methods/fml.py": ["tests/algorithms/methods/test_copilot.py"],

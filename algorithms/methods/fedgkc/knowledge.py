@@ -51,5 +51,5 @@ def knowledge(
 def likeness_to_neighbours(data: View, p_NC: Tensor) -> Tensor:
     """Mean cosine of every node's row with those of its neighbours, `[N]`; 0 for a node without neighbours."""
     direction_NC = unit(p_NC)
-    heard_NC = SparseMatrix(data.adjacency, data.adjacency) @ direction_NC
+    heard_NC = SparseMatrix(data.adjacency) @ direction_NC
     return (direction_NC * heard_NC).sum(1) / (data.degree - 1).clamp_min(1)

@@ -12,6 +12,7 @@ from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.training.closed_form.layers import Layer
 from algorithms.training.closed_form.products import heard, product, told, weight_gradient
 from algorithms.training.closed_form.rooms import Rooms, let_through
+from storage.sparse_matrix import Features
 
 
 class Body(ABC):
@@ -66,6 +67,38 @@ class Layers(Body):
             if self.model.dropout:
                 gradient_NH.mul_(self.factor())
         self._layers[0].backward(gradient_NH, False)
+
+
+class JumpingLayers(Layers):
+    """ReLU after every layer; the embedding is the largest of their outputs, entry by entry.
+
+    An entry's gradient goes to the layer that it is from, of equal ones to the first, as autograd's does.
+    """
+
+    def forward(self, around: Neighbourhood) -> Tensor:
+        x: Features = around.x_NF
+        self._steps: list[tuple[Layer, Features, Tensor]] = []
+        for number, (layer, operator) in enumerate(zip(self._layers, around.operators)):
+            out = layer.forward(operator, x).relu_()
+            self._steps.append((layer, x, out))
+            x = out
+            # The maximum needs the output as it is; what follows the last one is the head's to drop.
+            if self.model.dropout and number < len(self._layers) - 1:
+                x = self.dropped(self.rooms(f"read{number}", *out.shape).copy_(out))
+        embedding_NH, self._from_NH = torch.stack([out for _, _, out in self._steps]).max(0)
+        return embedding_NH
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        own = self.rooms("own", *gradient_NH.shape)
+        passed: Tensor | None = None
+        for number, (layer, x, out) in reversed([*enumerate(self._steps)]):
+            torch.mul(gradient_NH, self._from_NH == number, out=own)
+            if passed is not None:
+                own.add_(passed)
+            passed = layer.backward(let_through(own, out), number > 0)
+            if self.model.dropout and passed is not None:
+                assert isinstance(x, Tensor)
+                let_through(passed, x).mul_(self.factor())
 
 
 class GCNIIBody(Body):

@@ -8,7 +8,7 @@ from torch import Tensor
 from algorithms.backbones import name_of
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.bodies import Body, GCNIIBody, Layers
+from algorithms.training.closed_form.bodies import Body, GCNIIBody, JumpingLayers, Layers
 from algorithms.training.closed_form.cross_entropy import to_gradient
 from algorithms.training.closed_form.layers import GATLayer, GCNLayer, GINLayer, Layer, SAGELayer
 from algorithms.training.closed_form.products import weight_gradient
@@ -26,7 +26,12 @@ class GraphGradients:
         coupled = model.coupled
         assert coupled is not None
         name = name_of(coupled) or ""
-        self._body: Body = GCNIIBody(coupled) if name == "gcnii" else Layers(coupled, LAYERS[name])
+        self._body: Body
+        if name == "gcnii":
+            self._body = GCNIIBody(coupled)
+        else:
+            layers = Layers if getattr(coupled, "jump", None) is None else JumpingLayers
+            self._body = layers(coupled, LAYERS[name])
         self._head: Any = coupled.head.linears[0]
 
     @torch.no_grad()

@@ -38,6 +38,21 @@ def test_equals_plain_layers(dropout: float, training: bool) -> None:
     torch.testing.assert_close(out.logits_NC, last(drop(embedding)))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_logistic_sgc_becomes_a_linear_map_of_its_hop_and_a_linear_classifier(training: bool) -> None:
+    """FedGKC's SGC: nothing is dropped of the hop, ReLU is nowhere."""
+    module = build("sgc", 5, 4, 2, 0.3, {}, embedding=6).train(training)
+    adapter, last = nn.Linear(5, 6), nn.Linear(6, 4)
+    plain = nn.ModuleList([adapter, last])
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(module.parameters()), plain.parameters())
+    hop = torch.randn(30, 5)
+    torch.manual_seed(9)
+    out = module([hop])
+    torch.manual_seed(9)
+    torch.testing.assert_close(out.embedding_NH, adapter(hop))
+    torch.testing.assert_close(out.logits_NC, last(F.dropout(adapter(hop), 0.3, training)))
+
+
 def test_reads_what_its_backbone_reads() -> None:
     for name, inputs in (("mlp", (0,)), ("sgc", (2,)), ("gamlp", (0, 1, 2)), ("gcn", (0,))):
         module = build(name, 5, 4, 2, 0.0, {}, embedding=6)

@@ -4,7 +4,18 @@ import pytest
 import torch
 from sparse_rows import sparse
 
-from algorithms.losses.prototypes import bit_bytes, class_means, class_sums, noisy, pack, row_bytes, unit, unpack
+from algorithms.losses.prototypes import (
+    bit_bytes,
+    bits,
+    class_means,
+    class_sums,
+    from_bits,
+    noisy,
+    pack,
+    row_bytes,
+    unit,
+    unpack,
+)
 
 Z = torch.tensor([[1.0, 0.0], [3.0, 2.0], [5.0, 5.0], [7.0, 7.0]])
 Y = torch.tensor([2, 2, 0, -1])
@@ -105,3 +116,11 @@ def test_noise_on_a_tenth_of_the_dimensions() -> None:
     # What is no prototype stays none.
     assert torch.equal(changed[1, 0], torch.zeros(40))
     assert torch.equal(noisy(proto, 0.0, torch.Generator().manual_seed(2)), proto)
+
+
+def test_a_mask_is_sent_in_bits() -> None:
+    mask = torch.tensor([[True, False, False, True, True], [False, True, True, False, True]])
+    sent = bits(mask)
+    # 10011011 and 01 with six zeros.
+    assert (sent.tolist(), sent.dtype) == ([155, 64], torch.uint8)
+    assert torch.equal(from_bits(sent, 2, 5), mask)

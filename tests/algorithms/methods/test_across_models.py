@@ -1,4 +1,4 @@
-"""Prototypes between clients of different models: coupled and decoupled, whole graphs and drawn neighbours."""
+"""What clients of different models share: coupled and decoupled ones, whole graphs and drawn neighbours."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +24,11 @@ MODELS = [
 ]
 MIXED = {"model": MODELS, "heterogeneity.rule": "round-robin", "heterogeneity.embedding": 8, "train.dropout": 0.3}
 PG = {"algorithm.name": "fedpg"}
+LG = {"algorithm.name": "lg_fedavg"}
+GEN = {"algorithm.name": "fedgen", "algorithm.server_steps": 3, "algorithm.server_batch": 8}
 METHODS = [
     ({"algorithm.name": "fedproto"}, {"algorithm.lam": 0.0}),
+    ({"algorithm.name": "feddistill"}, {"algorithm.gamma": 0.0}),
     ({"algorithm.name": "fedtgp"}, {"algorithm.lam": 0.0}),
     (PG, {"algorithm.mu": 0.0}),
     ({**PG, "algorithm.alignment": "prototype"}, {"algorithm.mu": 0.0}),
@@ -51,15 +54,30 @@ def test_a_term_for_every_model(run: Callable[..., Server], method: dict[str, An
     assert changed == [True] * 5 + [False]
 
 
-@pytest.mark.parametrize(("method", "without"), METHODS)
+def test_a_generator_for_every_model(run: Callable[..., Server]) -> None:
+    plain = weights(run({**MIXED, **LG, "engine.path": "loop"}, rounds=3))
+    off = run({**MIXED, **GEN, "algorithm.alpha": 0.0, "algorithm.beta": 0.0}, rounds=3)
+    for mine, other in zip(plain, weights(off), strict=True):
+        assert torch.equal(mine, other)
+    for weight in ("alpha", "beta"):
+        taught = weights(run({**MIXED, **GEN, f"algorithm.{weight}": 0.0}, rounds=3))
+        assert all(w.isfinite().all() for w in taught)
+        # The last client has no training nodes, but the classifier of the others.
+        assert not any(torch.equal(mine, other) for mine, other in zip(plain, taught))
+
+
+@pytest.mark.parametrize("method", [*(method for method, _ in METHODS), LG, GEN])
 def test_a_resumed_run_goes_on_to_the_bit(
-    start: Callable[..., Server], run: Callable[..., Server], method: dict[str, Any], without: dict[str, Any]
+    start: Callable[..., Server], run: Callable[..., Server], method: dict[str, Any]
 ) -> None:
     keys = {**MIXED, **method, "participation.ratio": 0.7}
     resumed = start(keys, state=run(keys, rounds=2).state)
     resumed.round()
-    for mine, other in zip(weights(resumed), weights(run(keys, rounds=3)), strict=True):
+    whole = run(keys, rounds=3)
+    for mine, other in zip(weights(resumed), weights(whole), strict=True):
         assert torch.equal(mine, other)
+    for name, tensor in resumed.state.server.items():
+        assert torch.equal(tensor, whole.state.server[name]), name
 
 
 def client_of(view: View, name: str, make_client: Callable[..., Client], **options: Any) -> Client:

@@ -105,6 +105,9 @@ def test_every_method_of_ours_loads() -> None:
         "global": "Global",
         "fedavg": "FedAvg",
         "fedgta": "FedGTA",
+        "lg_fedavg": "LGFedAvg",
+        "fedgen": "FedGen",
+        "feddistill": "FedDistill",
         "fedproto": "FedProto",
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
@@ -116,8 +119,11 @@ def test_every_method_of_ours_loads() -> None:
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
 
 
-def test_methods_that_average_no_parameters() -> None:
-    assert mixing_methods() == ["local", "fedproto", "fedtgp", "fedpg", "fedgkc", "fml", "fedkd", "class_means"]
+def test_methods_that_average_no_whole_models() -> None:
+    assert mixing_methods() == [
+        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "fml", "fedkd",
+        "class_means",
+    ]  # fmt: skip
 
 
 def test_options_reach_the_method() -> None:

@@ -14,6 +14,7 @@ from engine.wire.randomness import key
 from storage.sparse_matrix import SparseMatrix
 from storage.view import View
 
+# As the config of `unequal` has it.
 EPOCHS, LR, MOMENTUM, DECAY = 2, 0.05, 0.9, 0.01
 
 

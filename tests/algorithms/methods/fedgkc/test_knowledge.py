@@ -46,6 +46,10 @@ def test_uniform_scores_give_the_closed_form(view: View, classes: int) -> None:
     assert found == pytest.approx(1 / (classes * (classes - 1)) - 0.1 * 4 / 5, abs=1e-6)
 
 
+def test_of_one_class_everything_is_known(view: View) -> None:
+    assert knowledge(view, torch.zeros(5, 1), 0.1) == pytest.approx(2 - 0.1 * 4 / 5)
+
+
 def test_nodes_without_neighbours_are_like_nobody(view: View) -> None:
     p = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
     assert likeness_to_neighbours(view, p).tolist() == pytest.approx([0.5, 0.5, 1 / 3, 1, 0])

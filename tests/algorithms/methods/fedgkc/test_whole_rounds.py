@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_fedgkc import DECAY, EPOCHS, LR, MOMENTUM, PlainClient, mixed
+from small_fedgkc import PlainClient, mixed
 from torch import nn
 
 from algorithms.backbones import build
@@ -15,7 +15,7 @@ from algorithms.methods.fedgkc.fedgkc import FedGKC
 from engine.rounds.server import Server
 from storage.view import View
 
-CLASSES, FEATURES, HOPS, ROUNDS = 4, 5, 2, 4
+CLASSES, FEATURES, HOPS = 4, 5, 2
 DEFAULTS: dict[str, Any] = {
     "copilot": {"name": "gcn"},
     "alpha": 0.6,
@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nothing detached": {"self_mse": "raw", "self_detach": False, "weak": (0.3, 0.2), "clarity": "margin_mean"},
     "some terms": {"kama_terms": ("strength", "smoothness"), "lam": 0.5, "ramp": 3, "strong": (0.6, 0.7)},
     "clamped": {"kama_terms": ("smoothness",), "self_distillation": False, "copilot": SGC},
-    "scores alone": {"mutual": "scores", "weights": "size", "self_distillation": False},
+    "scores alone": {"mutual": "scores", "weights": "size", "self_distillation": False, "lam": 0.0},
     "neighbours alone": {"alpha": 0.4, "beta": 0.6, "weights": "uniform"},
     "no copilot": {"mutual": "none", "alpha": 0.7},
 }
@@ -53,23 +53,22 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
-def test_rounds(name: str, state: str, start: Callable[..., Server], views: Callable[..., list[View]]) -> None:
-    """Clients of three kinds, half of which take part; one has no training node, all have isolated ones."""
+def test_rounds(
+    name: str,
+    state: str,
+    start: Callable[..., Server],
+    views: Callable[..., list[View]],
+    unequal: dict[str, Any],
+) -> None:
+    """Clients of three kinds and of unequal sizes come and go; one, once alone, has no training node."""
     options = SimpleNamespace(**{**DEFAULTS, "copilot": {"name": "gcn", "hidden": 8}, **OPTIONS[name]})
-    train = {"epochs": EPOCHS, "lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY, "opt_state": state}
     server = start(
-        {
-            "algorithm": {"name": "fedgkc", **vars(options)},
-            "model": MODELS,
-            "participation.ratio": 0.5,
-            "rounds": ROUNDS,
-            "train": {**train, "optimizer": "sgd", "dropout": 0.4},
-        }
+        {**unequal, "algorithm": {"name": "fedgkc", **vars(options)}, "model": MODELS, "train.opt_state": state}
     )
 
     def module(choice: dict[str, Any], w: torch.Tensor) -> nn.Module:
         more = {key: value for key, value in choice.items() if key != "name"}
-        made = build(choice["name"], FEATURES, CLASSES, HOPS, 0.4, more)
+        made = build(choice["name"], FEATURES, CLASSES, HOPS, 0.5, more)
         nn.utils.vector_to_parameters(w.clone(), made.parameters())
         return made
 
@@ -81,7 +80,7 @@ def test_rounds(name: str, state: str, start: Callable[..., Server], views: Call
         copilot = nn.Linear(1, 1) if shared is None else module(options.copilot, shared)
         clients.append(PlainClient(i, view, own, copilot, options, state == "reset"))
     seen: set[int] = set()
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, server.plan.rounds + 1):
         line, cohort = server.round(), server.cohort(number)
         here = [clients[i] for i in cohort]
         ramp = min(number / options.ramp, 1) if options.ramp else 1.0

@@ -24,6 +24,7 @@ from storage.errors import ShoalError
 from storage.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
+MODELS = (*GRAPHS, "gcn jumping")
 
 
 @pytest.fixture
@@ -38,7 +39,9 @@ def view(make_view: Callable[..., View]) -> View:
 
 
 def model_of(name: str, dropout: float, layers: int, by_column: bool = False) -> FlatModel:
-    module = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": 8, "layers": layers})
+    backbone, *jumping = name.split()
+    options = {"hidden": 8, "layers": layers, **({"jumping": "max"} if jumping else {})}
+    module = build(backbone, FEATURES, CLASSES, 0, dropout, options)
     model = FlatModel(module, sparse=by_column)
     model.initial(layers)
     # Biases start at zero.
@@ -62,7 +65,7 @@ def by_autograd(model: FlatModel, inputs: Neighbourhood, label: Tensor) -> tuple
     return loss.detach(), model.w.grad.clone()
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("as_sparse", [False, True])
@@ -85,7 +88,7 @@ def test_gradients_are_those_of_autograd(name: str, layers: int, dropout: float,
         torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", MODELS)
 def test_clients_of_other_sizes_share_memory(name: str, view: View, make_view: Callable[..., View]) -> None:
     alone = make_view(1, [], [1], [0], CLASSES, np.ones((1, FEATURES), dtype=np.float32))
     model = model_of(name, 0.0, 2)
@@ -98,7 +101,7 @@ def test_clients_of_other_sizes_share_memory(name: str, view: View, make_view: C
         torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_training_by_formula_is_training_by_autograd(
     name: str, batch_size: int | None, view: View, make_client: Callable[..., Client]
@@ -115,6 +118,25 @@ def test_training_by_formula_is_training_by_autograd(
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
+def test_of_equal_layers_the_first_has_the_gradient_of_the_maximum(make_view: Callable[..., View]) -> None:
+    """Nodes alone and layers that pass on what they read: all outputs are the positive features."""
+    x = np.random.default_rng(0).random((3, FEATURES), dtype=np.float32) + 0.1
+    alone = make_view(3, [], [0, 1, 2], [0, 1, 2], CLASSES, x)
+    model = FlatModel(build("gcn", FEATURES, CLASSES, 0, 0.0, {"hidden": FEATURES, "layers": 3, "jumping": "max"}))
+    model.initial(0)
+    convs: Any = model.module.convs
+    for conv in convs:
+        conv.lin.weight.data.copy_(torch.eye(FEATURES))
+    inputs = inputs_of(model, alone, False)
+    assert model.w.grad is not None
+    _, expected = by_autograd(model, inputs, alone.train_label)
+    closed_form(model).gradient(inputs, alone.train_label)
+    torch.testing.assert_close(model.w.grad, expected)
+    assert convs[0].lin.weight.grad.any()
+    assert not convs[1].lin.weight.grad.any()
+    assert not convs[2].lin.weight.grad.any()
+
+
 def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[..., Client]) -> None:
     model = model_of("gcn", 0.0, 2)
     model.load(torch.full_like(model.w, torch.nan))
@@ -128,6 +150,7 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
     ("name", "options", "why"),
     [
         ("gcn", {"fanouts": [2, 2]}, "the whole graph in every step"),
+        ("gcn", {"jumping": "max", "layers": 4}, None),
         ("gat", {}, None),
     ],
 )

@@ -1,0 +1,46 @@
+"""FedDistill: clients share the mean logits of every class instead of parameters."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from algorithms.base import Client, Output
+from algorithms.losses.distillation import distilled
+from algorithms.methods.class_rows import ClassRows
+
+
+@dataclass(frozen=True)
+class FedDistill(ClassRows):
+    """Federated distillation (Jeong et al., 2018): mean logits g_c = sum_i n_ic g_ic / sum_i n_ic over the cohort.
+
+    A client keeps its own model, of any architecture, and trains it on cross-entropy + gamma * mean over its training
+    rows of KL(softmax(g_{y_v}) || softmax(logits_v)), on rows whose class has mean logits; in round 1 none has.
+
+    Up: the g_ic of the C_i classes the client trains on and all counts, C_i C + C scalars. Down: the known g_c and a
+    bit for every class. A class that nobody in the cohort has keeps its g_c. Logits of the upload are those of
+    evaluation mode after training; published code averages those of the training steps, dropout and all. The paper
+    takes the receiver's own part out of what it is taught; here it stays in. gamma = 0 trains as Local.
+
+    Attributes:
+        gamma: Weight of the distillation; 1 in FedGen's code.
+    """
+
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.gamma < 0:
+            raise ValueError("gamma must not be negative")
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: tuple[Tensor, Tensor] | None) -> Tensor:
+        plain = super().loss(out, y, w, given)
+        if not self.gamma or given is None:
+            return plain
+        teacher_CC, known_C = given
+        taught_N = known_C[y]
+        if not bool(taught_N.any()):
+            return plain
+        return plain + self.gamma * distilled(teacher_CC[y[taught_N]], out.logits_NC[taught_N])
+
+    def rows_of(self, client: Client) -> Tensor:
+        """Logits of the training rows in evaluation mode, `[n, C]`."""
+        return client.model.logits_of("train")

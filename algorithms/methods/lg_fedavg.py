@@ -1,0 +1,60 @@
+"""LG-FedAvg: private bodies, one classifier for all."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from algorithms.base import Client, Context, Given, Tree, Upload
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import MODEL
+from storage.errors import ShoalError
+
+
+@dataclass(frozen=True)
+class LGFedAvg(FedAvg):
+    """LG-FedAvg (Liang et al., 2020): FedAvg of the classifiers; what lies below them never leaves a client.
+
+    A client keeps its own model, of any architecture whose embedding has the common width H, and trains it end to end
+    on cross-entropy. Only the last linear layer is shared: c <- sum_i n_i c_i / sum_i n_i over the cohort. All start
+    from the classifier of client 0's model. An absent client keeps all that it has. The paper starts from a model that
+    some rounds of FedAvg trained, which clients of different models cannot have: here bodies start as `model.init`
+    says.
+
+    Down: c `[C H + C]`, weight row by row, then bias. Up: c_i and n_i. Scores as `trained` are from before the download
+    of a round, as `served` from after it.
+
+    Attributes:
+        weight: n_i, as FedAvg has it.
+    """
+
+    keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
+    shares_part: ClassVar[bool] = True
+
+    def setup(self, ctx: Context) -> Tree:
+        models = [ctx.build(MODEL, number) for number in range(len(ctx.models[MODEL]))]
+        for model, kind in zip(models, ctx.models[MODEL]):
+            if not model.has_body:
+                raise ShoalError(
+                    f"model.layers: {type(self).__name__} shares the classifier, and a {kind.name} of one layer is "
+                    "nothing else; take 2 layers, or fedavg"
+                )
+        first = models[ctx.clients[0].model]
+        return {"w": first.w.detach()[first.classifier].clone()}
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "w" in down:
+            w = client.model.w.clone()
+            w[client.model.flat.classifier] = down["w"]
+            client.model.load(w)
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w[client.model.flat.classifier]}, {"w": self.weight_of(client)})
+
+
+def as_layer(classifier: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Weight `[…, C, H]` and bias `[…, C]` of classifiers as they are sent, `[…, C H + C]`; views."""
+    weight, bias = classifier[..., :-classes], classifier[..., -classes:]
+    return weight.unflatten(-1, (classes, -1)), bias

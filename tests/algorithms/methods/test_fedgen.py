@@ -1,0 +1,179 @@
+"""FedGen in whole rounds written out in plain torch: its clients, its server, its bytes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones.output import Output
+from algorithms.methods.fedgen import FedGen
+from engine.rounds.server import Server
+from engine.wire.randomness import key
+
+Run = Callable[..., Server]
+Keys = Mapping[str, Any]
+SMALL = {"server_batch": 9, "noise": 3, "hidden": 5}
+DEFAULTS = {"alpha": 10.0, "beta": 10.0, "decay": 0.98, "server_lr": 3e-4, "diversity_weight": 1.0, **SMALL}
+OWN: list[dict[str, Any]] = [
+    {"server_steps": 4},
+    {"server_steps": 3, "alpha": 0.7, "beta": 2.0, "decay": 0.6, "server_lr": 0.03, "diversity_weight": 5.0},
+    {"server_steps": 2, "alpha": 0.0, "diversity_weight": 0.0, "server_lr": 0.03},
+    {"server_steps": 2, "beta": 0.0, "server_lr": 0.03, "weight": "uniform"},
+]
+
+
+def hot(y: Tensor) -> Tensor:
+    return torch.eye(4)[y]
+
+
+class PlainGenerator:
+    """The server's network, its optimizer and what it learns from."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.own, self.known = own, set[int]()
+        torch.manual_seed(key(0, 1, "server", "generator"))
+        hidden, noise = own["hidden"], own["noise"]
+        self.network = nn.Sequential(nn.Linear(noise + 4, hidden), nn.ReLU(), nn.Linear(hidden, 8))
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=own["server_lr"])
+
+    def draw(self, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(len(y), self.own["noise"], generator=rng)
+        return noise, self.network(torch.cat([noise, hot(y)], 1))
+
+    def train(self, number: int, tops: list[nn.Linear], labels: list[Tensor]) -> float | None:
+        """On the classifiers of a cohort and the labels of its training rows."""
+        classes = sorted({c for y in labels for c in y.tolist()})
+        if not classes:
+            return None
+        self.known |= set(classes)
+        rng = torch.Generator().manual_seed(key(0, number, "server", "noise"))
+        for _ in range(self.own["server_steps"]):
+            y = torch.tensor(classes)[torch.randint(len(classes), (self.own["server_batch"],), generator=rng)]
+            noise, g = self.draw(y, rng)
+            value = self.loss(noise, g, y, tops, labels)
+            self.optimizer.zero_grad()
+            value.backward()
+            self.optimizer.step()
+        return value.item()
+
+    def loss(self, noise: Tensor, g: Tensor, y: Tensor, tops: list[nn.Linear], labels: list[Tensor]) -> Tensor:
+        total = torch.zeros(())
+        for row, c in zip(g, y.tolist()):
+            counts = [int((own == c).sum()) for own in labels]
+            for top, count in zip(tops, counts):
+                logits = top.weight.detach() @ row + top.bias.detach()
+                total = total + count / sum(counts) * F.cross_entropy(logits, torch.tensor(c)) / len(y)
+        apart = (noise[:, None] - noise).square().sum(2).sqrt() * (g[:, None] - g).abs().mean(2)
+        return total + self.own["diversity_weight"] * (-apart.mean()).exp()
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_rounds_written_out(
+    start: Run, patchy: Keys, plain_clients: Callable[[Server], list[Any]], own: dict[str, Any]
+) -> None:
+    keys = {f"algorithm.{name}": value for name, value in {**SMALL, **own}.items()}
+    server = start({**patchy, "algorithm.name": "fedgen", "model.hidden": 8, "train.batch_size": 3, **keys})
+    own, clients = {**DEFAULTS, **own}, plain_clients(server)
+    tops = [client.module.head.linears[-1] for client in clients]
+    generator = PlainGenerator(own)
+    weight, bias = tops[0].weight.detach().clone(), tops[0].bias.detach().clone()
+
+    def loss_of(i: int, number: int) -> Callable[[Output, Tensor], Tensor]:
+        known, factor = torch.tensor(sorted(generator.known)), own["decay"] ** (number - 1)
+        drawn, same = (torch.Generator().manual_seed(key(0, number, i, f"{name} classes")) for name in ("drawn", "own"))
+
+        def loss(out: Output, y: Tensor) -> Tensor:
+            total = F.cross_entropy(out.logits_NC, y)
+            if not len(known):
+                return total
+            if own["alpha"]:
+                other = known[torch.randint(len(known), (len(y),), generator=drawn)]
+                g = generator.draw(other, drawn)[1].detach()
+                total = total + own["alpha"] * factor * F.cross_entropy(tops[i](g), other)
+            rows = [row for row, c in enumerate(y.tolist()) if c in generator.known]
+            if own["beta"] and rows:
+                p = tops[i](generator.draw(y[rows], same)[1]).detach().softmax(1)
+                kl = (p * (p.log() - out.logits_NC[rows].log_softmax(1))).sum(1)
+                total = total + own["beta"] * factor * kl.mean()
+            return total
+
+        return loss
+
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        sent = 4 * 4 * 9 + (4 * ((own["noise"] + 5) * own["hidden"] + (own["hidden"] + 1) * 8 + 1) + 1) * (number > 1)
+        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (4 * 9 + 1 + 4), len(cohort) * sent)
+        for i in cohort:
+            with torch.no_grad():
+                tops[i].weight.copy_(weight)
+                tops[i].bias.copy_(bias)
+            clients[i].train(number, loss_of(i, number), 3)
+            torch.testing.assert_close(server.state.clients[i]["model.w"], clients[i].w, rtol=1e-3, atol=1e-4)
+        value = generator.train(number, [tops[i] for i in cohort], [clients[i].y for i in cohort])
+        assert line.get("notes", {}) == pytest.approx({} if value is None else {"server loss": value}, rel=1e-3)
+        if counted := [i for i in cohort if len(clients[i].y)]:
+            weight = torch.stack([tops[i].weight.detach() for i in counted]).mean(0)
+            bias = torch.stack([tops[i].bias.detach() for i in counted]).mean(0)
+        held = server.state.server
+        assert held["known"].nonzero()[:, 0].tolist() == sorted(generator.known)
+        torch.testing.assert_close(held["w"], torch.cat([*weight, bias]), rtol=1e-3, atol=1e-4)
+        mine = nn.utils.parameters_to_vector(generator.network.parameters()).detach()
+        torch.testing.assert_close(held["generator"], mine, rtol=1e-3, atol=1e-4)
+
+
+def test_before_anybody_has_a_training_node_there_is_no_generator(start: Run, patchy: Keys, tmp_path: Any) -> None:
+    np.save(tmp_path / "online.npy", np.eye(6, dtype=bool)[[3, 3, 0]])
+    keys = {"participation.trace": str(tmp_path / "online.npy"), "rounds": 3, "model.hidden": 8}
+    server = start({**patchy, **keys, "algorithm.name": "fedgen", "algorithm.server_steps": 1})
+    for _ in range(2):
+        line = server.round()
+        assert line["bytes_down"] == 4 * 4 * 9
+        assert "notes" not in line
+    assert server.state.server.keys() == {"w", "known"}
+    server.round()
+    assert server.state.server["known"].tolist() == [True, True, False, False]
+
+
+def test_what_is_off_leaves_the_rest_as_it_was(run: Run) -> None:
+    """Without both terms it is LG-FedAvg, to the bit, with every dropout and in every round."""
+    keys = {"engine.path": "loop", "participation.ratio": 0.7, "model.layers": 2}
+    plain = run({**keys, "algorithm.name": "lg_fedavg"})
+    off = run(
+        {**keys, "algorithm.name": "fedgen", "algorithm.server_steps": 2, "algorithm.alpha": 0, "algorithm.beta": 0}
+    )
+    assert torch.equal(off.state.server["w"], plain.state.server["w"])
+    for i in range(6):
+        for name, tensor in plain.state.clients[i].items():
+            assert torch.equal(off.state.clients[i][name], tensor), (i, name)
+
+
+def test_the_defaults_are_those_of_the_paper_s_code(run: Run) -> None:
+    server = run({"algorithm.name": "fedgen"}, rounds=2)
+    assert len(server.state.server["generator"]) == (32 + 4 + 1) * 256 + (256 + 1) * 8
+    assert float(server.state.server["generator.step"]) == 100
+    assert (FedGen().server_batch, FedGen().weight) == (128, "nodes")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -1.0}, "alpha, beta and diversity_weight must not be negative"),
+        ({"beta": -1.0}, "alpha, beta and diversity_weight must not be negative"),
+        ({"diversity_weight": -1.0}, "alpha, beta and diversity_weight must not be negative"),
+        ({"decay": 0.0}, "decay must be above 0 and at most 1"),
+        ({"decay": 1.01}, "decay must be above 0 and at most 1"),
+        ({"server_steps": 0}, "server_steps must be at least 1 and server_lr positive"),
+        ({"server_lr": 0.0}, "server_steps must be at least 1 and server_lr positive"),
+        ({"server_batch": 0}, "server_batch, noise and hidden must be 1 to 4096"),
+        ({"noise": 0}, "server_batch, noise and hidden must be 1 to 4096"),
+        ({"hidden": 4097}, "server_batch, noise and hidden must be 1 to 4096"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        FedGen(**options)
+    FedGen(alpha=0, beta=0, diversity_weight=0, decay=1, server_steps=1, server_batch=1, noise=4096, hidden=1)
