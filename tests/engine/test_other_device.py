@@ -89,20 +89,8 @@ ON_PROCESSOR |= {"sparse_compressed_tensor", "crow_indices", "col_indices", "val
 ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
 ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
 # Factors of low rank are made and multiplied there, so that server and clients have the same ones.
-LOW_RANK = {
-    "isfinite",
-    "_linalg_svd",
-    "pow",
-    "cumsum",
-    "mul",
-    "lt",
-    "gt",
-    "t",
-    "cat",
-    "mm",
-    "select",
-    "split_with_sizes",
-}
+LOW_RANK = {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "lt", "gt", "t", "cat", "mm", "select", "unsqueeze"}
+LOW_RANK |= {"split_with_sizes"}
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.
 NOT_ON_GPUS = {"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"}
 
