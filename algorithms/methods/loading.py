@@ -27,6 +27,8 @@ METHODS = {
     "feddistill": "algorithms.methods.feddistill:FedDistill",
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
     "fedgkc": "algorithms.methods.fedgkc.fedgkc:FedGKC",
+    "fml": "algorithms.methods.fml:FML",
+    "fedkd": "algorithms.methods.fedkd:FedKD",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Output, Trainer
 from algorithms.client import Client
 from algorithms.draws import Stream
+from algorithms.protocol import MODEL
 from algorithms.training.local_training import finite_loss
 from storage.errors import ShoalError
 
@@ -28,12 +30,12 @@ def train_together(
 
     In every epoch all models first answer in training mode, each by its own random stream; then each takes its step on
     a loss that sees the answers of all: what another model said before its step. A loss must detach what other models
-    said.
+    said. One without a gradient, as `weighted_sum` without a term is, leaves its model as it is.
 
     Args:
         client: The client.
         trainer: Whose options and optimizers are used.
-        losses: By the name of the model that learns.
+        losses: By the name of the model that learns; a scalar each.
         part: Rows that the models answer for: `train`, or `all`.
         after_epoch: Called when all models took their step.
 
@@ -62,8 +64,9 @@ def train_together(
                 optimizers[name].zero_grad(set_to_none=False)
                 with streams[name]:
                     value = loss(outputs)
-                    value.backward()
-                optimizers[name].step()
+                    if value.requires_grad:
+                        value.backward()
+                        optimizers[name].step()
                 values[name] = value.detach()
             if after_epoch is not None:
                 after_epoch()
@@ -81,7 +84,14 @@ def require_whole_steps(client: Client, trainer: Trainer, names: list[str]) -> N
     for name in names:
         coupled = client.models[name].coupled
         if coupled is not None and coupled.fanouts:
-            raise ShoalError("model.fanouts: models that teach each other read the whole graph; leave it out")
+            key = "model" if name == MODEL else f"algorithm.{name}"
+            raise ShoalError(f"{key}.fanouts: models that teach each other read the whole graph; leave it out")
+
+
+def label_loss(client: Client, out: Output, part: str) -> Tensor:
+    """Mean cross-entropy of the training rows, in an answer for them (`train`) or for all rows (`all`)."""
+    logits_NC = out.logits_NC if part == "train" else out.logits_NC[client.data.train]
+    return F.cross_entropy(logits_NC, client.data.train_label)
 
 
 def weighted_sum(*terms: tuple[float, Callable[[], Tensor]]) -> Tensor:

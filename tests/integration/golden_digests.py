@@ -34,6 +34,7 @@ COUPLED = {"name": "gcn", "hidden": 8}
 SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
 MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means")
 METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
+COPILOTS = ("fml", "fedkd")
 
 Keys = dict[str, Any]
 
@@ -75,6 +76,9 @@ def matrix() -> dict[str, Keys]:
         if method != "global":
             runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
     for method in MIXABLE:
+        runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
+    for method in COPILOTS:
+        runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
         runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}

@@ -59,6 +59,8 @@ TESTS = {
         "tests/algorithms/methods/test_feddistill.py",
     ],
     "algorithms/methods/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
+    "algorithms/methods/fedkd.py": ["tests/algorithms/methods/test_copilot.py"],
+    "algorithms/methods/fml.py": ["tests/algorithms/methods/test_copilot.py"],
     "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
     "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_across_models.py"],
     "algorithms/methods/local.py": ["tests/algorithms/methods/test_loading.py"],

@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from algorithms.backbones import build
 from algorithms.backbones.output import Output
+from algorithms.client import Client, random_of
+from algorithms.client_model import ClientModel
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import MODEL
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 from storage.graph import TEST, TRAIN, VAL
@@ -21,6 +26,8 @@ TRAINED = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 1, 2], [0, 0, 0], [], [2, 2, 0, 2], 
 # Round 3 has class 0 only and round 4 none, round 5 no newcomer; client 5 and class 3 come in round 6.
 ONLINE = [[0, 2], [1, 4], [2], [3], [2, 4], [0, 3, 5], [0, 1, 2, 5]]
 EPOCHS, LR, DECAY = 2, 0.05, 0.01
+# Of the copilot, which is an SGC.
+OPTIONS = {"layers": 2, "hidden": 6}
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +108,109 @@ class PlainClient:
                 out = self.module([self.view.hop(k)[[row]] for k in self.module.inputs])
             rows.setdefault(c, []).append(out.embedding_NH[0].double().numpy())
         return {c: np.stack(found) for c, found in sorted(rows.items())}
+
+
+@dataclass
+class PlainPair:
+    """A client with a copilot as plain torch has it: two modules, Adam on each, a stream of random numbers for each."""
+
+    number: int
+    view: View
+    modules: dict[str, nn.Module]
+
+    def __post_init__(self) -> None:
+        self.optimizers = {
+            name: torch.optim.Adam(module.parameters(), lr=LR, weight_decay=DECAY)
+            for name, module in self.modules.items()
+        }
+        self.y = self.view.label[self.view.train]
+
+    @property
+    def w(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.modules["model"].parameters()).detach()
+
+    @property
+    def copilot_w(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.modules["copilot"].parameters()).detach()
+
+    def receive(self, w: Tensor) -> None:
+        nn.utils.vector_to_parameters(w.clone(), self.modules["copilot"].parameters())
+
+    def train(
+        self,
+        round_number: int,
+        rows: str,
+        losses: Callable[[dict[str, Output]], dict[str, Tensor]],
+        before_steps: Callable[[dict[str, Tensor]], None] = lambda losses: None,
+    ) -> None:
+        """Each model descends on its own loss alone; all gradients are taken before any step.
+
+        Args:
+            round_number: Of the round.
+            rows: Rows that are answered for: `train` or `all`.
+            losses: From what both answer, by the name of who learns; nothing has to be detached.
+            before_steps: Called with the losses in every epoch.
+        """
+        streams = {}
+        for name, purpose in (("model", "train"), ("copilot", "copilot/train")):
+            torch.manual_seed(key(0, round_number, self.number, purpose))
+            streams[name] = torch.get_rng_state()
+        chosen = self.view.train if rows == "train" else torch.arange(self.view.nodes)
+        for _ in range(EPOCHS):
+            out = {}
+            for name, module in self.modules.items():
+                torch.set_rng_state(streams[name])
+                out[name] = module.train()([self.view.hop(k)[chosen] for k in module.inputs])
+                streams[name] = torch.get_rng_state()
+            values = losses(out)
+            before_steps(values)
+            for name, loss in values.items():
+                parameters = list(self.modules[name].parameters())
+                for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters, retain_graph=True)):
+                    p.grad = gradient
+            for name in values:
+                self.optimizers[name].step()
+
+
+@pytest.fixture(scope="session")
+def plain_pairs(
+    views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
+) -> Callable[[Server], list[PlainPair]]:
+    """The clients, each with its copilot, of a server before its first round."""
+
+    def plain_pairs(server: Server) -> list[PlainPair]:
+        pairs = []
+        for number, view in enumerate(views(server)):
+            copilot = build("sgc", view.features, view.classes, server.job.hops, server.job.train.dropout, OPTIONS)
+            pairs.append(PlainPair(number, view, {"model": module_of(server, server._initial), "copilot": copilot}))
+        return pairs
+
+    return plain_pairs
+
+
+@pytest.fixture(scope="session")
+def pair_of_tables(make_view: Callable[..., View], make_client: Callable[..., Client]) -> Callable[..., Client]:
+    """A client of three nodes whose own model and copilot give node i the i-th row of a table of probabilities.
+
+    Their embeddings are the features, which are rows of the identity. Labels are 1, 0, 0.
+    """
+
+    def pair_of_tables(train: list[int], own_NC: Tensor, copilot_NC: Tensor) -> Client:
+        view = make_view(3, [], [1, 0, 0], train, 3)
+        client = make_client(view, build("sgc", 3, 3, 0, 0.0, {"layers": 1}))
+        flat = FlatModel(build("sgc", 3, 3, 0, 0.0, {"layers": 1}))
+        copilot = ClientModel(flat, view, random_of(client.random, "copilot"))
+        for model, p_NC in ((client.model, own_NC), (copilot, copilot_NC)):
+            model.load(torch.cat([p_NC.log().t().flatten(), torch.zeros(3)]))
+        return Client(client.info, view, {MODEL: client.model, "copilot": copilot}, {}, {}, client.random)
+
+    return pair_of_tables
+
+
+@pytest.fixture(scope="session")
+def with_copilots(patchy: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Keys of the same rounds for a method whose clients have copilots."""
+    return {**patchy, "model.hidden": 8, "algorithm.copilot": {"name": "sgc", **OPTIONS}}
 
 
 @pytest.fixture(scope="session")

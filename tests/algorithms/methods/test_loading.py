@@ -112,6 +112,8 @@ def test_every_method_of_ours_loads() -> None:
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
         "fedgkc": "FedGKC",
+        "fml": "FML",
+        "fedkd": "FedKD",
         "class_means": "ClassMeans",
     }
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())
@@ -119,7 +121,8 @@ def test_every_method_of_ours_loads() -> None:
 
 def test_methods_that_average_no_whole_models() -> None:
     assert mixing_methods() == [
-        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "class_means",
+        "local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "fedgkc", "fml", "fedkd",
+        "class_means",
     ]  # fmt: skip
 
 

@@ -1,0 +1,142 @@
+"""FedKD: a mentor of the client's own and a common mentee, whose changes are sent at low rank."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.backbones import width_of
+from algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
+from algorithms.losses.distillation import distilled, embedding_distance
+from algorithms.methods.copilot import COPILOT, WithCopilot
+from algorithms.methods.low_rank import compressed, expanded
+from algorithms.protocol import MODEL, How
+from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from algorithms.training.together import Outputs, label_loss, train_together
+
+# Where a client's state holds W, and what it and the server hold of the copilot.
+PROJECTION, BASE = "projection", "base"
+OTHER = {MODEL: COPILOT, COPILOT: MODEL}
+
+
+@dataclass(frozen=True)
+class FedKD(WithCopilot):
+    """FedKD (Wu et al., Nature Communications 13, 2022); mentor and mentee are a client's own model and the copilot.
+
+    In every epoch both answer, in training mode; then each takes one step, the mentor m on
+
+        CE_m + [KL(mentee || mentor) + MSE(z_m, W z_s)] / (CE_m + CE_s)
+
+    and the mentee s on the same with the two exchanged: CE_s + [KL(mentor || mentee) + MSE(z_m, W z_s)] / (CE_m +
+    CE_s). CE is the mean over training rows, the KL that over `rows`, the MSE that over rows and the width of the
+    mentor's embedding z_m. What the other said, and the denominator, are detached (our choice: the authors' code
+    detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two MSE terms, by
+    the optimizer of the config. It starts as the identity if it is square, else Xavier-uniform. Losses of attention
+    maps are left out. The mentor predicts.
+
+    The copilot travels as changes, every matrix in them truncated to the least rank that holds a share of its squared
+    singular values: T = energy_start + (energy_end - energy_start) t / rounds in round t. A client sends what training
+    changed; the server adds up the mean over the cohort, weighted by nodes (the paper: by samples), truncates it again,
+    and applies what is left, so that it and its clients hold the same to the bit.
+
+    Up: for an `[a, b]` matrix of rank r the smaller of r (a + b + 1) and a b scalars, other parameters as they are, and
+    the weight. Down: T, and the last round's change to clients that took part in that round, all P parameters to
+    others. A client without training rows does not train: its denominator is not defined. It has weight 0.
+
+    Attributes:
+        rows: Rows that KL and MSE are over: the training rows of the step (`train`), as in the paper, or all nodes
+            (`all`, ours).
+        energy_start: T before the first round.
+        energy_end: T in the last round.
+    """
+
+    rows: Literal["all", "train"] = "all"
+    energy_start: float = 0.95
+    energy_end: float = 0.98
+
+    def __post_init__(self) -> None:
+        if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
+            raise ValueError("energy_start and energy_end must lie in (0, 1]")
+
+    # The server.
+
+    def setup(self, ctx: Context) -> Tree:
+        return {**super().setup(ctx), "current": torch.zeros(len(ctx.clients), dtype=torch.bool)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        energy = torch.tensor(self.energy_start + (self.energy_end - self.energy_start) * ctx.round / ctx.rounds)
+        change = {name: t for name, t in server.items() if name.startswith("change.")}
+        private = {i: change if server["current"][i] else {"w": server["w"]} for i in cohort}
+        got = yield Ask("train", {"change": How.SUM}, shared={"energy": energy}, private=private)
+        copilot = ctx.build(COPILOT, 0)
+        change = compressed(copilot, got["change"], float(energy))
+        server.update(change, w=server["w"] + expanded(copilot, change))
+        # Who has the server's parameters but for this change.
+        server["current"] = torch.zeros_like(server["current"])
+        server["current"][got.ids] = True
+
+    # The clients.
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "energy" in down:
+            copilot, known = client.models[COPILOT], down.get("w")
+            base = client.state[BASE] + expanded(copilot.flat, down) if known is None else known.clone()
+            client.state[BASE] = base
+            copilot.load(base)
+        return down
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        if not client.info.train:
+            return float("nan")
+        with projection(client, trainer) as (w, step):
+            losses = {name: partial(self._taught, client, w, name) for name in OTHER}
+            return train_together(client, trainer, losses, self.rows, step)[MODEL]
+
+    def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
+        """The loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
+        labels = {name: label_loss(client, out, self.rows) for name, out in outputs.items()}
+        # Both may be 0 to rounding.
+        scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
+        z = {name: out.embedding_NH for name, out in outputs.items()}
+        z[OTHER[learner]] = z[OTHER[learner]].detach()
+        heard = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
+        return labels[learner] + (heard + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        copilot = client.models[COPILOT]
+        sent = compressed(copilot.flat, copilot.w - client.state[BASE], float(given["energy"]))
+        weight = float(client.info.nodes) if client.info.train else 0.0
+        size = sum(part.nbytes for part in sent.values()) + 4
+        return Upload({"change": expanded(copilot.flat, sent)}, {"change": weight}, {"change": size})
+
+
+@contextmanager
+def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter, Callable[[], None]]]:
+    """A client's projection, `[H_m, H_s]`, and a function that takes its step; after the block the state has both.
+
+    Before its first step it is the identity if it is square, else Xavier-uniform from the client's stream `projection`.
+    """
+    start = client.state.get(PROJECTION)
+    if start is None:
+        start = torch.empty(*(width_of(client.models[name].module) for name in OTHER), device=client.data.device)
+        if start.shape[0] == start.shape[1]:
+            nn.init.eye_(start)
+        else:
+            nn.init.xavier_uniform_(start, generator=client.rng(PROJECTION))
+    w = nn.Parameter(start)
+    optimizer = make_optimizer([w], trainer.options)
+    if kept := kept_moments(client.state, PROJECTION):
+        optimizer.state[w] = kept
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    yield w, step
+    client.state[PROJECTION] = w.detach()
+    if trainer.options.opt_state == "keep":
+        keep_moments(client.state, PROJECTION, optimizer.state[w])

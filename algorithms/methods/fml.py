@@ -1,0 +1,74 @@
+"""FML: a client's own model and a common one learn from each other."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from algorithms.base import Client, Given, Trainer, Upload
+from algorithms.losses.distillation import distilled
+from algorithms.methods.copilot import COPILOT, WithCopilot
+from algorithms.protocol import MODEL
+from algorithms.training.together import Outputs, label_loss, train_together, weighted_sum
+
+
+@dataclass(frozen=True)
+class FML(WithCopilot):
+    """Federated mutual learning (Shen et al., 2020).
+
+    A client has a model of its own, of any kind, and a copilot (the paper's meme), which alone is sent. In every epoch
+    both answer, in training mode; then each takes one step, the own model on
+
+        alpha * CE + (1 - alpha) * KL(copilot || own)
+
+    and the copilot on beta * CE + (1 - beta) * KL(own || copilot). A teacher is detached, and has said what it says
+    before either took its step. CE is the mean over training rows, the KL that over `rows`. The server averages
+    copilots over the cohort, weighted by nodes.
+
+    Up: the copilot's parameters and the weight, P + 1 scalars. Down: P. An absent client keeps both models; one that
+    comes back overwrites its copilot. Without training rows there is no CE: with `rows: all` such a client is taught
+    by what remains of the sum; a copilot that did not train has weight 0.
+
+    alpha = 1 trains the own model as Local, to the bit with `engine.path: loop`; the copilot is then taught by what
+    the own model says when it is trained, nothing dropped.
+
+    Attributes:
+        alpha: Weight of the labels for the own model.
+        beta: Weight of the labels for the copilot.
+        rows: Rows that the models teach each other: the training rows of the step (`train`), as in the paper, or all
+            nodes (`all`, ours), which takes no label.
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.5
+    rows: Literal["all", "train"] = "all"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1):
+            raise ValueError("alpha and beta must lie in [0, 1]")
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        if not client.info.train and self.rows == "train":
+            return float("nan")
+        own = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
+        copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
+        if self.alpha < 1:
+            return train_together(client, trainer, {MODEL: own, COPILOT: copilot}, self.rows)[MODEL]
+        # Over all nodes other activations would be dropped than in Local.
+        loss = trainer.fit(client, given)
+        said = {MODEL: client.model.output(client.model.gathered(self.rows))}
+        train_together(client, trainer, {COPILOT: lambda outputs: copilot({**said, **outputs})}, self.rows)
+        return loss
+
+    def _mutual(self, client: Client, learner: str, teacher: str, labels: float, outputs: Outputs) -> Tensor:
+        """The loss of one of the two; no scalar to differentiate where no term is left."""
+        out = outputs[learner]
+        return weighted_sum(
+            (labels * bool(client.info.train), lambda: label_loss(client, out, self.rows)),
+            (1 - labels, lambda: distilled(outputs[teacher].logits_NC, out.logits_NC)),
+        )
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        trained = client.info.train or (self.rows == "all" and self.beta < 1)
+        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.nodes) if trained else 0.0})
