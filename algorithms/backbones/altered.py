@@ -1,5 +1,7 @@
 """Features of an altered graph: some columns are zero, and rows are smoothed over other edges. Never written out."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,8 +43,25 @@ class AlteredFeatures(SparseMatrix):
         x_NF = self._x if isinstance(self._x, Tensor) else self._x.to_dense()
         return self._smoothed(x_NF * self._kept_F)
 
-    def _smoothed(self, y: Tensor) -> Tensor:
-        for _ in range(self._hops):
+    def _smoothed(self, y: Tensor, done: int = 0) -> Tensor:
+        for _ in range(done, self._hops):
             assert self._smoothing is not None
             y = self._smoothing @ y
         return y
+
+    def further(self, other: "AlteredFeatures", product_NH: Tensor) -> Tensor:
+        """The product with a weight from that of a lower hop of the same view."""
+        return self._smoothed(product_NH, other._hops)
+
+
+def products(hops: Sequence[Features], weight_FH: Tensor) -> list[Tensor]:
+    """The product of each hop with a weight, `[N, H]`; altered hops of one view, ascending, go on from each other."""
+    found: list[Tensor] = []
+    before: Features | None = None
+    for hop in hops:
+        if isinstance(hop, AlteredFeatures) and isinstance(before, AlteredFeatures):
+            found.append(hop.further(before, found[-1]))
+        else:
+            found.append(hop @ weight_FH)
+        before = hop
+    return found

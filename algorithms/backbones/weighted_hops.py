@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from algorithms.backbones.altered import products
 from algorithms.backbones.head import Head
 from algorithms.backbones.output import Output
 from storage.sparse_matrix import Features, SparseMatrix
@@ -73,7 +74,7 @@ class _Mixed(WeightedHops):
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]
 
     def scores_NK(self, a_F: Tensor) -> Tensor:
-        return torch.cat([hop @ a_F[:, None] for hop in self._hops], dim=1)
+        return torch.cat(products(self._hops, a_F[:, None]), dim=1)
 
     def first_N(self, a_F: Tensor) -> Tensor:
         return (self._hops[0] @ a_F[:, None])[:, 0]
@@ -86,7 +87,9 @@ class _Mixed(WeightedHops):
         first: Any = head.linears[0]
         weighted = list(zip(self._hops, weights_NK.split(1, dim=1)))
         dense = [weight_N1 * hop for hop, weight_N1 in weighted if isinstance(hop, Tensor)]
-        parts = [weight_N1 * (hop @ first.weight.t()) for hop, weight_N1 in weighted if isinstance(hop, SparseMatrix)]
+        sparse = [(hop, weight_N1) for hop, weight_N1 in weighted if isinstance(hop, SparseMatrix)]
+        through = products([hop for hop, _ in sparse], first.weight.t())
+        parts = [weight_N1 * product_NH for (_, weight_N1), product_NH in zip(sparse, through)]
         if dense:
             parts.append(torch.stack(dense).sum(0) @ first.weight.t())
         return head.after_first(torch.stack(parts).sum(0) + first.bias)
