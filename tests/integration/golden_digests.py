@@ -34,7 +34,8 @@ COUPLED = {"name": "gcn", "hidden": 8}
 SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
 MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means")
 METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
-COPILOTS = ("fml", "fedkd")
+# Whose copilots have embeddings as wide as the clients' own models.
+COPILOTS = ("fml", "fedkd", "fedgkc")
 
 Keys = dict[str, Any]
 
@@ -77,9 +78,10 @@ def matrix() -> dict[str, Keys]:
             runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
     for method in MIXABLE:
         runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
-    for method in COPILOTS:
-        runs[f"{method} participation 0.3"] = {"algorithm": {"name": method}, "participation": {"ratio": 0.34}}
-        runs[f"{method} several models"] = {"algorithm": {"name": method}, "model": SEVERAL}
+    for name in COPILOTS:
+        method = {"name": name, "copilot": COUPLED}
+        runs[f"{name} participation 0.3"] = {"algorithm": method, "participation": {"ratio": 0.34}}
+        runs[f"{name} several models"] = {"algorithm": method, "model": SEVERAL}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}
         runs[f"{method} float16"] = {
