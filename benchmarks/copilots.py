@@ -11,6 +11,7 @@ before it.
 """
 
 import argparse
+import sys
 import time
 from functools import partial
 from statistics import median
@@ -104,6 +105,7 @@ def main() -> None:
                         seconds.append(time.perf_counter() - began)
                     memory.append(peak.bytes)
                 base = base or median(seconds)
+                print(f"{nodes:,} nodes, {own}, {copilot}, {name}: {median(seconds):.3f} s", file=sys.stderr)
                 figures[f"{nodes} {own}, {copilot} {name}"] = {
                     "seconds": seconds, "peak_bytes": max(memory), "bytes_up": sent,
                 }  # fmt: skip
