@@ -51,6 +51,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fml": {"algorithm.name": "fml"},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn"},
     "fedkd": {"algorithm.name": "fedkd"},
+    "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
+    "fedgkc, coupled": {"algorithm": {"name": "fedgkc", "copilot": {"name": "gin", "hidden": 8}}, "model.name": "gcn"},
     "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.path": "closed_form"},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "feddistill": {"algorithm.name": "feddistill"},
@@ -81,7 +83,7 @@ MIXED = {
     "heterogeneity.embedding": 8,
 }
 # One model for all, or no steps on drawn neighbours.
-NO_DRAWN = ("fedgta", "fml", "fedkd")
+NO_DRAWN = ("fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled")
 # Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
 # initial parameters; the check of uploads.
 ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}

@@ -1,49 +1,15 @@
-"""Three small methods, each of a kind that the protocol must carry; read as a user's file."""
+"""Two small methods, each of a kind that the protocol must carry; read as a user's file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Given, Output, Steps, Trainer, Tree, Upload
+from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
 from algorithms.protocol import MODEL, How
-
-
-@dataclass(frozen=True)
-class TwoModels(Algorithm):
-    """Every client keeps a model of its own, and a copilot of one kind that is averaged; they learn from each other."""
-
-    keeps_model: ClassVar[bool] = True
-
-    def models(self) -> dict[str, Any]:
-        return {MODEL: None, "copilot": {"name": "sgc", "layers": 2, "hidden": 16}}
-
-    def setup(self, ctx: Context) -> Tree:
-        return {"w": ctx.build("copilot", 0).w.detach().clone()}
-
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
-        server["w"] = got["w"]
-
-    def begin(self, client: Client, down: Tree) -> Tree:
-        if "w" in down:
-            client.models["copilot"].load(down["w"])
-        return down
-
-    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
-        for learner, teacher in (("copilot", client.model), (MODEL, client.models["copilot"])):
-            taught = teacher.output(teacher.gathered("train")).logits_NC.softmax(1)
-            loss = trainer.fit(client, taught, learner, self.taught)
-        return loss
-
-    def taught(self, out: Output, y: Tensor, w: Tensor, teacher: Tensor) -> Tensor:
-        return F.cross_entropy(out.logits_NC, y) + 0.5 * F.cross_entropy(out.logits_NC, teacher)
-
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        return Upload({"w": client.models["copilot"].w}, {"w": float(client.info.train)})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ ON_HOSTS = [
     if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd"))
     or name in ("fedavg mlp", "fedavg gin", "fedavg gat")
 ]
-RESUMED = ["fedavg participation 0.3", "fedgta participation 0.3", "fedtgp gamlp", "fedpg attention", "fedgkc several models"]
+RESUMED = [
+    "fedavg participation 0.3",
+    "fedgta participation 0.3",
+    "fedtgp gamlp",
+    "fedpg attention",
+    "fedgkc several models",
+]
 
 
 def assert_recorded(name: str, found: dict[str, object]) -> None:

@@ -12,13 +12,16 @@ from safetensors import safe_open
 
 FILE = Path(methods_to_come.__file__)
 METHODS = [node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.ClassDef)]
+# An epoch of FedGKC takes as long as several of the others.
+FEDGKC = {"algorithm": {"name": "fedgkc", "copilot": {"name": "gcn", "hidden": 32}}, "train": {"epochs": 12}}
+CASES = {**{method.name: {"algorithm": f"{FILE}:{method.name}"} for method in METHODS}, "fedgkc": FEDGKC}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, method: ast.ClassDef) -> None:
-    data, name = tmp_path_factory.getbasetemp() / "data", f"{FILE}:{method.name}"
-    expected = Runs(tmp_path_factory.mktemp("undisturbed"), data, algorithm=name).here()
-    runs = Runs(tmp_path_factory.mktemp("disturbed"), data, algorithm=name)
+@pytest.mark.parametrize("name", CASES)
+def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    data = tmp_path_factory.getbasetemp() / "data"
+    expected = Runs(tmp_path_factory.mktemp("undisturbed"), data, **CASES[name]).here()
+    runs = Runs(tmp_path_factory.mktemp("disturbed"), data, **CASES[name])
     process = runs.start("engine.backend=ray", "engine.hosts=2")
     until(lambda: runs.rounds() >= 1, process)
     until(lambda: next(working(process, "ray::HostActor.run"), None), process).kill()
@@ -35,7 +38,7 @@ def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, method: as
 
 
 def test_they_are_short() -> None:
-    assert len(METHODS) == 3
+    assert len(METHODS) == 2
     assert all((method.end_lineno or 0) - method.lineno <= 40 for method in METHODS)
 
 
@@ -43,10 +46,10 @@ def test_export_writes_both_models(tmp_path_factory: pytest.TempPathFactory) -> 
     from engine.commands.export import export
 
     data = tmp_path_factory.getbasetemp() / "data"
-    run = Runs(tmp_path_factory.mktemp("both"), data, algorithm=f"{FILE}:TwoModels", rounds=2).here()
+    run = Runs(tmp_path_factory.mktemp("both"), data, **FEDGKC, rounds=2).here()
     with safe_open(export(run) / "models.safetensors", "pt") as models:
         names = set(models.keys())
     own = {name for name in names if name.startswith("client/00003/") and "copilot" not in name}
     assert {name.rpartition("/")[2] for name in own} >= {"score.weight", "head.linears.0.weight"}
-    assert "client/00003/copilot/head.linears.1.weight" in names
+    assert "client/00003/copilot/head.linears.0.weight" in names
     assert not any(name.startswith("global/") for name in names)
