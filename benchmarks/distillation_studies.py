@@ -10,34 +10,39 @@ SCENARIOS = ("architectures", "scales")
 DATASETS = ("cora", "pubmed", "computers", "physics")
 CLIENTS = (5, 10, 20)
 
+# As in the scenarios' configs.
+COPILOT = {"name": "gcn", "layers": 2, "hidden": 64, "head_dropout": False}
 PLAIN = {"mutual": "scores", "beta": 0.0, "self_distillation": False}
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"name": "local"},
     "lg-fedavg": {"name": "lg_fedavg"},
-    "fml": {"name": "fml"},
-    "fedkd": {"name": "fedkd"},
+    "fml": {"name": "fml", "copilot": COPILOT},
+    "fedkd": {"name": "fedkd", "copilot": COPILOT},
     "feddistill": {"name": "feddistill"},
     "fedproto": {"name": "fedproto"},
     "fedtgp": {"name": "fedtgp"},
     "fedpg": {"name": "fedpg"},
     "class means (ours)": {"name": "class_means"},
-    "fedgkc": {"name": "fedgkc"},
+    "fedgkc": {"name": "fedgkc", "copilot": COPILOT},
 }
 # Rows of the paper's Table V, then one part less each, then the forms that the paper writes.
+PARTS: dict[str, dict[str, Any]] = {
+    "fedgkc": {},
+    "neither part": {**PLAIN, "weights": "size"},
+    "distillation alone": {"weights": "size"},
+    "KAMA alone": PLAIN,
+    "without self distillation": {"self_distillation": False},
+    "without neighbourhood": {"mutual": "scores"},
+    "without self and neighbourhood": {"self_distillation": False, "mutual": "scores"},
+    "without mutual (nothing sent)": {"mutual": "none"},
+    "sums over neighbours": {"neigh_norm": "sum"},
+    "raw distances": {"self_mse": "raw"},
+    "as written (both)": {"neigh_norm": "sum", "self_mse": "raw"},
+    "clarity: margin_mean": {"clarity": "margin_mean"},
+}
 ABLATION: dict[str, dict[str, Any]] = {
     "local": {"name": "local"},
-    "fedgkc": {"name": "fedgkc"},
-    "neither part": {"name": "fedgkc", **PLAIN, "weights": "size"},
-    "distillation alone": {"name": "fedgkc", "weights": "size"},
-    "KAMA alone": {"name": "fedgkc", **PLAIN},
-    "without self distillation": {"name": "fedgkc", "self_distillation": False},
-    "without neighbourhood": {"name": "fedgkc", "mutual": "scores"},
-    "without self and neighbourhood": {"name": "fedgkc", "self_distillation": False, "mutual": "scores"},
-    "without mutual (nothing sent)": {"name": "fedgkc", "mutual": "none"},
-    "sums over neighbours": {"name": "fedgkc", "neigh_norm": "sum"},
-    "raw distances": {"name": "fedgkc", "self_mse": "raw"},
-    "as written (both)": {"name": "fedgkc", "neigh_norm": "sum", "self_mse": "raw"},
-    "clarity: margin_mean": {"name": "fedgkc", "clarity": "margin_mean"},
+    **{row: {"name": "fedgkc", "copilot": COPILOT, **options} for row, options in PARTS.items()},
 }
 # Tables II and III at 5, 10 and 20 clients; of the others the mean over the three.
 FEDGKC = {

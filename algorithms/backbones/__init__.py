@@ -32,6 +32,8 @@ BACKBONES = {
     "sgc": "algorithms.backbones.sgc:SGC",
 }
 
+HEAD_DROPOUT = "head_dropout"
+
 
 def backbone(name: str) -> type[nn.Module]:
     """The class of a backbone.
@@ -68,7 +70,8 @@ def build(
         classes: Number of classes C.
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
-        options: The backbone's keyword-only parameters (the other keys of `model`).
+        options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
+            `head_dropout`: whether there is dropout before the classifier, true by default.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
 
     Raises:
@@ -82,6 +85,7 @@ def build(
         for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
+    known[HEAD_DROPOUT] = bool
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
@@ -95,10 +99,12 @@ def build(
                 raise ShoalError(f"model.{key}: must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
                 raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
-    module = cls(features, classes, hops, dropout, **options)
-    if embedding is None or embedding == width_of(module):
-        return module
-    return Adapted(cls(features, embedding, hops, dropout, **options), embedding, classes, dropout)
+    own = {key: value for key, value in options.items() if key != HEAD_DROPOUT}
+    module = cls(features, classes, hops, dropout, **own)
+    if embedding is not None and embedding != width_of(module):
+        module = Adapted(cls(features, embedding, hops, dropout, **own), embedding, classes, dropout)
+    module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
+    return module
 
 
 def _kind(annotation: Any) -> str:

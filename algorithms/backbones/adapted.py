@@ -37,5 +37,5 @@ class Adapted(nn.Module):
     def forward(self, inputs: Inputs) -> Output:
         """Output for what the backbone reads; the embedding is the adapter's, `[N, D]`."""
         embedding_ND = self.backbone(inputs).logits_NC
-        dropped = drop(embedding_ND, self.dropout, self.training)
-        return Output(self.head(dropped).logits_NC, embedding_ND)
+        read_ND = drop(embedding_ND, self.dropout, self.training) if self.head.drops_embedding else embedding_ND
+        return Output(self.head(read_ND).logits_NC, embedding_ND)

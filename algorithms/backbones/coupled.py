@@ -96,7 +96,8 @@ class Coupled(nn.Module):
         embedding_NH = self.embed(around.x_NF, around.operators)
         if around.rows is not None:
             embedding_NH = embedding_NH.index_select(0, around.rows)
-        return Output(self.head(self.drop(embedding_NH)).logits_NC, embedding_NH)
+        read_NH = self.drop(embedding_NH) if self.head.drops_embedding else embedding_NH
+        return Output(self.head(read_NH).logits_NC, embedding_NH)
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Output of the last layer, `[n_L, H]`."""

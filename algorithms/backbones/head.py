@@ -20,6 +20,10 @@ class Head(nn.Module):
     """Linear layers with an activation and dropout after each hidden one (FedGTA's reference configuration).
 
     Weights are Xavier-uniform, biases zero. One layer is a logistic regression, whose embedding is its input.
+
+    Attributes:
+        drops_embedding: There is dropout before the last layer, too (`model.head_dropout`); what gives a head of one
+            layer its input sees to that.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Head(nn.Module):
             raise ShoalError(f"train.dropout: must be at least 0 and below 1, found {dropout}")
         assert activation in ("relu", "prelu"), activation
         self.dropout = dropout
+        self.drops_embedding = True
         self.gain = gain
         widths = [features, *[hidden] * (layers - 1), classes]
         # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
@@ -94,8 +99,9 @@ class Head(nn.Module):
 
     def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
         """What becomes of the first layer's output; its input is the embedding where no other layer follows."""
-        for linear in list(self.linears)[1:]:
+        for number, linear in enumerate(list(self.linears)[1:], start=2):
             embedding = F.relu(x) if self.prelu is None else self.prelu(x)
-            x = linear(drop(embedding, self.dropout, self.training))
+            drops = self.drops_embedding or number < len(self.linears)
+            x = linear(drop(embedding, self.dropout, self.training) if drops else embedding)
         assert embedding is not None
         return Output(x, embedding)

@@ -50,6 +50,8 @@ def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
         return "a model that is not adapted to another width"
     if getattr(model.module, "attention", None) == "recursive":
         return "another model.attention than recursive"
+    if model.coupled is None and not model.module.head.drops_embedding:  # type: ignore[union-attr]
+        return "dropout before the classifier (no model.head_dropout: false) of a model that reads hops"
     if model.coupled is not None and model.coupled.fanouts:
         return "the whole graph in every step (no model.fanouts)"
     if name == "gat" and model.w.device.type not in ("cpu", "meta"):

@@ -33,6 +33,7 @@ class GraphGradients:
             layers = Layers if getattr(coupled, "jump", None) is None else JumpingLayers
             self._body = layers(coupled, LAYERS[name])
         self._head: Any = coupled.head.linears[0]
+        self._drops = bool(coupled.dropout) and coupled.head.drops_embedding
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
@@ -42,14 +43,16 @@ class GraphGradients:
         rows, head, rooms = inputs.rows, self._head, self._body.rooms
         embedding = self._body.forward(inputs)
         n, width = len(rows), embedding.shape[1]
-        read = self._body.dropped(torch.index_select(embedding, 0, rows, out=rooms("read", n, width)))
+        read = torch.index_select(embedding, 0, rows, out=rooms("read", n, width))
+        if self._drops:
+            self._body.dropped(read)
         logits = torch.addmm(head.bias, read, head.weight.t(), out=rooms("logits", n, len(head.bias)))
         loss = to_gradient(logits, label_N)
         gradient = logits.div_(n)
         weight_gradient(head.weight, read, gradient)
         torch.sum(gradient, 0, out=head.bias.grad)
         passed = torch.mm(gradient, head.weight, out=rooms("passed", n, width))
-        if self._body.model.dropout:
+        if self._drops:
             passed.mul_(rooms("kept", n, width))
         everywhere = rooms("everywhere", *embedding.shape).zero_()
         self._body.backward(everywhere.index_add_(0, rows, passed))
