@@ -1,7 +1,9 @@
 """What holds for every decoupled backbone, and how one is made from a config."""
 
 import re
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from algorithms.backbones import BACKBONES, backbone, build
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.gamlp import ATTENTIONS
+from algorithms.backbones.neighbourhood import all_nodes
 from storage.errors import ShoalError
+from storage.view import View
 
 VARIANTS = [
     ("sgc", {}),
@@ -140,6 +144,7 @@ def test_many_models_run_as_one_batch(name: str, options: dict) -> None:
             0.5,
             r"model\.features: mlp has no such option; it has head_dropout, hidden, layers",
         ),
+        ("gcn", {"head_dropout": 0}, 3, 0.5, r"model\.head_dropout: must be of type bool, found 0"),
         ("mlp", {"hidden": "64"}, 3, 0.5, r"model\.hidden: must be of type int, found '64'"),
         ("mlp", {"hidden": 64.0}, 3, 0.5, r"model\.hidden: must be of type int, found 64\.0"),
         ("mlp", {"layers": True}, 3, 0.5, r"model\.layers: must be of type int, found True"),
@@ -204,3 +209,26 @@ def test_hidden_activations_drop_as_in_plain_torch(name: str, options: dict, tra
         hidden = F.dropout(embedding, 0.3, training)
     torch.testing.assert_close(out.embedding_NH, embedding)
     torch.testing.assert_close(out.logits_NC, last(hidden))
+
+
+@pytest.mark.parametrize("embedding", [None, 6])
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_dropout_before_the_classifier_is_an_option(
+    name: str, embedding: int | None, make_view: Callable[..., View]
+) -> None:
+    x = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+    view = make_view(12, [(i, i + 1) for i in range(11)], [0] * 12, [0], 3, x)
+    options = {"hidden": 8, **({"layers": 2} if name == "sgc" else {})}
+    for choice, expected in (({}, False), ({"head_dropout": True}, False), ({"head_dropout": False}, True)):
+        torch.manual_seed(0)
+        module = build(name, 5, 3, 0, 0.5, {**options, **choice}, embedding).train()
+        inner = module.backbone if embedding else module
+        if isinstance(inner, Coupled):
+            out = module(all_nodes(view, inner.operator, len(inner.convs)))
+        else:
+            out = module([view.whole(0)] * len(inner.inputs))
+        undropped = module.head.linears[-1](out.embedding_NH)
+        assert torch.allclose(out.logits_NC, undropped, atol=1e-6) is expected
+        # What lies below the embedding is dropped in any case.
+        again = module(all_nodes(view, inner.operator, 2)) if isinstance(inner, Coupled) else None
+        assert again is None or not torch.equal(again.embedding_NH, out.embedding_NH)

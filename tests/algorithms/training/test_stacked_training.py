@@ -46,6 +46,7 @@ def module(name: str, **options: Any) -> nn.Module:
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "sgc": lambda: module("sgc"),
     "mlp": lambda: module("mlp", hidden=8, layers=3),
+    "mlp, embedding not dropped": lambda: module("mlp", hidden=8, layers=3, head_dropout=False),
     "adapted": lambda: Adapted(module("mlp", hidden=6), 3, 3, 0.4),
     **{
         f"gamlp {kind}": lambda kind=kind: module("gamlp", hidden=8, attention=kind)  # type: ignore[misc]

@@ -24,7 +24,7 @@ from storage.errors import ShoalError
 from storage.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
-MODELS = (*GRAPHS, "gcn jumping")
+MODELS = (*GRAPHS, "gcn jumping", "gcn head_dropout", "gcnii head_dropout")
 
 
 @pytest.fixture
@@ -39,8 +39,10 @@ def view(make_view: Callable[..., View]) -> View:
 
 
 def model_of(name: str, dropout: float, layers: int, by_column: bool = False) -> FlatModel:
-    backbone, *jumping = name.split()
-    options = {"hidden": 8, "layers": layers, **({"jumping": "max"} if jumping else {})}
+    backbone, *more = name.split()
+    options: dict[str, Any] = {"hidden": 8, "layers": layers}
+    for option in more:
+        options[option] = {"jumping": "max", "head_dropout": False}[option]
     module = build(backbone, FEATURES, CLASSES, 0, dropout, options)
     model = FlatModel(module, sparse=by_column)
     model.initial(layers)
@@ -152,6 +154,9 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
         ("gcn", {"fanouts": [2, 2]}, "the whole graph in every step"),
         ("gcn", {"jumping": "max", "layers": 4}, None),
         ("gat", {}, None),
+        ("gin", {"head_dropout": False}, None),
+        ("sgc", {"head_dropout": False, "layers": 2}, "dropout before the classifier"),
+        ("mlp", {"head_dropout": True}, None),
     ],
 )
 def test_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
