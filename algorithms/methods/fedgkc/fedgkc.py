@@ -14,7 +14,7 @@ from algorithms.losses.distillation import distilled, distilled_from_neighbours,
 from algorithms.methods.copilot import COPILOT, WithCopilot
 from algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge
 from algorithms.protocol import MODEL, How
-from algorithms.training.together import JointLoss, Outputs, train_together, weighted_sum
+from algorithms.training.together import JointLoss, Outputs, label_loss, train_together, weighted_sum
 from storage.errors import ShoalError
 from storage.view import View
 
@@ -181,13 +181,10 @@ class FedGKC(WithCopilot):
 
     def _taught(self, client: Client, given: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""
-        data, own = client.data, outputs[learner]
+        own = outputs[learner]
         return weighted_sum(
-            (
-                given.labels * bool(len(data.train)),
-                lambda: F.cross_entropy(own.logits_NC[data.train], data.train_label),
-            ),
-            (given.neighbours, lambda: self._from_neighbours(data, outputs[teacher], own)),
+            (given.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
+            (given.neighbours, lambda: self._from_neighbours(client.data, outputs[teacher], own)),
             (given.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
         )
 
