@@ -1,1 +1,1 @@
-"""What losses are made of: prototypes, distances, alignment, generators, label propagation."""
+"""What losses are made of: prototypes, distances, alignment, distillation, generators, label propagation."""
