@@ -170,11 +170,11 @@ class FedGKC(WithCopilot):
         losses: dict[str, JointLoss] = {}
         if given.taught:
             losses[COPILOT] = lambda outputs: self._taught(client, given, outputs, COPILOT, MODEL)
-        views = GraphViews(client.model, client.rng("views"))
+        views = GraphViews(client.model, client.rng("views")) if self.self_distillation else None
 
         def own_loss(outputs: Outputs) -> Tensor:
             taught = self._taught(client, given, outputs, MODEL, COPILOT)
-            return taught + self._self_distilled(client, views) if self.self_distillation else taught
+            return taught if views is None else taught + self._self_distilled(client, views)
 
         losses[MODEL] = own_loss
         return train_together(client, trainer, losses)[MODEL]

@@ -159,6 +159,12 @@ def test_wrong_options(run: Run, keys: dict[str, Any], message: str, tmp_path: A
         run({**GKC, **keys}, rounds=1)
 
 
+def test_without_self_distillation_labelled_rows_will_do(run: Run, tmp_path: Any) -> None:
+    """What the line about them advises."""
+    keys = {"propagation.rows": "labelled", "data.store": str(tmp_path / "store")}
+    run({**GKC, **keys, "algorithm.self_distillation": False}, rounds=1)
+
+
 def test_a_copilot_of_another_width_is_fine_where_no_embedding_is_compared(run: Run) -> None:
     run({**GKC, "algorithm.copilot": {"name": "sgc", "layers": 2, "hidden": 3}, "algorithm.beta": 0.0}, rounds=1)
 
