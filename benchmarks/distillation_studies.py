@@ -10,8 +10,8 @@ SCENARIOS = ("architectures", "scales")
 DATASETS = ("cora", "pubmed", "computers", "physics")
 CLIENTS = (5, 10, 20)
 
-# As in the scenarios' configs.
-COPILOT = {"name": "gcn", "layers": 2, "hidden": 64, "head_dropout": False}
+# The same in both.
+COPILOT = yaml.safe_load((CONFIGS / "architectures.yaml").read_text())["algorithm"]["copilot"]
 PLAIN = {"mutual": "scores", "beta": 0.0, "self_distillation": False}
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"name": "local"},
