@@ -1,12 +1,15 @@
 """The client of every node: one file for each method, and the quality of the result."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from partition.cover import assert_cover
+from partition.cover import NOBODY, assert_cover
+from partition.domains import domain_graphs, first_clients, require_own_clients
 from partition.from_file import by_file
 from partition.in_memory_kaminpar import by_kaminpar
+from partition.index import by_index
 from partition.louvain import by_louvain
 from partition.metis import by_metis
 from partition.options import PartitionOptions
@@ -26,6 +29,7 @@ METHODS: dict[str, Method] = {
     "semi-external": by_semi_external,
     "louvain": by_louvain,
     "random": by_random,
+    "index": by_index,
     "file": by_file,
 }
 
@@ -48,6 +52,9 @@ def partition(
 ) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
+    Of several graphs each is divided by itself, between the clients that `options.domains` gives it; a file divides
+    all of them. With `index` some nodes may belong to `NOBODY`.
+
     Args:
         graph: The whole graph.
         options: Method, number of clients and what the method needs.
@@ -65,6 +72,20 @@ def partition(
         assert labelled_mask.shape == (graph.nodes,)
         assert labelled_mask.dtype == np.bool_
 
-    assignment = METHODS[options.method](graph, options, labelled_mask, workspace)
+    method = METHODS[options.method]
+    if not graph.domains:
+        assignment = method(graph, options, labelled_mask, workspace)
+    elif options.method == "file":
+        assignment = method(graph, options, labelled_mask, workspace)
+        require_own_clients(graph, options, assignment)
+    else:
+        assert options.domains is not None
+        assignment = np.empty(graph.nodes, dtype=np.int32)
+        for rows, domain, clients, before in zip(*domain_graphs(graph), options.domains, first_clients(options)):
+            require_enough_nodes(clients, domain.nodes, domain.name)
+            own = replace(options, clients=clients, domains=None)
+            mask = None if labelled_mask is None else labelled_mask[rows]
+            found = method(domain, own, mask, workspace)
+            assignment[rows] = np.where(found == NOBODY, NOBODY, found + before)
     assert_cover(assignment, graph.nodes, options.clients)
     return assignment

@@ -1,14 +1,18 @@
 """The options of a partitioner: the keys under `partition` in a config."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from storage.option_types import CLOSED, FilePath, Number, Positive, Whole
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
+
+
+Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
 
 
 @dataclass(frozen=True, config=CLOSED)
@@ -17,22 +21,48 @@ class PartitionOptions:
 
     Attributes:
         method: How nodes become clients; a key of `partition.METHODS`.
-        clients: Number of clients.
+        clients: Number of clients; of several graphs a list with that of each, which `domains` then holds.
+        domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
         seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
         resolution: Louvain's gamma; larger gives more and smaller communities.
         imbalance: METIS, KaMinPar, semi-external: largest part over the mean part; 1.03 allows clients 3 % above the
             mean. METIS counts in thousandths and may exceed it slightly, the others keep it as `size_bound` says.
         balance: Louvain: what is balanced between clients, `nodes` or `labelled` nodes.
         file: File: an `.npy` of the client of every node, integers `[N]`; None: the dataset's own assignment.
+        chunks: Index: pieces that each graph is cut into, the first of which are clients; nodes of the others belong to
+            no client. None: as many as clients.
 
     Raises:
         ValueError: A value is out of its bounds.
     """
 
-    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "file"] = "metis"
-    clients: Annotated[Positive, Field(le=MOST_CLIENTS)] = 10
+    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "index", "file"] = "metis"
+    clients: Clients = 10
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
     resolution: Annotated[Number, Field(gt=0)] = 1.0
     imbalance: Annotated[Number, Field(ge=1.001, le=1000)] = 1.03
     balance: Literal["nodes", "labelled"] = "nodes"
     file: FilePath | None = None
+    domains: tuple[Clients, ...] | None = None
+    chunks: Clients | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_up(cls, given: Any) -> Any:
+        """`clients` as a list stands for `domains` and their sum."""
+        values = dict(given.kwargs or {}) if isinstance(given, ArgsKwargs) else given
+        clients = values.get("clients") if isinstance(values, dict) else None
+        if not isinstance(clients, list | tuple):
+            return given
+        if not all(type(number) is int for number in clients) or not clients:
+            raise ValueError(f"clients must be a number, or a list of one for every graph, found {list(clients)}")
+        return {**values, "clients": sum(clients), "domains": tuple(clients)}
+
+    @model_validator(mode="after")
+    def _require_sum(self) -> "PartitionOptions":
+        if self.domains is not None and sum(self.domains) != self.clients:
+            raise ValueError(
+                f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
+                "and no `domains`"
+            )
+        return self

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from partition.cover import NOBODY
 from storage.graph import Graph
 from storage.induced import kept_entries
 
@@ -49,19 +50,22 @@ class Quality:
 
 
 def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarray | None = None) -> Quality:
-    """Quality of `assignment`, the client of every node, integers `[N]` in `0..clients-1`.
+    """Quality of `assignment`, the client of every node, integers `[N]` in `0..clients-1` or `NOBODY`.
+
+    Nodes that no client holds count only in what is cut.
 
     Entries are read in blocks: memory grows with nodes, and `graph.indices` may be a memory map. They are not read if
     `kept_N`, see `kept_entries`, is given.
     """
     if kept_N is None:
         kept_N = kept_entries(graph.indptr, graph.indices, assignment)
-    nodes = np.bincount(assignment, minlength=clients)
+    held = assignment != NOBODY
+    nodes = np.bincount(assignment[held], minlength=clients)
     entries = np.zeros(clients, dtype=np.int64)
-    np.add.at(entries, assignment, kept_N)
-    isolated = np.bincount(assignment[kept_N == 0], minlength=clients)
+    np.add.at(entries, assignment[held], kept_N[held])
+    isolated = np.bincount(assignment[held & (kept_N == 0)], minlength=clients)
 
-    has_label = graph.y >= 0
+    has_label = held & (graph.y >= 0)
     label = assignment[has_label].astype(np.int64) * graph.classes + graph.y[has_label]
     labels_NC = np.bincount(label, minlength=clients * graph.classes).reshape(clients, graph.classes)
     labelled = labels_NC.sum(1)

@@ -11,7 +11,7 @@ from storage.errors import ShoalError
 from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment")
+OPTIONAL = ("split", "assignment", "vocabulary")
 
 
 def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
@@ -21,8 +21,9 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         name: Of the graph.
         arrays: `edge_index [2, E]` (integers, one or both directions), `x [N, F]` (numbers, NumPy or SciPy CSR),
             `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
-            train, 2 val, 3 test) and `assignment [N]` (client of every node). Features other than float16 and float32
-            become float32; whether they are finite is not checked.
+            train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
+            stands for, texts). Features other than float16 and float32 become float32; whether they are finite is not
+            checked.
         where: Name of each array in error messages.
         synthetic: Whether the graph was generated and not published.
 
@@ -38,8 +39,11 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         split = _integers(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
     if assignment is not None:
         assignment = _integers(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
+    vocabulary = arrays.get("vocabulary")
+    if vocabulary is not None:
+        vocabulary = _vocabulary(vocabulary, x.shape[1], where["vocabulary"])
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
-    return Graph(name, indptr, indices, x, y, classes, split, assignment, cleaning, synthetic)
+    return Graph(name, indptr, indices, x, y, classes, split, assignment, cleaning, synthetic, vocabulary=vocabulary)
 
 
 def _features(x: Any, where: str) -> Any:
@@ -50,6 +54,17 @@ def _features(x: Any, where: str) -> Any:
     # a value too large for float32 becomes infinity, which is refused later
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
+
+
+def _vocabulary(names: np.ndarray, features: int, where: str) -> np.ndarray:
+    if names.shape != (features,) or names.dtype.kind != "U":
+        raise ShoalError(
+            f"{where}: must be texts [{features}], one a column of x, found {names.dtype} {list(names.shape)}"
+        )
+    found, counts = np.unique(names, return_counts=True)
+    if (counts > 1).any():
+        raise ShoalError(f"{where}: {str(found[counts > 1][0])!r} is there twice; one column a name")
+    return np.asarray(names)
 
 
 def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A whole graph in memory, before any client exists, in the one form every later step relies on."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,26 @@ UNASSIGNED, TRAIN, VAL, TEST = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What `clean_edges` removed and added, in directed entries."""
+    """What was removed and added: by `clean_edges` in directed entries; nodes that were dropped before."""
 
     entries_read: int
     self_loops: int
     duplicates: int
     reversed_added: int
+    nodes_dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One of several graphs that were put behind one another; no edge joins two of them.
+
+    Attributes:
+        name: Of the graph.
+        nodes: Its nodes, which follow those of the domains before it.
+    """
+
+    name: str
+    nodes: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,8 @@ class Graph:
         assignment: The dataset's own client of every node, int32 `[N]`; None if it has none.
         cleaning: What was done to the edges as published.
         synthetic: True if the graph was generated and not published; reported with every result on it.
+        domains: The graphs that it consists of, where there are several.
+        vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
     """
 
     name: str
@@ -48,6 +64,8 @@ class Graph:
     assignment: np.ndarray | None = None
     cleaning: Cleaning = field(default_factory=lambda: Cleaning(0, 0, 0, 0))
     synthetic: bool = False
+    domains: tuple[Domain, ...] = ()
+    vocabulary: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
@@ -61,6 +79,10 @@ class Graph:
     @property
     def features(self) -> int:
         return int(self.x.shape[1])
+
+    def without_nodes(self, dropped: int) -> "Graph":
+        """The same graph, which says that some nodes were dropped when it was read."""
+        return replace(self, cleaning=replace(self.cleaning, nodes_dropped=dropped))
 
 
 def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:

@@ -20,24 +20,38 @@ IN_MEMORY = (
     "flickr",
     "reddit",
     "files",
+    "twitch-de",
+    "twitch-en",
+    "twitch-es",
+    "twitch-fr",
+    "twitch-pt",
+    "twitch-ru",
+    "twitch-tw",
+    "acmv9",
+    "dblpv7",
 )
 
 
-def may_be_sparse(dataset: object, path: str | None) -> bool:
-    """Whether a store of a dataset may keep its features sparse; those of an x.npy in the folder `path` stay dense."""
+def may_be_sparse(dataset: object, path: object) -> bool:
+    """Whether a store of a dataset may keep its features sparse; those of an x.npy in the folder `path` stay dense.
+
+    Several graphs are put behind one another in memory, whatever they are.
+    """
+    if isinstance(dataset, list | tuple):
+        return True
     name = str(dataset).lower()
-    mapped = name == "files" and path is not None and (Path(path).expanduser() / "x.npy").is_file()
+    mapped = name == "files" and isinstance(path, str) and (Path(path).expanduser() / "x.npy").is_file()
     return name in IN_MEMORY and not mapped
 
 
-def chosen_layout(x: Any, layout: str, dataset: str, path: str | None, dtype: str) -> Layout:
+def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:
     """The layout of a store.
 
     Args:
         x: Features of the whole graph `[N, F]`: an array, a SciPy CSR, or drawn when read.
         layout: `dense`, `sparse`, or `auto`: the one in which features in memory are smaller.
-        dataset: Name of the dataset.
-        path: The graph of dataset `files`.
+        dataset: Name of the dataset, or of several.
+        path: The graph of dataset `files`, or one for each.
         dtype: How features are stored.
     """
     smaller = layout == "auto" and may_be_sparse(dataset, path) and is_smaller_sparse(x, dtype)
@@ -50,7 +64,7 @@ def stored_bytes(x: Any, layout: Layout, dtype: str) -> int:
     return sparse_bytes(rows, entries_of(x), dtype) if layout == "sparse" else dense_bytes(rows, features, dtype)
 
 
-def require_possible(layout: str, dataset: str, path: str | None) -> None:
+def require_possible(layout: str, dataset: object, path: object) -> None:
     """Refuses a sparse store of features that are not in memory.
 
     Raises:

@@ -59,6 +59,25 @@ class SplitRecord:
 
 
 @dataclass(frozen=True)
+class DomainRecord:
+    """One of several graphs that a store's clients come from.
+
+    Attributes:
+        name: Of the graph.
+        nodes: Nodes of the whole graph, with those that no client holds.
+        clients: The first of its clients, and how many there are, in the order of their numbers.
+    """
+
+    name: str
+    nodes: int
+    clients: list[int]
+
+    def __contains__(self, client: int) -> bool:
+        first, count = self.clients
+        return first <= client < first + count
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything a run needs to know of a store before it opens a shard.
 
@@ -66,7 +85,7 @@ class Manifest:
         identity: What this store was made from (dataset and partition), compared with a config.
         name: Name of the dataset.
         synthetic: True if the graph was generated and not published.
-        nodes: Nodes of all clients.
+        nodes: Nodes of the graph, or of all graphs.
         features: Width F of the features.
         classes: Number of classes C.
         dtype: How features are stored.
@@ -79,6 +98,7 @@ class Manifest:
         published: Digest of every published file of the dataset, by its path below the data root.
         layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
         feature_values: Values that all shards keep of sparse features; 0 for dense ones.
+        domains: The graphs that clients come from, where there are several.
     """
 
     identity: dict[str, Any]
@@ -97,6 +117,7 @@ class Manifest:
     published: dict[str, str] = field(default_factory=dict)
     layout: Layout = "dense"
     feature_values: int = 0
+    domains: list[DomainRecord] = field(default_factory=list)
 
     @property
     def feature_bytes(self) -> int:
@@ -132,6 +153,8 @@ class Manifest:
         }
         if self.layout != "dense":
             read["layout"] = self.layout
+        if self.domains:
+            read["domains"] = [asdict(domain) for domain in self.domains]
         return text_digest(json.dumps(read, sort_keys=True))
 
     def write(self, store: Path) -> None:
@@ -144,6 +167,8 @@ class Manifest:
         if self.layout == "dense":
             # As they were written before there were sparse ones.
             del fields["layout"], fields["feature_values"]
+        if not self.domains:
+            del fields["domains"]
         with replacing(store / NAME) as unfinished:
             unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
 
@@ -183,6 +208,7 @@ def read_manifest(store: Path) -> Manifest:
             for name, s in raw["splits"].items()
         }
         raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
+        raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:
         raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error

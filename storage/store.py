@@ -15,7 +15,7 @@ from storage.rows import Rows
 from storage.shard import Shard, open_shard
 from storage.split import Split, open_split
 
-WHOLE = "whole"
+WHOLE, DOMAINS = "whole", "domains"
 T = TypeVar("T")
 
 
@@ -65,6 +65,14 @@ class Store:
             ShoalError: It was not prepared.
         """
         return Store(self.path / WHOLE)
+
+    def domain_graphs(self) -> "Store":
+        """The graphs that clients come from, each whole and with all its edges: client d is that of domain d.
+
+        Raises:
+            ShoalError: They were not prepared.
+        """
+        return Store(self.path / DOMAINS, self._first_read)
 
     def shard(self, client: int) -> Shard:
         """Maps a client's shard.

@@ -6,7 +6,7 @@ import pytest
 
 from algorithms.backbones import build
 from algorithms.methods.loading import describe, load
-from engine.preparing.prepare import source
+from engine.preparing.prepare import sources
 from engine.settings.config import load_config
 from engine.wire.models import assign_models, require_mixable
 from storage.datasets import LOADERS
@@ -21,7 +21,7 @@ def test_loads(path: Path) -> None:
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
     for model in config.models():
         build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options)
-    assert source(config).dataset in LOADERS
+    assert all(source.dataset in LOADERS for source in sources(config))
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
 
 

@@ -22,10 +22,10 @@ from engine.hosts.training_path import CLOSED_FORM, training_paths
 from engine.preparing.given_split import given_codes
 from engine.preparing.prepare import (
     identity,
+    read_graph,
     require_identity,
     require_known,
     require_whole,
-    source,
     store_path,
 )
 from engine.records.run_folder import run_path
@@ -37,8 +37,8 @@ from engine.settings.sizes import size
 from engine.wire.cell import form_cells
 from engine.wire.models import assign_models, named_kinds, require_mixable
 from partition import require_enough_nodes
+from partition.domains import require_own_clients
 from partition.from_file import by_file
-from storage import datasets
 from storage.graph import Graph
 from storage.hops import hops_bytes
 from storage.kernel import Kernel
@@ -74,7 +74,7 @@ def show_plan(config: Config) -> None:
             given_codes(config.data, manifest.name, nodes, lambda: None)
     else:
         require_known(config)
-        graph = datasets.load(source(config))
+        graph = read_graph(config)
         _require_division(config, graph)
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
         data = config.data
@@ -154,7 +154,7 @@ def _require_division(config: Config, graph: Graph) -> None:
     """Refuses an assignment or a split that preparing would refuse."""
     require_enough_nodes(config.partition.clients, graph.nodes, graph.name)
     if config.partition.method == "file":
-        by_file(graph, config.partition)
+        require_own_clients(graph, config.partition, by_file(graph, config.partition))
     given_codes(config.data, graph.name, graph.nodes, lambda: graph.split)
 
 

@@ -1,6 +1,9 @@
 """From a config to its store: which dataset, which folder, and what of it is still to be made."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,26 +15,29 @@ from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
 from partition import require_enough_nodes
-from storage.datasets import DataSource, data_root, fingerprint, load, nodes_ahead, published_contents
+from storage.datasets import DataSource, data_root, fingerprint, load_all, nodes_ahead, published_contents
+from storage.datasets.domains import joined_name
 from storage.disk import writing
 from storage.errors import ShoalError
+from storage.graph import Graph
 from storage.hops import hops_bytes
 from storage.kernel import Kernel
 from storage.layout import may_be_sparse, require_possible
 from storage.manifest import FORMAT, NAME, Manifest
 from storage.option_types import checked, quoted
 from storage.split import SplitOptions, read_split_file
-from storage.store import WHOLE, Store
+from storage.store import DOMAINS, WHOLE, Store
 from storage.watch import watched_by
 
 OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit")
 
 
-def source(config: Config) -> DataSource:
-    """The dataset a config names.
+def sources(config: Config) -> tuple[DataSource, ...]:
+    """The dataset a config names, or each of several.
 
     Raises:
-        ShoalError: An option that the dataset does not have, or of a wrong type.
+        ShoalError: An option that the dataset does not have, or of a wrong type; two graphs of one name, or another
+            number of paths than of datasets `files`.
     """
     hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
@@ -46,7 +52,29 @@ def source(config: Config) -> DataSource:
     data = config.data
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
-    return DataSource(data.dataset, root=data.root, path=data.path, row_normalize=data.row_normalize, **options)
+    same = partial(DataSource, root=data.root, row_normalize=data.row_normalize, **options)
+    if isinstance(data.dataset, str):
+        if isinstance(data.path, tuple):
+            raise ShoalError(f"data.path: a list is for a list of datasets; {data.dataset} is one graph")
+        return (same(dataset=data.dataset, path=data.path),)
+    paths = list(data.path) if isinstance(data.path, tuple) else [data.path] if data.path else []
+    own = sum(name.lower() == "files" for name in data.dataset)
+    if len(paths) != own:
+        raise ShoalError(f"data.path: data.dataset has {own} graphs of one's own (files), found {len(paths)} paths")
+    found = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
+    twice = [name for name, times in Counter(each.name for each in found).items() if times > 1]
+    if twice:
+        raise ShoalError(f"data.dataset: {twice[0]!r} is there twice; give each graph once, and files of other names")
+    return found
+
+
+def read_graph(config: Config) -> Graph:
+    """The graph of a config, or its graphs behind one another.
+
+    Raises:
+        ShoalError: As for `storage.datasets.load_all`.
+    """
+    return load_all(sources(config))
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -59,7 +87,13 @@ def identity(config: Config) -> dict[str, Any]:
     file = chosen.pop("file")
     if file is not None:
         chosen["file"] = contents(config).get("partition.file")
-    dataset = {**fingerprint(source(config)), "dtype": config.data.dtype}
+    for later in ("domains", "chunks"):
+        # Stores of one graph keep the names that they had before there were several.
+        if chosen[later] is None:
+            del chosen[later]
+    contents_of = [fingerprint(each) for each in sources(config)]
+    content = contents_of[0] if len(contents_of) == 1 else {"graphs": contents_of}
+    dataset = {**content, "dtype": config.data.dtype}
     data = config.data
     # Stores of dense features keep the names that they had before there were sparse ones.
     if data.layout != "dense" and may_be_sparse(data.dataset, data.path):
@@ -69,7 +103,11 @@ def identity(config: Config) -> dict[str, Any]:
 
 def published_inputs(config: Config) -> dict[str, str]:
     """Digests of the published files of a config's dataset, as far as all of them are there."""
-    return {f"the file {path}": found for path, found in published_contents(source(config)).items()}
+    return {f"the file {path}": found for path, found in _published(config).items()}
+
+
+def _published(config: Config) -> dict[str, str]:
+    return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
 
 
 def store_path(config: Config) -> Path:
@@ -80,7 +118,9 @@ def store_path(config: Config) -> Path:
     # Published files are known by the name of the dataset, so that a store is found without them. A store of another
     # Shoal, which this one cannot read, is left where it is.
     digits = fingerprint_of({**identity(config), "format": FORMAT})
-    name = f"{config.data.dataset.lower()}-{chosen.method}{chosen.clients}-{digits}"
+    dataset = config.data.dataset
+    graph = dataset.lower() if isinstance(dataset, str) else joined_name([each.name for each in sources(config)])
+    name = f"{graph}-{chosen.method}{chosen.clients}-{digits}"
     return data_root(config.data.root) / "stores" / name
 
 
@@ -104,24 +144,33 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     wanted = config.data, config.propagation
     made = identity(config)
     require_known(config)
-    graph = LazyGraph(lambda: load(source(config)), lambda: published_contents(source(config)))
-    published = published_contents(source(config))
+    graph = LazyGraph(lambda: read_graph(config), lambda: _published(config))
+    published = _published(config)
     store = _complete(path, made, published, *wanted, mend)
     if store is None:
         with writing(path):
             store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)
-    if not whole:
-        return store
-    whole_made = {"dataset": made["dataset"], "partition": {"method": WHOLE}}
-    found = _complete(path / WHOLE, whole_made, published, *wanted, mend)
-    if found is not None:
-        return found
+
+    def beside(name: str, require_room: Callable[[], None]) -> Store:
+        """The store of whole graphs below the clients' one."""
+        own = {"dataset": made["dataset"], "partition": {"method": name}}
+        found = _complete(path / name, own, published, *wanted, mend)
+        if found is not None:
+            return found
+        require_room()
+        with writing(path / name):
+            return StoreBuilder(path / name, own, graph, None, config, store).run(*wanted)
+
+    if store.manifest.domains:
+        beside(DOMAINS, lambda: None)
+    return beside(WHOLE, lambda: _require_room(store, config)) if whole else store
+
+
+def _require_room(store: Store, config: Config) -> None:
     edges = store.manifest.cleaning
     entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
     manifest = store.manifest
     require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config)
-    with writing(path / WHOLE):
-        return StoreBuilder(path / WHOLE, whole_made, graph, None, config, store).run(*wanted)
 
 
 def _complete(
@@ -171,9 +220,11 @@ def require_known(config: Config) -> None:
             be sparse, or the file of the split is wrong.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
-    nodes = nodes_ahead(source(config))
-    if nodes is not None:
-        require_enough_nodes(config.partition.clients, nodes, config.data.dataset)
+    numbers = config.partition.domains or (config.partition.clients,)
+    for each, clients in zip(sources(config), numbers):
+        nodes = nodes_ahead(each)
+        if nodes is not None:
+            require_enough_nodes(clients, nodes, each.dataset)
     if config.data.split == "file":
         read_split_file(config.data.split_file)
 

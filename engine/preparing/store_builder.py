@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from engine.preparing.given_split import given_codes
+from engine.preparing.given_split import codes_of_clients, given_codes
 from engine.preparing.hop_tasks import hops_on_cluster
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.screen.progress import progress, say
 from engine.settings.config import Config
 from partition import PartitionOptions, Workspace, partition
+from partition.cover import NOBODY
+from partition.domains import first_clients
 from partition.quality import quality
 from storage.arrow_file import FileRecord, record_of
 from storage.atomic import replacing
 from storage.datasets import DataSource
+from storage.datasets.domains import domain_of_nodes
 from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.gather import gathered
@@ -28,7 +31,7 @@ from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
 from storage.induced import Induced, kept_entries
 from storage.kernel import Kernel
 from storage.layout import chosen_layout, stored_bytes
-from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
+from storage.manifest import NAME, ClientRecord, DomainRecord, Manifest, SplitRecord
 from storage.rows import Rows, entries_of
 from storage.shard import open_shard, write_shard
 from storage.split import (
@@ -39,7 +42,7 @@ from storage.split import (
     random_split,
     write_split,
 )
-from storage.store import Store, hops_path, shard_path, split_path
+from storage.store import DOMAINS, Store, hops_path, shard_path, split_path
 from storage.writer import StoreWriter
 
 # Hops of so many bytes are worth the start of a cluster.
@@ -78,7 +81,7 @@ class StoreBuilder:
         config: Config,
         clients: Store | None = None,
     ) -> None:
-        """`options` None and a store of `clients`: the whole graph as one client, split as its clients are."""
+        """`options` None and a store of `clients`: the whole graph, or each domain, as one client with their split."""
         self.path, self.lazy, self.options, self.clients = path, lazy, options, clients
         self.dtype = config.data.dtype
         self.config = config
@@ -118,9 +121,13 @@ class StoreBuilder:
             manifest.write(self.path)
         return Store(self.path)
 
+    @property
+    def _by_domain(self) -> bool:
+        return bool(self.made["partition"]["method"] == DOMAINS)
+
     def _assignment(self, graph: Graph) -> np.ndarray:
         if self.options is None:
-            return np.zeros(graph.nodes, dtype=np.int32)
+            return domain_of_nodes(graph) if self._by_domain else np.zeros(graph.nodes, dtype=np.int32)
         options = self.options
 
         def write(path: Path) -> FileRecord:
@@ -145,13 +152,15 @@ class StoreBuilder:
         graph = self.lazy.graph
         _report(graph)
         assignment = self._assignment(graph)
-        count = 1 if self.options is None else self.options.clients
+        count = int(assignment.max()) + 1
         data = self.config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
         needed = stored_bytes(graph.x, layout, self.dtype) + 16 * graph.nodes + 4 * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         measured = quality(graph, assignment, count, kept).as_dict()
+        # Nobody's nodes as those of one more client, which is not asked for.
+        assignment = np.where(assignment == NOBODY, np.int32(count), assignment)
         missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
         with progress("shards", count, "clients", count - len(missing)) as step:
             for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit, layout):
@@ -173,12 +182,21 @@ class StoreBuilder:
             published=self.lazy.published,
             layout=layout,
             feature_values=entries_of(graph.x) if layout == "sparse" else 0,
+            domains=self._domains(graph),
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
                 "numpy": np.__version__,
             },
         )
+
+    def _domains(self, graph: Graph) -> list[DomainRecord]:
+        """The domains of clients; a store of whole graphs needs none, since each is a client."""
+        if self.options is None:
+            return []
+        numbers = self.options.domains or ()
+        firsts = first_clients(self.options)
+        return [DomainRecord(d.name, d.nodes, [first, n]) for d, n, first in zip(graph.domains, numbers, firsts)]
 
     def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
         shard = open_shard(self.path / shard_path(client), client, file)
@@ -187,7 +205,7 @@ class StoreBuilder:
         return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
-        code = self._codes(shards.manifest, options)
+        code = self._codes(shards, options)
         files, counts, untrained, unreachable = [], [], [], 0
         for client in range(shards.clients):
             shard = shards.shard(client)
@@ -215,16 +233,15 @@ class StoreBuilder:
         _report_split(result, options)
         return result
 
-    def _codes(self, manifest: Manifest, options: SplitOptions) -> np.ndarray | None:
+    def _codes(self, shards: Store, options: SplitOptions) -> np.ndarray | None:
         """Part of every node, int8 `[nodes]`, or None where each client draws its own."""
-        if self.clients is not None:
-            code = np.zeros(manifest.nodes, dtype=np.int8)
-            for client in range(self.clients.clients):
-                node, split = self.clients.shard(client).node, self.clients.split(options.split_name, client)
-                for part, rows in enumerate((split.train, split.val, split.test), 1):
-                    code[node[rows]] = part
-            return code
-        return given_codes(options, manifest.name, manifest.nodes, lambda: self.lazy.graph.split)
+        manifest = shards.manifest
+        given = partial(given_codes, options, manifest.name, manifest.nodes, lambda: self.lazy.graph.split)
+        if self.clients is None:
+            return given()
+        # Of nodes that no client holds, only a domain's evaluation asks for the part.
+        rest = shards if self._by_domain else None
+        return codes_of_clients(self.clients, options, manifest.nodes, rest, given)
 
     def _hops(self, shards: Store, kernel: Kernel) -> list[FileRecord]:
         manifest = shards.manifest
@@ -278,6 +295,10 @@ def _report(graph: Graph) -> None:
         f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
         f"{c.reversed_added:,} missing reverses added"
     )
+    if c.nodes_dropped:
+        say(f"{c.nodes_dropped:,} nodes without one label were dropped when the graph was read")
+    for domain in graph.domains:
+        say(f"domain {domain.name}: {domain.nodes:,} nodes")
 
 
 def _report_split(split: SplitRecord, options: SplitOptions) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from algorithms.methods.loading import describe
 from engine.settings.config import Config
+from engine.settings.sections import DataConfig
 from storage.datasets import files
 from storage.digest import input_digest, text_digest
 from storage.errors import ShoalError
@@ -22,7 +23,7 @@ def contents(config: Config) -> dict[str, str]:
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
         "algorithm.name": lambda: _of_method(config.algorithm.name),
-        "data.path": lambda: _of_graph(data.path) if data.dataset.lower() == "files" else None,
+        "data.path": lambda: _of_graphs(data),
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
@@ -48,8 +49,14 @@ def _of_file(file: str | None) -> str | None:
     return None if file is None else input_digest(Path(file))
 
 
-def _of_graph(path: str | None) -> str:
-    return text_digest(str(sorted(files.contents(files.graph_at(path)).items())))
+def _of_graphs(data: DataConfig) -> str | None:
+    """Of the user's own graph, or of each of several; None: there is none."""
+    names = (data.dataset,) if isinstance(data.dataset, str) else data.dataset
+    if all(name.lower() != "files" for name in names):
+        return None
+    paths = data.path if isinstance(data.path, tuple) else (data.path,)
+    digests = [text_digest(str(sorted(files.contents(files.graph_at(path)).items()))) for path in paths]
+    return digests[0] if len(digests) == 1 else text_digest(str(digests))
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -90,7 +90,9 @@ class Config(BaseModel):
 
 
 # What pydantic puts between the parts of a key: the alternative of a union.
-OF_UNIONS = re.compile(r"one model|list of models|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*")
+OF_UNIONS = re.compile(
+    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
+)
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
 # Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
@@ -170,7 +172,7 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
         ShoalError: One line with the first wrong key.
     """
     try:
-        return Config.model_validate(plain)
+        config = Config.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
@@ -179,6 +181,23 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
         if first["type"] == "missing":
             raise ShoalError(f"{where}: {key}: missing") from None
         raise ShoalError(f"{where}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
+
+    _require_clients_of_each(config, where)
+    return config
+
+
+def _require_clients_of_each(config: Config, where: str) -> None:
+    """Refuses several graphs without a number of clients for each, and such numbers for one graph."""
+    names, numbers = config.data.dataset, config.partition.domains
+    if isinstance(names, str):
+        if numbers is not None:
+            raise ShoalError(f"{where}: partition.clients: a list is for a list of datasets; {names} is one graph")
+    elif numbers is None or len(numbers) != len(names):
+        found = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
+        raise ShoalError(
+            f"{where}: partition.clients: data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, "
+            f"found {found}"
+        )
 
 
 def _known(location: Sequence[str | int]) -> str:

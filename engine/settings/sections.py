@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from algorithms.backbones.choice import WIDEST
@@ -16,21 +16,34 @@ MOST_HOSTS, MOST_THREADS = 10_000, 1024
 LONGEST_WAIT = 1e9
 
 
+# The tags make an error speak of the one that was meant, and are left out of its key.
+ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
+MOST_GRAPHS = 1000
+OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
+Several = Field(min_length=2, max_length=MOST_GRAPHS)
+Names = Annotated[
+    Annotated[str, Tag(ONE_GRAPH)] | Annotated[tuple[str, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+]
+Paths = Annotated[
+    Annotated[FilePath, Tag(ONE_GRAPH)] | Annotated[tuple[FilePath, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+]
+
+
 @dataclass(frozen=True, config=CLOSED)
 class DatasetPlaces:
     """Which graph, and where it lies.
 
     Attributes:
-        dataset: Name of the dataset.
+        dataset: Name of the dataset; or a list: each is a domain, and gets clients of its own.
         root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
         store: Folder of the prepared store; null: a folder of its own under the data root.
-        path: The graph of dataset `files`.
+        path: The graph of dataset `files`; a list where `dataset` has several of that name.
     """
 
-    dataset: str
+    dataset: Names
     root: FilePath | None = None
     store: FilePath | None = None
-    path: FilePath | None = None
+    path: Paths | None = None
 
 
 # Bases in this order: a resolved config begins with the dataset.

@@ -1,12 +1,14 @@
 """Whole graphs by name: published ones, the user's own, and synthetic ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from storage.datasets import files, flickr, npz_graphs, planetoid, reddit, sbm, twin
+from storage.datasets import citation_domains, files, flickr, npz_graphs, planetoid, reddit, sbm, twin, twitch
+from storage.datasets.citation_domains import load_citation_domain
 from storage.datasets.digits import NODES, load_digits
+from storage.datasets.domains import joined
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
@@ -14,11 +16,21 @@ from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, 
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.source import DataSource, data_root
+from storage.datasets.twitch import load_twitch
 from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["LOADERS", "DataSource", "data_root", "fingerprint", "load", "nodes_ahead", "published_contents"]
+__all__ = [
+    "LOADERS",
+    "DataSource",
+    "data_root",
+    "fingerprint",
+    "load",
+    "load_all",
+    "nodes_ahead",
+    "published_contents",
+]
 
 LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "digits": load_digits,
@@ -31,6 +43,8 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "physics": load_npz_graph,
     "flickr": load_flickr,
     "reddit": load_reddit,
+    **dict.fromkeys(twitch.CODES, load_twitch),
+    **dict.fromkeys(citation_domains.FILES, load_citation_domain),
     "files": files.load_files,
     "sbm": sbm.load_sbm,
     **dict.fromkeys(PUBLISHED, load_ogb),
@@ -42,6 +56,8 @@ PUBLISHED_FILES: dict[str, list[Path]] = {
     **{name: [Path(file)] for name, file in npz_graphs.FILES.items()},
     "flickr": [flickr.FOLDER / file for file in flickr.IDS],
     "reddit": [reddit.FOLDER / file for file in reddit.FILES],
+    **{name: twitch.paths(name) for name in twitch.CODES},
+    **{name: [file] for name, file in citation_domains.FILES.items()},
     **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
 }
 
@@ -63,6 +79,17 @@ def load(options: DataSource) -> Graph:
     if not in_blocks:
         check_finite(graph.x, where)
     return replace(graph, x=row_normalized(graph.x, where)) if options.row_normalize else graph
+
+
+def load_all(sources: Sequence[DataSource]) -> Graph:
+    """The graph of one source; those of several as one, each a domain under the source's `name`.
+
+    Raises:
+        ShoalError: As for `load`, or their features have nothing in common.
+    """
+    if len(sources) == 1:
+        return load(sources[0])
+    return joined([replace(load(options), name=options.name) for options in sources])
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:

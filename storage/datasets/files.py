@@ -23,10 +23,11 @@ def load_files(name: str, options: DataSource) -> Graph:
     """The graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
-    and optionally `split [N]` (0 none, 1 train, 2 val, 3 test) and `assignment [N]` (client of every
-    node). A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is
-    memory-mapped. Features other than float16 and float32 become float32. A node without a label has y -1,
-    or NaN where y is of a float type. A synthetic graph that `save_graph` wrote stays synthetic.
+    and optionally `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]` (client of every node) and
+    `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). A folder holds
+    each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. Features other than
+    float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a float type. A
+    synthetic graph that `save_graph` wrote stays synthetic.
 
     Raises:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
@@ -52,6 +53,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "x": graph.x if sp.issparse(graph.x) else graph.x[:],
         "split": graph.split,
         "assignment": graph.assignment,
+        "vocabulary": graph.vocabulary,
         "y": graph.y,
     }
     try:

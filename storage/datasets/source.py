@@ -60,6 +60,12 @@ class DataSource:
     signal: Number | None = None
     seed: Whole = 0
 
+    @property
+    def name(self) -> str:
+        """Of the graph among several: that of the dataset, or of the file or folder of the user's own graph."""
+        name = self.dataset.lower()
+        return Path(self.path).expanduser().resolve().stem if name == "files" and self.path else name
+
 
 def data_root(root: str | None) -> Path:
     """Absolute folder of published files: `root`, else the variable SHOAL_DATA, else `~/.cache/shoal`."""

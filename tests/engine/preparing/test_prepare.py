@@ -16,9 +16,8 @@ import scipy.sparse as sp
 import yaml
 from store_contents import contents
 
-from engine.preparing.prepare import prepare, source, store_path
+from engine.preparing.prepare import prepare, read_graph, store_path
 from engine.settings.config import Config, parse_config
-from storage.datasets import load
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.manifest import NAME
@@ -59,7 +58,7 @@ def adjacency(indptr: np.ndarray, indices: np.ndarray) -> sp.csr_array:
 @pytest.fixture
 def never_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, the graph must not be read."""
-    return lambda: monkeypatch.setattr("engine.preparing.prepare.load", lambda options: pytest.fail("read again"))
+    return lambda: monkeypatch.setattr("engine.preparing.prepare.load_all", lambda options: pytest.fail("read again"))
 
 
 def assert_clients_hold(graph: Graph, store: Store) -> None:
@@ -79,7 +78,7 @@ def assert_clients_hold(graph: Graph, store: Store) -> None:
 def test_clients_hold_the_graph(make_config: Callable[..., Config]) -> None:
     config = make_config()
     store = prepare(config)
-    graph = load(source(config))
+    graph = read_graph(config)
     assert_clients_hold(graph, store)
     assert verify(store) == []
     manifest = store.manifest
@@ -95,13 +94,13 @@ def test_two_hundred_clients(make_config: Callable[..., Config]) -> None:
     config = make_config(data__options=options, partition__clients=200, propagation__hops=0)
     store = prepare(config)
     assert store.clients == 200
-    assert_clients_hold(load(source(config)), store)
+    assert_clients_hold(read_graph(config), store)
 
 
 def test_digits_as_one_client(make_config: Callable[..., Config]) -> None:
     config = make_config(data__dataset="digits", data__options={}, partition__clients=1, propagation__hops=0)
     store = prepare(config)
-    graph = load(source(config))
+    graph = read_graph(config)
     assert store.manifest.clients[0].entries == graph.entries
     assert store.manifest.hops == {}
     assert not (store.path / "hops").exists()
@@ -297,7 +296,7 @@ def test_every_node_a_client(
 def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., Config]) -> None:
     config = make_config()
     whole = prepare(config, whole=True)
-    graph = load(source(config))
+    graph = read_graph(config)
     clients = Store(whole.path.parent)
     assert whole.clients == 1
     assert whole.manifest.clients[0].entries == graph.entries > sum(c.entries for c in clients.manifest.clients)

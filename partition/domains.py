@@ -1,0 +1,58 @@
+"""Partitions within each of several graphs: no client holds nodes of two."""
+
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from partition.options import PartitionOptions
+from storage.errors import ShoalError
+from storage.graph import Graph
+
+
+def domain_graphs(graph: Graph) -> tuple[list[slice], list[Graph]]:
+    """The rows of every domain, and each as a graph of its own; arrays are views where they can be."""
+    slices, graphs = [], []
+    end = 0
+    for domain in graph.domains:
+        first, end = end, end + domain.nodes
+        rows = slice(first, end)
+        low, high = graph.indptr[first], graph.indptr[end]
+        graphs.append(
+            replace(
+                graph,
+                name=domain.name,
+                indptr=graph.indptr[first : end + 1] - low,
+                indices=graph.indices[low:high] - np.int32(first),
+                x=graph.x[rows],
+                y=graph.y[rows],
+                split=None if graph.split is None else graph.split[rows],
+                assignment=None,
+                domains=(),
+            )
+        )
+        slices.append(rows)
+    return slices, graphs
+
+
+def first_clients(options: PartitionOptions) -> list[int]:
+    """The number of the first client of every domain."""
+    return list(accumulate(options.domains or (), initial=0))[:-1]
+
+
+def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.ndarray) -> None:
+    """Refuses an assignment in which a client is not one of its domain's.
+
+    Raises:
+        ShoalError: It is one; names the first client.
+    """
+    end = 0
+    for domain, clients, before in zip(graph.domains, options.domains or (), first_clients(options)):
+        first, end = end, end + domain.nodes
+        own = assignment[first:end]
+        strange = own[(own < before) | (own >= before + clients)]
+        if len(strange):
+            raise ShoalError(
+                f"partition.file: client {strange[0]} has a node of {domain.name}, whose clients are {before} to "
+                f"{before + clients - 1} by partition.clients; number clients in the order of data.dataset"
+            )

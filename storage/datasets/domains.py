@@ -1,0 +1,102 @@
+"""Several graphs as one: put behind one another, with one feature space and one set of labels."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from storage.errors import ShoalError
+from storage.graph import Cleaning, Domain, Graph
+
+LONGEST_NAME = 40
+
+
+def joined(graphs: Sequence[Graph]) -> Graph:
+    """The domains of a federation as one graph: nodes of the first, then those of the second, and so on.
+
+    Where every graph says what its columns stand for, features are over the union of these, in sorted order; else all
+    must be equally wide, and columns of one number stand for the same. Labels of one number are the same class. A split
+    or an assignment is kept if all have one.
+
+    Args:
+        graphs: Two or more, whose names differ.
+
+    Raises:
+        ShoalError: Their features have nothing in common.
+    """
+    vocabulary, features = _features(graphs)
+    before = list(accumulate((graph.nodes for graph in graphs), initial=0))
+    entries = list(accumulate((graph.entries for graph in graphs), initial=0))
+    clients = list(accumulate((_clients(graph) for graph in graphs), initial=0))
+    own = [graph.assignment for graph in graphs]
+    cleaning: Counter[str] = Counter()
+    for graph in graphs:
+        cleaning.update(asdict(graph.cleaning))
+    return Graph(
+        name=joined_name([graph.name for graph in graphs]),
+        indptr=np.concatenate([[0], *(graph.indptr[1:] + start for graph, start in zip(graphs, entries))]),
+        indices=np.concatenate([graph.indices + np.int32(start) for graph, start in zip(graphs, before)]),
+        x=features,
+        y=np.concatenate([graph.y for graph in graphs]),
+        classes=max(graph.classes for graph in graphs),
+        split=_together([graph.split for graph in graphs]),
+        assignment=_together([a if a is None else a + np.int32(first) for a, first in zip(own, clients)]),
+        cleaning=Cleaning(**cleaning),
+        synthetic=any(graph.synthetic for graph in graphs),
+        domains=tuple(Domain(graph.name, graph.nodes) for graph in graphs),
+        vocabulary=vocabulary,
+    )
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """What several graphs are called together."""
+    name = "+".join(names)
+    return name if len(name) <= LONGEST_NAME else f"{names[0]}+{len(names) - 1}-more"
+
+
+def domain_of_nodes(graph: Graph) -> np.ndarray:
+    """Number of the domain of every node, int32 `[N]`."""
+    return np.repeat(np.arange(len(graph.domains), dtype=np.int32), [domain.nodes for domain in graph.domains])
+
+
+def _clients(graph: Graph) -> int:
+    return 0 if graph.assignment is None else int(graph.assignment.max(initial=-1)) + 1
+
+
+def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if len(found) == len(parts) else None
+
+
+def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
+    vocabularies = [graph.vocabulary for graph in graphs if graph.vocabulary is not None]
+    if len(vocabularies) < len(graphs):
+        widths = {graph.features for graph in graphs}
+        if len(widths) > 1:
+            found = ", ".join(f"{graph.name} {graph.features}" for graph in graphs)
+            raise ShoalError(
+                f"data.dataset: graphs of one federation have the same features, found widths {found}; give each its "
+                "vocabulary, or features of one width"
+            )
+        return None, _stacked([graph.x for graph in graphs])
+    union = np.unique(np.concatenate(vocabularies))
+    return union, _stacked([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    if any(sp.issparse(part) for part in parts):
+        return sp.vstack([sp.csr_array(part) for part in parts], format="csr", dtype=np.float32)
+    return np.concatenate([part[:] for part in parts])
+
+
+def _spread(x: Any, own: np.ndarray, union: np.ndarray) -> sp.csr_array:
+    """Features in the columns that their names have in the union; sparse, since other columns are zero."""
+    rows = sp.csr_array(x if sp.issparse(x) else x[:])
+    columns = np.searchsorted(union, own)[rows.indices]
+    found = sp.csr_array((rows.data, columns, rows.indptr), shape=(rows.shape[0], len(union)))
+    found.sort_indices()
+    return found
