@@ -94,6 +94,10 @@ class Algorithm:
         """The model that the server would give to anybody now, as a download; empty if it has none."""
         return {}
 
+    def evaluates_global_model(self) -> bool:
+        """Whether `global_model` gives a model that is evaluated by itself."""
+        return type(self).global_model is not Algorithm.global_model and not self.shares_part
+
     # The clients' part; downloads and inboxes are read-only.
 
     def begin(self, client: Client, down: Tree) -> Given:

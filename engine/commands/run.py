@@ -66,6 +66,8 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
         read |= published_inputs(config) | {inputs.STORE: job.content}
+        if job.domains:
+            read[inputs.GRAPHS] = job.graphs
         if found:
             _require_same(folder, found.inputs, read)
         # A wrong option of the model is an error before any actor starts.

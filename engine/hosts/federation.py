@@ -156,14 +156,14 @@ class ServerActor:
             self._refusal = ShoalError(error.line, error.detail)
 
     def ready(self) -> None:
-        """Waits until every client has a host that sees its data.
+        """Waits until every client, and every graph to evaluate, has a host that sees its data.
 
         Raises:
             ShoalError: A client has none, or the server could not be made.
         """
         if self._refusal is not None:
             raise self._refusal
-        self._pool.require_data([info.client for info in self._server.infos])
+        self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
 
     def round(self) -> dict[str, Any]:
         """Runs one round; its line has the memory of server and hosts, and what happened to hosts."""

@@ -111,7 +111,7 @@ class _CellAtWork:
                 if isinstance(error, MethodWrites):
                     raise
                 self._require_unwritten(client_id)
-                line = f"round {self._cell.round}, client {client_id}: {in_one_line(error)}"
+                line = f"round {self._cell.round}, {self._opened.job.who(client_id)}: {in_one_line(error)}"
                 if not self._opened.job.skip_failed_clients:
                     raise ShoalError(line, traceback.format_exc()) from error
                 self._outcome.failures[client_id] = line, traceback.format_exc()
@@ -121,7 +121,7 @@ class _CellAtWork:
         """One that failed may have written into its data before, which a later visit would read."""
         if (data := self._opened.views.opened(client_id)) is not None:
             method = type(self._opened.algorithm).__name__
-            require_unwritten(data, f"round {self._cell.round}, client {client_id}: {method}")
+            require_unwritten(data, f"round {self._cell.round}, {self._opened.job.who(client_id)}: {method}")
 
     def _begin(self, client_id: int) -> Visit:
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)

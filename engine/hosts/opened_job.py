@@ -1,7 +1,6 @@
 """What a host keeps of one job: all of it can be made again."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 
@@ -16,6 +15,8 @@ from engine.hosts.open_views import OpenViews, most_views
 from engine.hosts.training_path import CLOSED_FORM, STACKED, training_paths
 from engine.wire.job import Job
 from engine.wire.models import kind_of
+from storage.manifest import NAME
+from storage.store import DOMAINS
 from storage.view import Memo, View
 
 
@@ -26,7 +27,7 @@ class OpenedJob:
         job: The job.
         device: Where the host computes.
         algorithm: The method.
-        infos: Sizes of all clients.
+        infos: Sizes of all clients, and after them of the whole graphs that are evaluated.
         views: Data of the clients.
     """
 
@@ -44,8 +45,11 @@ class OpenedJob:
         store = job.open_store()
         self.job, self.device = job, device
         self.algorithm = job.algorithm()
-        self.infos = job.infos(store)
-        self.views = OpenViews(partial(job.view, store, memo=memo, device=device), most_views())
+        # A machine that has none of the whole graphs is never asked for one.
+        graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
+        self.infos = [*job.infos(store), *job.graph_infos(graphs)]
+        places = [(of, number) for of in (store, graphs) if of is not None for number in range(of.clients)]
+        self.views = OpenViews(lambda number: job.view(*places[number], memo=memo, device=device), most_views())
         # Those on the processor draw initial parameters, which so are the same on any device.
         self._kinds = job.build_models(store, self.algorithm)
         self._flats = {name: placed([kind.flat for kind in kinds], device) for name, kinds in self._kinds.items()}

@@ -48,7 +48,7 @@ class RayPool:
         """
         self.roster = Roster(hosts, job)
         self.skip_failed_clients = job.skip_failed_clients
-        self.job_id = job.id
+        self.job_id, self.who = job.id, job.who
         self.timeout = cell_timeout
         self.retries = retries
         # Host that ran a cell last, by the cell's first client; seconds per unit of cost, by phase.
@@ -217,7 +217,7 @@ class _Phase:
         self._pool.retried += 1
         piece.losses += 1
         ids = list(piece.cell.ids)
-        who = f"client {ids[0]}" if len(ids) == 1 else f"clients {ids}"
+        who = self._pool.who(ids[0]) if len(ids) == 1 else f"clients {ids}"
         line = f"round {piece.cell.round}, {who}: lost with host {host}, loss {piece.losses} ({why})"
         self._roster.events.append(line)
         if piece.losses > self._pool.retries:

@@ -1,7 +1,7 @@
 """Which hosts are at work on a job, whose data each of them sees, and how those that went away come back."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,7 @@ class Roster:
         self.events: list[str] = []
         self.heard = time.monotonic()
         self._store = job.store
+        self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
         self._known: dict[int, Sight] = {}
         self._next_invitation = dict.fromkeys(range(len(hosts)), 0.0)
@@ -80,7 +81,7 @@ class Roster:
                 "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume",
                 "\n".join(self.events),
             )
-        some = ", ".join(map(str, sorted(clients)[:10])) + (", …" if len(clients) > 10 else "")
+        some = ", ".join(self._named(i) for i in sorted(clients)[:10]) + (", …" if len(clients) > 10 else "")
         machines = ", ".join(sorted({sight.machine for sight in self.ready.values()}))
         return ShoalError(
             f"{self._store}: no host sees the files (shard, split, hops) of clients {some}; hosts run on {machines}; "

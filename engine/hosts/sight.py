@@ -8,7 +8,7 @@ from typing import Any
 from engine.records.environment import environment
 from engine.wire.job import Job
 from storage.manifest import NAME
-from storage.store import hops_path, shard_path, split_path
+from storage.store import DOMAINS, hops_path, shard_path, split_path
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Sight:
 
     Attributes:
         machine: Address of its machine.
-        clients: Those whose files it sees.
+        clients: Those whose files it sees; whole graphs that are evaluated are among them.
         environment: What its last bits depend on.
     """
 
@@ -28,10 +28,17 @@ class Sight:
 
 def look(job: Job, machine: str) -> Sight:
     """Looks here for shard, split and hops of every client; their content is checked when they are opened."""
+    clients = _complete(job.store_path, job)
+    graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else frozenset()
+    behind = {len(job.model_of) + number for number in graphs}
+    return Sight(machine, clients | behind, environment(job.device))
+
+
+def _complete(store: Path, job: Job) -> frozenset[int]:
+    """The clients of a store all of whose files are here."""
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.kernel, 0)] if job.kernel else [])]
-    here = (job.store_path / NAME).exists()
-    found = [_clients(job.store_path / path.parent) for path in wanted] if here else []
-    return Sight(machine, frozenset.intersection(*found) if found else frozenset(), environment(job.device))
+    found = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
+    return frozenset.intersection(*found) if found else frozenset()
 
 
 def _clients(folder: Path) -> frozenset[int]:

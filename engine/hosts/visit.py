@@ -12,6 +12,7 @@ from algorithms.faults import code_of
 from algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from engine.hosts.opened_job import OpenedJob
 from engine.hosts.read_only import ReadOnly, require_unwritten
+from engine.rounds.domains import score_graph
 from engine.rounds.scoring import score
 from engine.rounds.soundness import told_loss
 from engine.rounds.upload_form import require_form, require_state
@@ -91,9 +92,10 @@ class Visit:
         return sent, self._snapshot(client.state)
 
     def score(self) -> np.ndarray:
-        """Counts of the client's predictions; see `engine.rounds.scoring`."""
+        """Counts of the client's predictions; see `engine.rounds.scoring`, of a whole graph `engine.rounds.domains`."""
+        count = score_graph if self._opened.job.is_graph(self.client.info.client) else score
         with creating_on(self._opened.device):
-            return score(self._opened.algorithm, self.client, self.given)
+            return count(self._opened.algorithm, self.client, self.given)
 
     def end(self) -> None:
         """Ends the visit.
@@ -102,7 +104,7 @@ class Visit:
             MethodWrites: The method wrote into a download, an inbox, or the client's data.
         """
         method = type(self._opened.algorithm).__name__
-        where = f"round {self._cell.round}, client {self.client.info.client}: {method}"
+        where = f"round {self._cell.round}, {self._opened.job.who(self.client.info.client)}: {method}"
         for guard in self._guards:
             guard.require_unchanged(where)
         require_unwritten(self.client.data, where)

@@ -10,8 +10,9 @@ from storage.datasets import files
 from storage.digest import input_digest, text_digest
 from storage.errors import ShoalError
 
-# The name under which the content of the prepared store is kept beside those of files.
+# The names under which the contents of the prepared stores are kept beside those of files.
 STORE = "the prepared store"
+GRAPHS = "the prepared whole graphs"
 
 
 def contents(config: Config) -> dict[str, str]:

@@ -1,19 +1,36 @@
 """What a finished run comes down to."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from engine.records.environment import environment
+from engine.rounds.domains import BOTH, DOMAINS
 from storage.manifest import Manifest
 
 PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
 
 
-def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str = "nodes") -> dict[str, Any] | None:
-    """The first logged round with the highest validation accuracy of a scope; None without validation rows."""
+# What the paper of FGGP reports: the mean of so many last evaluations.
+LAST = 5
+
+
+def weighting_of(scope: str) -> str:
+    """The accuracy that stands for a scope: the mean over domains, or weighted by all nodes of a client."""
+    return "clients" if scope == DOMAINS else "nodes"
+
+
+def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str | None = None) -> dict[str, Any] | None:
+    """The first logged round with the highest validation accuracy of a scope; None without validation rows.
+
+    Args:
+        lines: Of metrics.
+        scope: The scope.
+        weighting: Which accuracy; None: that of `weighting_of`.
+    """
+    which = weighting or weighting_of(scope)
     scored = [line for line in lines if "val" in line.get("scopes", {}).get(scope, {})]
-    return max(scored, key=lambda line: line["scopes"][scope]["val"][weighting], default=None)
+    return max(scored, key=lambda line: line["scopes"][scope]["val"][which], default=None)
 
 
 def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:
@@ -26,6 +43,8 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
             "last": {"round": scored[-1]["round"], **scored[-1]["scopes"][scope]},
             "best": {"round": best["round"], **best["scopes"][scope]} if best else None,
         }
+        if scope == DOMAINS:
+            scopes[scope]["last_five"] = _last_five(scored)
     visits = max(sum(len(line["cohort"]) for line in lines), 1)
     sent = {way: sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down")}
     return {
@@ -47,6 +66,25 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
         "resident_bytes": _largest(lines),
         "environment": environment(device),
     }
+
+
+def _last_five(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the last five evaluations, or fewer, of validation and test rows together; with their rounds."""
+    last = [line for line in scored if BOTH in line["scopes"].get(DOMAINS, {})][-LAST:]
+    means = _mean_of([line["scopes"][DOMAINS][BOTH] for line in last]) if last else {}
+    return {"rounds": [line["round"] for line in last], **means}
+
+
+def _mean_of(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means of the numbers of tables, and of tables inside of them; a class and what is in few tables is the last's."""
+    means: dict[str, Any] = {}
+    for name, newest in tables[-1].items():
+        found = [table[name] for table in tables if table.get(name) is not None]
+        if isinstance(newest, dict):
+            means[name] = _mean_of(found)
+        else:
+            means[name] = newest if name == "constant_class" or not found else fmean(found)
+    return means
 
 
 def _largest(lines: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -7,6 +7,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from engine.records.summary import weighting_of
+from engine.rounds.domains import DOMAINS
 from storage.atomic import cannot_write
 
 
@@ -35,7 +37,9 @@ class TensorBoard:
             scalars["loss"] = line["loss"]
         for scope, parts in line.get("scopes", {}).items():
             for part, numbers in parts.items():
-                scalars[f"accuracy_{part}/{scope}"] = numbers["nodes"]
+                scalars[f"accuracy_{part}/{scope}"] = numbers[weighting_of(scope)]
+                if scope == DOMAINS:
+                    scalars |= _of_domains(part, numbers)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         try:
             self._writer.add_event(Event(step=line["round"], summary=Summary(value=values)))
@@ -52,3 +56,10 @@ class TensorBoard:
             self._writer.close()
         except OSError as error:
             raise cannot_write(self._folder, error) from error
+
+
+def _of_domains(part: str, numbers: dict[str, Any]) -> dict[str, float]:
+    """Beside the mean accuracy: means of macro-F1, balanced accuracy and AUC, and the accuracy on every domain."""
+    means = {f"{rate}_{part}/{DOMAINS}": numbers[rate] for rate in ("f1_clients", "balanced", "auc")}
+    named = {f"accuracy_{part}/{DOMAINS}/{name}": found["accuracy"] for name, found in numbers[DOMAINS].items()}
+    return {tag: value for tag, value in {**means, **named}.items() if value is not None}

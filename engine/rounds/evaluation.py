@@ -2,18 +2,21 @@
 
 A scope holds the newest counts of every client: `trained` those from the end of its last local training, which the
 round itself brought; `served` those of what it would deploy now; `global` those of the server's model, where there is
-one; a model that is the one of the last evaluation, to the bit, is not evaluated again.
+one; `domains` those of that model on the whole graphs that clients come from, where there are several. A model that is
+the one of the last evaluation, to the bit, is not evaluated again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
 from algorithms.protocol import Tree, is_moment
+from engine.rounds.domains import DOMAINS, Domains
 from engine.rounds.exchange import Exchange
 from engine.rounds.scoring import summarize
 from engine.rounds.state import FederationState
@@ -22,11 +25,12 @@ from engine.rounds.state import FederationState
 class Evaluator:
     """Brings the scores of a run up to date."""
 
-    def __init__(self, algorithm: Algorithm, infos: Sequence[ClientInfo]) -> None:
-        """Of a method, on clients of these sizes."""
+    def __init__(self, algorithm: Algorithm, infos: Sequence[ClientInfo], domains: Domains | None = None) -> None:
+        """Of a method, on clients of these sizes, which may come from several domains."""
         self._keeps_model, self._shares_part = algorithm.keeps_model, algorithm.shares_part
         self._everyone = [info.client for info in infos]
         self._nodes = {info.client: info.nodes for info in infos}
+        self._domains = domains
 
     def evaluate(self, exchange: Exchange, global_model: Tree) -> dict[str, Any]:
         """Evaluates every client whose model may have changed, and gives accuracies by scope.
@@ -55,15 +59,27 @@ class Evaluator:
         draft.touched.clear()
         # A client that never trained is evaluated with what it was given.
         scopes = {**draft.scores, "trained": {**served, **draft.scores.get("trained", {})}}
-        return {scope: summarize(counts, self._nodes) for scope, counts in scopes.items()}
+        return {scope: self._summarize(scope, counts) for scope, counts in scopes.items()}
+
+    def _summarize(self, scope: str, counts: Mapping[int, np.ndarray]) -> dict[str, Any]:
+        if self._domains is None:
+            return summarize(counts, self._nodes)
+        if scope == DOMAINS:
+            return self._domains.summarize_graphs(counts)
+        found = summarize(counts, self._nodes)
+        self._domains.add_to(found, counts)
+        return found
 
     def _evaluate_the_global_model(self, exchange: Exchange, model: Tree) -> None:
-        """Everybody's counts of the server's model; where it is the one of the last evaluation, those of that."""
+        """Counts of the server's model, everybody's and of every domain; of one that was evaluated, those of then."""
         draft, found = exchange.draft, _digest(model)
-        known = draft.scores.get("global", {}) if found == draft.evaluated else {}
-        missing = [i for i in self._everyone if i not in known]
-        counted = exchange.score(missing, model, fresh=True) if missing else {}
-        draft.scores["global"], draft.evaluated = known | counted, found
+        graphs = {DOMAINS: self._domains.graphs} if self._domains and self._domains.graphs else {}
+        for scope, ids in {"global": self._everyone, **graphs}.items():
+            known = draft.scores.get(scope, {}) if found == draft.evaluated else {}
+            missing = [i for i in ids if i not in known]
+            counted = exchange.score(missing, model, fresh=True) if missing else {}
+            draft.scores[scope] = known | counted
+        draft.evaluated = found
 
     def _deploy_the_global_model(self, stale: set[int], draft: FederationState) -> set[int]:
         """Clients that hold the server's model as it is now and nothing else."""

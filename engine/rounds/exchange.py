@@ -34,7 +34,7 @@ class Exchange:
         """Of one round.
 
         Args:
-            infos: Sizes of all clients.
+            infos: Sizes of all clients, and of whole graphs that are evaluated.
             cell_size: Clients of a cell, or `auto`.
             pool: Where cells run.
             before: The state that the round started from.

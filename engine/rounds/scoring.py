@@ -1,6 +1,6 @@
 """From predictions to the numbers of a table: counts per client and class, summed up in several weightings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,23 +19,30 @@ def score(algorithm: Algorithm, client: Client, given: Given) -> np.ndarray:
     """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
 
     Raises:
-        ShoalError: As for `predicted_classes`.
+        ShoalError: As for `scores_of`.
     """
     counts = np.zeros((2, 3, client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
-        if not len(rows):
-            continue
-        predicted = predicted_classes(algorithm, client, given, name, len(rows))
-        label = client.data.label[rows]
-        right = label[predicted == label]
-        for kind, classes in ((SUPPORT, label), (PREDICTED, predicted), (CORRECT, right)):
-            counts[part, kind] = torch.bincount(classes, minlength=client.info.classes).cpu().numpy()
+        if len(rows):
+            predicted = predicted_classes(algorithm, client, given, name, len(rows))
+            counts[part] = counted(client.data.label[rows], predicted, client.info.classes)
     return counts
 
 
+def counted(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.ndarray:
+    """Rows of every class, predicted so, rightly so, int64 `[3, C]`, of labels and predictions, int64 `[rows]`."""
+    right = label[predicted == label]
+    return np.stack([torch.bincount(found, minlength=classes).cpu().numpy() for found in (label, predicted, right)])
+
+
 def predicted_classes(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
-    """The class of the largest score of every row, int64 `[rows]`.
+    """The class of the largest score of every row, int64 `[rows]`; arguments and errors are those of `scores_of`."""
+    return scores_of(algorithm, client, given, part, rows).argmax(1)
+
+
+def scores_of(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
+    """The scores that a method gives to every row, `[rows, C]`.
 
     Args:
         algorithm: The method.
@@ -53,11 +60,10 @@ def predicted_classes(algorithm: Algorithm, client: Client, given: Given, part: 
         if not isinstance(scores, torch.Tensor) or list(scores.shape) != wanted or scores.is_complex():
             found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
             raise Malformed(f"gives {found} for {part!r}, wanted scores {wanted}")
-    predicted = scores.argmax(1)
     # NaN counts as the largest; -inf below it is a class that is ruled out.
-    if not bool(torch.isfinite(scores.gather(1, predicted[:, None])).all()):
+    if not bool(torch.isfinite(scores.max(1).values).all()):
         raise ShoalError(f"predictions of {part!r} are NaN or infinite, so no class wins; a smaller train.lr may help")
-    return predicted
+    return scores
 
 
 def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
@@ -78,32 +84,35 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
     return mean_B
 
 
-def summarize(scores: Mapping[int, np.ndarray], nodes: Mapping[int, int]) -> dict[str, Any]:
+def summarize(
+    scores: Mapping[int, np.ndarray], nodes: Mapping[int, int], parts: Sequence[str] = PARTS
+) -> dict[str, Any]:
     """All weightings of one scope.
 
     Accuracy of a client without rows of a part is undefined; such a client has no weight there.
 
     Args:
-        scores: Counts by client, `[2, 3, C]`.
+        scores: Counts by client, `[parts, 3, C]`; after rightly predicted rows there may be more kinds of counts.
         nodes: All rows of every client's shard.
+        parts: Names of the parts.
 
     Returns:
-        For `val` and `test`: accuracy weighted by all nodes (`nodes`, as OpenFGL and FedGTA's code), by evaluated rows
-        (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
+        For every part with rows: accuracy weighted by all nodes (`nodes`, as OpenFGL and FedGTA's code), by evaluated
+        rows (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
         clients (`f1_clients`); minimum, median, maximum over clients.
     """
     result: dict[str, Any] = {}
     if not scores:
         return result
     clients = sorted(scores)
-    every_B23C = np.stack([scores[i] for i in clients])
+    every_BPKC = np.stack([scores[i] for i in clients])
     nodes_B = np.array([nodes[i] for i in clients])
-    rows_B2 = every_B23C[:, :, SUPPORT].sum(2)
-    for part, name in enumerate(PARTS):
-        scored = rows_B2[:, part] > 0
+    rows_BP = every_BPKC[:, :, SUPPORT].sum(2)
+    for part, name in enumerate(parts):
+        scored = rows_BP[:, part] > 0
         if not scored.any():
             continue
-        counts, rows, size = every_B23C[scored, part], rows_B2[scored, part], nodes_B[scored]
+        counts, rows, size = every_BPKC[scored, part], rows_BP[scored, part], nodes_B[scored]
         right = counts[:, CORRECT].sum(1)
         accuracy = right / rows
         result[name] = {

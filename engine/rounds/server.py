@@ -9,6 +9,7 @@ from algorithms.base import Algorithm, Context
 from algorithms.faults import Malformed, code_of
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
+from engine.rounds.domains import Domains
 from engine.rounds.evaluation import Evaluator
 from engine.rounds.exchange import Exchange
 from engine.rounds.metering import Meter
@@ -31,6 +32,7 @@ class Server:
     Attributes:
         state: After the last committed round.
         infos: Sizes of all clients.
+        graphs: Sizes of the whole graphs that are evaluated, one a domain, under numbers behind those of clients.
         schedule: Who takes part when.
     """
 
@@ -57,14 +59,15 @@ class Server:
         store = job.open_store()
         self.job, self.plan, self._pool, self._device = job, plan, pool, device
         self.algorithm: Algorithm = job.algorithm()
-        self.infos = job.infos(store)
+        self.infos, self.graphs = job.infos(store), job.graph_infos(job.open_graphs(store))
         self.schedule = Schedule(plan, len(self.infos), job.seed)
         self._features = store.manifest.features
         self._kinds = job.build_models(store, self.algorithm)
         self._models = {name: [kind.info for kind in kinds] for name, kinds in self._kinds.items()}
         self._initial = job.initial(kind_of(self._kinds, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
-        self._evaluator = Evaluator(self.algorithm, self.infos)
+        records = store.manifest.domains
+        self._evaluator = Evaluator(self.algorithm, self.infos, Domains(records, self.graphs) if records else None)
         if state is None:
             state = FederationState(server=moved(self._set_up(), CPU))
         self.state = state
@@ -88,7 +91,8 @@ class Server:
         where = f"round {number}: {type(self.algorithm).__name__}"
         draft = self.state.draft(number)
         meter = Meter(number, self.infos, self._pool, watch)
-        exchange = Exchange(self.infos, self.plan.cell_size, self._pool, self.state, draft, self.cohort(number), meter)
+        everyone = [*self.infos, *self.graphs]
+        exchange = Exchange(everyone, self.plan.cell_size, self._pool, self.state, draft, self.cohort(number), meter)
         # 1. The method's part: ask, mix, ask again. A round without a cohort changes nothing.
         if exchange.cohort:
             context = self._context(number)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engine.records.summary import weighting_of
 from engine.screen.progress import SECONDS_BETWEEN_LINES, console
 from engine.settings.sizes import size
 from engine.wire.live import Live
@@ -104,5 +105,5 @@ def _accuracy(line: dict[str, Any]) -> str:
     parts += [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items() if value is not None]
     for scope, numbers in line.get("scopes", {}).items():
         if "val" in numbers:
-            parts.append(f"{scope} val {100 * numbers['val']['nodes']:.1f} %")
+            parts.append(f"{scope} val {100 * numbers['val'][weighting_of(scope)]:.1f} %")
     return ", ".join(parts)

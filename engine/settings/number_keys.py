@@ -20,7 +20,12 @@ NUMBERS_ALL_THE_SAME = (
 # Raised with every change of Shoal that moves the last bits of runs: runs of before keep their names.
 ARITHMETIC = 2
 # Keys that came later: at their default they are no part of a name, so that older runs keep theirs.
-LATER = {"resources.server_gpus": 0.0, "partition.domains": None, "partition.chunks": None}
+LATER = {
+    "resources.server_gpus": 0.0,
+    "partition.domains": None,
+    "partition.chunks": None,
+    "evaluation.domains": True,
+}
 
 
 def changes_numbers(key: str) -> bool:

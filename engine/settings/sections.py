@@ -102,9 +102,15 @@ class ParticipationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
-    """Every how many rounds all clients are evaluated; the last round always is."""
+    """When clients are evaluated, and what beside them.
+
+    Attributes:
+        every: Rounds between evaluations of all clients; the last round always ends with one.
+        domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
+    """
 
     every: Positive = 1
+    domains: Flag = True
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -50,6 +50,8 @@ class Job:
         gpu_share: Of a GPU, that a host may use.
         precision: Of products.
         first_read: Check every file of the store when a process opens it for the first time.
+        domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
+        graphs: Content of the store of these graphs; empty without any.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
@@ -74,6 +76,8 @@ class Job:
     precision: str = "float32"
     first_read: bool = True
     skip_failed_clients: bool = False
+    domains: tuple[str, ...] = ()
+    graphs: str = ""
 
     @property
     def store_path(self) -> Path:
@@ -86,12 +90,22 @@ class Job:
         Raises:
             ShoalError: There is none, or another one than the run was made for.
         """
-        store = Store(self.store_path, self.first_read)
+        return self._as_started(Store(self.store_path, self.first_read), self.content)
+
+    def open_graphs(self, store: Store) -> Store | None:
+        """The whole graphs of the domains, as this process sees them; None if none is evaluated.
+
+        Raises:
+            ShoalError: As for `open_store`.
+        """
+        return self._as_started(store.domain_graphs(), self.graphs) if self.domains else None
+
+    def _as_started(self, store: Store, content: str) -> Store:
         manifest = store.manifest
         prepared = self.split in manifest.splits and (self.kernel is None or self.kernel in manifest.hops)
-        if not prepared or manifest.content(self.split, self.kernel) != self.content:
+        if not prepared or manifest.content(self.split, self.kernel) != content:
             raise ShoalError(
-                f"{self.store}: machine {platform.node()} sees another store here than the run was started with; "
+                f"{store.path}: machine {platform.node()} sees another store here than the run was started with; "
                 "copy the store of the machine that runs the command, or set data.store to a folder that all share"
             )
         return store
@@ -134,8 +148,8 @@ class Job:
         return partial(key, self.seed, round_number, client)
 
     def view(self, store: Store, client: int, memo: Memo, device: torch.device = CPU) -> View:
-        """A client's data."""
-        name = (self.store, self.split, self.kernel, client)
+        """The data of a client of one of the stores."""
+        name = (str(store.path), self.split, self.kernel, client)
         shard, split, hops = store.data(self.split, self.kernel, client)
         kernel = kernel_of(self.kernel) if self.kernel else None
         return View(name, shard, split, hops, store.manifest.classes, memo, device, kernel)
@@ -148,10 +162,32 @@ class Job:
             for c in store.manifest.clients
         ]
 
+    def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
+        """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""
+        if graphs is None:
+            return []
+        counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
+        first = len(self.model_of)
+        return [ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes) for g in graphs.manifest.clients]
+
+    def is_graph(self, number: int) -> bool:
+        """Whether a number is that of a domain's whole graph, and not of a client."""
+        return number >= len(self.model_of)
+
+    def who(self, number: int) -> str:
+        """How an error names a client, or the domain of a whole graph."""
+        return f"domain {self.domains[number - len(self.model_of)]}" if self.is_graph(number) else f"client {number}"
+
 
 def make_job(config: Config, store: Store, job_id: str) -> Job:
-    """The job of a config on its prepared store."""
+    """The job of a config on its prepared store.
+
+    Raises:
+        ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients.
+    """
     hops = config.propagation
+    method = describe(config.algorithm.name, config.algorithm.options)
+    domains, graphs = _graphs(config, store, method)
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     return Job(
         id=job_id,
@@ -160,7 +196,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         split=config.data.split_name,
         kernel=hops.name if hops.stored else None,
         hops=hops.hops,
-        method=describe(config.algorithm.name, config.algorithm.options),
+        method=method,
         models=config.models(),
         model_of=tuple(assign_models(config, store.clients)),
         embedding=config.heterogeneity.embedding,
@@ -176,4 +212,30 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         precision=config.engine.precision,
         first_read=config.engine.verify == "first-read",
         skip_failed_clients=config.engine.on_client_error == "skip",
+        domains=domains,
+        graphs=graphs,
     )
+
+
+def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str, ...], str]:
+    """Names of the domains whose whole graphs are evaluated, and the content of the store of these.
+
+    Raises:
+        ShoalError: They are to be evaluated, and were not prepared, or from other graphs than the clients' ones.
+    """
+    clients, hops = store.manifest, config.propagation
+    if not (clients.domains and config.evaluation.domains and load(method).evaluates_global_model()):
+        return (), ""
+    graphs = store.domain_graphs()
+    found = graphs.manifest
+    same = found.identity["dataset"] == clients.identity["dataset"] and found.published == clients.published
+    if not same or [graph.nodes for graph in found.clients] != [domain.nodes for domain in clients.domains]:
+        raise ShoalError(
+            f"{graphs.path}: holds other graphs than those that the clients of {store.path} come from; delete that "
+            "folder and run `shoal prepare` again"
+        )
+    try:
+        content = found.content(config.data.split_name, hops.name if hops.stored else None)
+    except KeyError as missing:
+        raise ShoalError(f"{graphs.path}: has no {missing} of this config; run `shoal prepare` on it") from None
+    return tuple(domain.name for domain in clients.domains), content

@@ -88,6 +88,7 @@ REFUSED: dict[str, list[Any]] = {
     "participation.at_least": [0, None],
     "participation.trace": [3, "f" * 256],
     "evaluation.every": [0],
+    "evaluation.domains": ["perhaps", 1, None],
     "engine.backend": ["mpi"],
     "engine.hosts": [0, 10**12, True],
     "engine.threads": [0, 10**12],

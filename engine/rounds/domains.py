@@ -1,0 +1,124 @@
+"""Numbers of a federation whose clients come from several graphs: by domain, and on the domains' whole graphs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from algorithms.base import Algorithm, Given
+from algorithms.client import Client, ClientInfo
+from engine.rounds.ranking import mean_auc, twice_wins
+from engine.rounds.scoring import CORRECT, PARTS, SUPPORT, counted, macro_f1, scores_of, summarize
+from storage.manifest import DomainRecord
+
+# The scope, and its parts: validation and test rows together are what some papers score.
+DOMAINS, BOTH = "domains", "both"
+PARTS_OF_GRAPHS = (*PARTS, BOTH)
+WINS = 3
+
+
+def score_graph(algorithm: Algorithm, client: Client, given: Given) -> np.ndarray:
+    """Counts of a whole graph, int64 `[3, 4, C]`: as those of a client, and what `twice_wins` gives.
+
+    Raises:
+        ShoalError: As for `scores_of`.
+    """
+    classes = client.info.classes
+    counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + 1, classes), dtype=np.int64)
+    found = [(torch.empty(0, classes), torch.empty(0, dtype=torch.int64))]
+    for part, name in enumerate(PARTS):
+        rows = getattr(client.data, name)
+        if len(rows):
+            scores, label = scores_of(algorithm, client, given, name, len(rows)), client.data.label[rows]
+            counts[part, :WINS] = counted(label, scores.argmax(1), classes)
+            counts[part, WINS] = twice_wins(scores, label)
+            found.append((scores.detach().double().cpu(), label.cpu()))
+    counts[-1, :WINS] = counts[:-1, :WINS].sum(0)
+    counts[-1, WINS] = twice_wins(*(torch.cat(of_parts) for of_parts in zip(*found)))
+    return counts
+
+
+class Domains:
+    """The domains of a federation.
+
+    Attributes:
+        graphs: Numbers under which their whole graphs are evaluated, behind those of clients; empty: they are not.
+    """
+
+    def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo]) -> None:
+        """Of what a store says of its domains, and of the sizes of their whole graphs, where these are evaluated."""
+        self._records = records
+        self._nodes = {info.client: info.nodes for info in graphs}
+        self.graphs = list(self._nodes)
+
+    def summarize_graphs(self, scores: Mapping[int, np.ndarray]) -> dict[str, Any]:
+        """The numbers of scope `domains`.
+
+        Args:
+            scores: Counts by the number of the graph, `[3, 4, C]`.
+
+        Returns:
+            For `val`, `test` and both together: what `summarize` gives, a graph being a client; the means over domains
+            of balanced accuracy (`balanced`), AUC (`auc`) and of the share of a domain's largest class (`majority`);
+            the accuracy of the best class for all domains (`constant`), a mean over domains, and that class
+            (`constant_class`); and by domain the numbers of `rates`.
+        """
+        result = summarize(scores, self._nodes, PARTS_OF_GRAPHS)
+        named = {self._records[place].name: scores[i] for place, i in enumerate(self.graphs) if i in scores}
+        for part, table in result.items():
+            of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}
+            by_name = _rates_of(of_part)
+            means = ("balanced", "auc", "majority")
+            table |= {rate: _mean([found[rate] for found in by_name.values()]) for rate in means}
+            shares_DC = [of_part[name][SUPPORT] / of_part[name][SUPPORT].sum() for name in by_name]
+            share_C = np.mean(shares_DC, axis=0)
+            table |= {"constant": float(share_C.max()), "constant_class": int(share_C.argmax()), DOMAINS: by_name}
+        return result
+
+    def add_to(self, summary: dict[str, Any], scores: Mapping[int, np.ndarray]) -> None:
+        """Adds to the numbers of a scope those by domain, over all rows of its clients.
+
+        Args:
+            summary: What `summarize` gave; gets `domains` with the numbers of `rates`, and `balanced`, a mean of them.
+            scores: Counts by client, `[2, 3, C]`.
+        """
+        members = {record.name: [scores[i] for i in sorted(scores) if i in record] for record in self._records}
+        pooled = {name: np.sum(counts, axis=0) for name, counts in members.items() if counts}
+        for part, table in summary.items():
+            by_name = _rates_of({name: counts[PARTS.index(part)] for name, counts in pooled.items()})
+            table |= {"balanced": _mean([found["balanced"] for found in by_name.values()]), DOMAINS: by_name}
+
+
+def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
+    """Numbers of one domain.
+
+    Args:
+        counts_KC: Its counts of one part, int64 `[3, C]`, or `[4, C]` with what `twice_wins` gave; with some rows.
+
+    Returns:
+        `accuracy`; macro-F1 over the classes that occur or are predicted (`f1`); mean recall over the classes that
+        occur (`balanced`); where rows were ranked the mean area under the ROC curve (`auc`), None if all rows are of
+        one class; and the share of the largest class (`majority`), the accuracy of who always says that.
+    """
+    support_C, correct_C = counts_KC[SUPPORT], counts_KC[CORRECT]
+    occurs, rows = support_C > 0, support_C.sum()
+    ranked = {"auc": mean_auc(support_C, counts_KC[WINS])} if len(counts_KC) > WINS else {}
+    return {
+        "accuracy": float(correct_C.sum() / rows),
+        "f1": float(macro_f1(counts_KC[None])[0]),
+        "balanced": float((correct_C[occurs] / support_C[occurs]).mean()),
+        **ranked,
+        "majority": float(support_C.max() / rows),
+    }
+
+
+def _rates_of(counts: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+    """The numbers of every domain that has rows."""
+    return {name: rates(found) for name, found in counts.items() if found[SUPPORT].any()}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Mean of those that are defined; None if none is."""
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None
