@@ -11,8 +11,11 @@ from rich.table import Table
 from algorithms.methods.loading import METHODS
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
-from engine.records.summary import PARTS
+from engine.records.summary import PARTS, weighting_of
 from engine.records.verify_run import require_whole_metrics
+from engine.rounds.domains import DOMAINS
+from engine.screen.domain_table import CAPTION as OF_DOMAINS
+from engine.screen.domain_table import domain_table
 from engine.settings.config import load_config
 from engine.settings.sizes import size
 from storage.manifest import Manifest
@@ -21,7 +24,7 @@ NARROWEST = 100
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
-SCOPES = ("trained", "served", "global")
+SCOPES = ("trained", "served", "global", DOMAINS)
 CAPTION = (
     "test accuracy in %: last round and best validation round, weighted by all nodes of\n"
     "a client; last round weighted by test nodes, plain mean over clients, macro-F1;\n"
@@ -45,13 +48,16 @@ def show_run(run: Path) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for scope, numbers in summary["scopes"].items():
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
-        if last is None:
+        if last is None or scope == DOMAINS:
             continue
         chosen = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
         table.add_row(scope, _percent(last["nodes"]), chosen, *rest)
     console.print(table)
     _line(CAPTION)
+    if DOMAINS in summary["scopes"]:
+        console.print(domain_table(summary["scopes"][DOMAINS]))
+        _line(OF_DOMAINS)
     traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
     each = " and ".join(
         f"{size(traffic[f'{way}_per_client_round'])} {way} ({scalars[f'{way}_per_client_round']:,.0f} scalars)"
@@ -93,20 +99,22 @@ def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
         for key in dict.fromkeys(key for _, overrides in runs for key in overrides)
         if not key.endswith("seed") and len({overrides.get(key) for _, overrides in runs}) > 1
     ]
-    table = _numbers("test accuracy in % at the best validation round, weighted by all nodes of a client")
-    for key in keys:
-        table.add_column(key, no_wrap=True, min_width=max(len(overrides.get(key, "")) for _, overrides in runs))
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for run, overrides in runs:
         groups.setdefault(tuple(overrides.get(key, "") for key in keys), []).append(read_summary(run))
     scopes = [scope for scope in SCOPES if any(scope in s["scopes"] for group in groups.values() for s in group)]
+    beside = "; domains: their plain mean" if DOMAINS in scopes else ""
+    table = _numbers(f"test accuracy in % at the best validation round, weighted by all nodes of a client{beside}")
+    for key in keys:
+        table.add_column(key, no_wrap=True, min_width=max(len(overrides.get(key, "")) for _, overrides in runs))
     for name in ("runs", *scopes, "s/round", "up", "down"):
         table.add_column(name, justify="right", no_wrap=True)
     for values, group in groups.items():
         cells = [*values, str(len(group))]
         for scope in scopes:
             best = [s["scopes"][scope]["best"] for s in group if scope in s["scopes"]]
-            cells.append(_spread([numbers["test"]["nodes"] for numbers in best if numbers and "test" in numbers]))
+            which = weighting_of(scope)
+            cells.append(_spread([numbers["test"][which] for numbers in best if numbers and "test" in numbers]))
         cells.append(f"{median(s['seconds']['round_median'] for s in group):.3f}")
         cells += [size(mean(s["bytes"][f"{way}_per_client_round"] for s in group)) for way in ("up", "down")]
         table.add_row(*cells)
