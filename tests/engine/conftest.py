@@ -1,12 +1,15 @@
-"""Configs on a small block model, with dotted keys changed."""
+"""Configs on a small block model, with dotted keys changed; and a federation of three small graphs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.settings.config import Config, parse_config
+from storage.graph import TEST, TRAIN, VAL
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -35,3 +38,62 @@ def plain(tmp_path: Path) -> MakeConfig:
 @pytest.fixture
 def make_config(plain: MakeConfig) -> Callable[..., Config]:
     return lambda **changes: parse_config(plain(**changes), "test")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A graph as it was drawn: undirected edges `[E, 2]`, features `[N, 5]`, labels and parts `[N]`."""
+
+    name: str
+    edges: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    split: np.ndarray
+
+
+@dataclass(frozen=True)
+class ThreeDomains:
+    """Graphs whose first two thirds, the first third and the first two thirds are clients 0 and 1, 2, 3 and 4.
+
+    Two of four classes occur in the second; no node of the third is for validation. The keys are over those of
+    `configure`.
+    """
+
+    graphs: tuple[Drawn, ...]
+    keys: dict[str, Any]
+
+
+def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) -> Drawn:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(classes, size=nodes)
+    y[:classes] = np.arange(classes)
+    x = (np.eye(4, 5)[y] + 0.8 * rng.standard_normal((nodes, 5))).astype(np.float32)
+    # A ring, and edges between any parts of it: most of a node's neighbours are at other clients, or at none.
+    edges = np.concatenate(
+        [np.stack([np.arange(nodes), (np.arange(nodes) + 1) % nodes], 1), rng.integers(nodes, size=(2 * nodes, 2))]
+    )
+    edges = np.unique(np.sort(edges[edges[:, 0] != edges[:, 1]], axis=1), axis=0)
+    split = rng.choice(np.array([TRAIN, VAL if validates else TEST, TEST], dtype=np.int8), size=nodes)
+    folder.mkdir()
+    for name, array in {"edge_index": edges.T, "x": x, "y": y, "split": split}.items():
+        np.save(folder / f"{name}.npy", array)
+    return Drawn(folder.name, edges, x, y, split)
+
+
+@pytest.fixture(scope="session")
+def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
+    root = tmp_path_factory.mktemp("domains")
+    sizes = {"north": (60, 4, True), "south": (40, 2, True), "west": (36, 4, False)}
+    graphs = tuple(_draw(root / name, seed, *how) for seed, (name, how) in enumerate(sizes.items()))
+    keys = {
+        "data.dataset": ["files"] * 3,
+        "data.path": [str(root / name) for name in sizes],
+        "data.store": str(root / "store"),
+        "data.split": "public",
+        "partition.method": "index",
+        "partition.clients": [2, 1, 2],
+        "partition.chunks": 3,
+        "model.name": "sgc",
+        "train.lr": 0.1,
+    }
+    return ThreeDomains(graphs, keys)
