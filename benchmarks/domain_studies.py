@@ -71,9 +71,8 @@ def config_of(setting: tuple[str, str, int], method: str, seed: int, args: argpa
     graphs, cut, alpha = setting
     plain = yaml.safe_load((CONFIGS / f"{graphs}.yaml").read_text())
     clients = [2 * alpha, *[2] * (len(plain["data"]["dataset"]) - 1)]
-    plain["partition"] = (
-        {**plain["partition"], "clients": clients} if cut == "index" else {"method": cut, "clients": clients}
-    )
+    chunks = {"chunks": plain["partition"]["chunks"]} if cut == "index" else {}
+    plain["partition"] = {"method": cut, "clients": clients, **chunks}
     algorithm = {"name": "local"} if method == LOCAL else METHODS[method]
     if method == FIVE_TIMES:
         plain["train"]["lr"] *= 5
@@ -123,12 +122,12 @@ def study(args: argparse.Namespace, finish: Finish) -> None:
                 for name in named:
                     by_domain.add_column(name, no_wrap=True)
                 parts = scopes[0]["best"]["both"]
-                constant = f"constant class {parts['constant_class']}"
-                table.add_row(constant, f"{100 * parts['constant']:.1f}", "", "50.0" if setting[0] == "twitch" else "20.0",
-                              "50.0")  # fmt: skip
-                table.add_row("majority of each domain", f"{100 * parts['majority']:.1f}")
-                majority = [f"{100 * parts['domains'][name]['majority']:.1f} / - / 50.0" for name in named]
-                by_domain.add_row("majority of each domain", *majority)
+                chance = f"{100 / (2 if setting[0] == 'twitch' else 5):.1f}"
+                constant, majority = (f"{100 * parts[name]:.1f}" for name in ("constant", "majority"))
+                table.add_row(f"constant class {parts['constant_class']}", constant, "", chance, "50.0")
+                table.add_row("majority of each domain", majority, "", chance, "50.0")
+                of_each = [f"{100 * parts['domains'][name]['majority']:.1f} / - / 50.0" for name in named]
+                by_domain.add_row("majority of each domain", *of_each)
             rows = [spread([means(run)[rate] for run in runs]) for runs in (last, chosen) for rate in RATES]
             paper = PAPER[setting[0], setting[2]].get(method) if setting[1] == "index" else None
             table.add_row(method, *rows, f"{paper:.1f}" if paper else "-")
@@ -143,10 +142,8 @@ def study(args: argparse.Namespace, finish: Finish) -> None:
         if not args.methods or "local" in args.methods:
             local = [finish(config_of(setting, LOCAL, seed, args))["scopes"]["trained"] for seed in range(args.seeds)]
             found = [scope["best"]["test"] for scope in local]
-            table.add_row(
-                LOCAL, *["-"] * 4, spread([run["clients"] for run in found]), spread([run["f1_clients"] for run in found]),
-                spread([run["balanced"] for run in found]), "-", "-",
-            )  # fmt: skip
+            rates = [spread([run[key] for run in found]) for key in ("clients", "f1_clients", "balanced")]
+            table.add_row(LOCAL, *["-"] * 4, *rates, "-", "-")
             figures[f"{label} local"] = [{"accuracy": run["clients"], "balanced": run["balanced"]} for run in found]
         Console(width=190).print(table)
         Console(width=190).print(by_domain)
