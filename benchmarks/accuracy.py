@@ -1,6 +1,6 @@
 """Accuracies of our methods on real graphs, beside the papers' and a public peer's.
 
-    python benchmarks/accuracy.py [averages|prototypes|mixed|distillation|ablation] [--quick] [--reference DIR]
+    python benchmarks/accuracy.py [averages|prototypes|mixed|distillation|ablation|domains] [--quick] [--reference DIR]
         [--only cora-louvain …] [--seeds 5] [--selection-seeds 2] [--rounds 100] [--runs runs/accuracy]
         [--precision float32|tf32|bfloat16]
 
@@ -10,7 +10,8 @@ with FedPG's self control (a client's own prototypes only) and class means, our 
 send no weights, on clients of GCN, GIN, GraphSAGE, SGC and GCNII in equal blocks, ten and twenty clients by Louvain.
 `distillation`: FedGKC and what its paper compares with, class means and FedPG beside them, in both of its scenarios
 (`configs/papers/fedgkc`), 5, 10 and 20 clients by Louvain; `ablation`: FedGKC without its parts and as its paper writes
-them. These two show the plain mean over clients, as the paper does, all others the mean weighted by nodes.
+them. These two show the plain mean over clients, as the paper does, all others the mean weighted by nodes. `domains`:
+FGGP, its parts and what it is compared with, on Twitch and citation archives, see `domain_studies.py`.
 
 With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
 peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
@@ -28,6 +29,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import distillation_studies
+import domain_studies
 from distillation_studies import SCENARIOS, scenario_keys
 from figures import print_figures, target
 from rich.console import Console
@@ -157,7 +159,12 @@ def reference_folder(setting: Setting, args: argparse.Namespace) -> Path | None:
 
 def finish(setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Runs what is not finished yet, and returns the summary."""
-    config = parse_config(config_of(setting, algorithm, seed, args), "benchmark")
+    return finish_plain(config_of(setting, algorithm, seed, args))
+
+
+def finish_plain(plain: dict[str, Any]) -> dict[str, Any]:
+    """The same of a config as plain values."""
+    config = parse_config(plain, "benchmark")
     path = run_path(config)
     return read_summary(run(config, resume=(path / METRICS).exists()))
 
@@ -205,7 +212,7 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=STUDIES, default="averages")
+    parser.add_argument("study", nargs="?", choices=[*STUDIES, "domains"], default="averages")
     parser.add_argument("--quick", action="store_true", help="the first graph, one seed, 20 rounds: within a minute")
     parser.add_argument("--reference", help="folder with the peer's partitions and accuracies")
     parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain")
@@ -214,7 +221,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--runs", default="runs/accuracy")
     parser.add_argument("--precision", default="float32", help="engine.precision")
+    parser.add_argument("--methods", nargs="*", default=[], help="of the study `domains`, such as fggp")
     args = parser.parse_args()
+    if args.study == "domains":
+        if args.quick:
+            args.only, args.seeds, args.rounds, args.methods = ["twitch-index10"], 1, 10, ["fedavg", "fggp"]
+        domain_studies.study(args, finish_plain)
+        return
     study = STUDIES[args.study]
     if args.quick:
         args.only, args.seeds, args.rounds = [f"{study.datasets[0]}-louvain"], 1, 20

@@ -50,13 +50,15 @@ class PartitionOptions:
     @classmethod
     def _sum_up(cls, given: Any) -> Any:
         """`clients` as a list stands for `domains` and their sum."""
-        values = dict(given.kwargs or {}) if isinstance(given, ArgsKwargs) else given
+        called = isinstance(given, ArgsKwargs)
+        values = dict(given.kwargs or {}) if called else given
         clients = values.get("clients") if isinstance(values, dict) else None
         if not isinstance(clients, list | tuple):
             return given
         if not all(type(number) is int for number in clients) or not clients:
             raise ValueError(f"clients must be a number, or a list of one for every graph, found {list(clients)}")
-        return {**values, "clients": sum(clients), "domains": tuple(clients)}
+        values = {**values, "clients": sum(clients), "domains": tuple(clients)}
+        return ArgsKwargs(given.args, values) if called else values
 
     @model_validator(mode="after")
     def _require_sum(self) -> "PartitionOptions":

@@ -91,6 +91,8 @@ def identity(config: Config) -> dict[str, Any]:
         # Stores of one graph keep the names that they had before there were several.
         if chosen[later] is None:
             del chosen[later]
+    if "domains" in chosen:
+        chosen["domains"] = list(chosen["domains"])
     contents_of = [fingerprint(each) for each in sources(config)]
     content = contents_of[0] if len(contents_of) == 1 else {"graphs": contents_of}
     dataset = {**content, "dtype": config.data.dtype}

@@ -97,6 +97,7 @@ def _spread(x: Any, own: np.ndarray, union: np.ndarray) -> sp.csr_array:
     """Features in the columns that their names have in the union; sparse, since other columns are zero."""
     rows = sp.csr_array(x if sp.issparse(x) else x[:])
     columns = np.searchsorted(union, own)[rows.indices]
-    found = sp.csr_array((rows.data, columns, rows.indptr), shape=(rows.shape[0], len(union)))
+    # A copy of the values: sorting moves them.
+    found = sp.csr_array((rows.data.copy(), columns, rows.indptr), shape=(rows.shape[0], len(union)))
     found.sort_indices()
     return found

@@ -23,7 +23,7 @@ def test_a_cover_is_left_alone():
         np.array([0, 1], dtype=np.int32),
         np.array([0, 1, 1], dtype=np.int64),
         np.array([0, 1, 2], dtype=np.int32),
-        np.array([0, 1, -1], dtype=np.int32),
+        np.array([0, 1, -2], dtype=np.int32),
         np.array([1, 1, 1], dtype=np.int32),
     ],
     ids=["short", "dtype", "too large", "negative", "empty client"],

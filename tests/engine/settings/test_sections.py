@@ -60,6 +60,8 @@ REFUSED: dict[str, list[Any]] = {
     "data.options": ["nodes"],
     "partition.method": ["leiden", None],
     "partition.clients": [0, -1, 2.5, 10**12, True, "4"],
+    "partition.domains": [3, [0, 2], ["a"]],
+    "partition.chunks": [0, 2.5, "4", True],
     "partition.seed": [-1, 2**31, True],
     "partition.resolution": [0.0, -1.0, NAN, INF, "1", True],
     "partition.imbalance": [1.0, 1.0009, NAN, INF, 1e300],
@@ -131,6 +133,7 @@ REFUSED: dict[str, list[Any]] = {
 TAKEN: dict[str, list[Any]] = {
     "data.fractions": [(1.0, 0.0, 0.0), (0.7, 0.2, 0.1), (0.6, 0.3, 0.1)],
     "partition.clients": [1],
+    "partition.chunks": [1, 30],
     "partition.seed": [0, 2**31 - 1],
     "partition.resolution": [1e-9],
     "partition.imbalance": [1.001],

@@ -16,6 +16,7 @@ from storage.datasets.ogb import PUBLISHED
 from storage.datasets.twin import ORIGINALS
 from storage.errors import ShoalError
 
+LANGUAGES = {"de": "DE", "en": "ENGB", "es": "ES", "fr": "FR", "pt": "PTBR", "ru": "RU", "tw": "ZHTW"}
 RAW_FILES = {
     "cora": "planetoid/Cora/raw/ind.cora.x",
     "citeseer": "planetoid/CiteSeer/raw/ind.citeseer.x",
@@ -26,6 +27,9 @@ RAW_FILES = {
     "physics": "coauthor/Physics/raw/ms_academic_phy.npz",
     "flickr": "flickr/raw/adj_full.npz",
     "reddit": "reddit/raw/reddit_data.npz",
+    **{f"twitch-{name}": f"musae/twitch/{code}/{code}_edges.csv" for name, code in LANGUAGES.items()},
+    "acmv9": "acdne/acmv9.mat",
+    "dblpv7": "acdne/dblpv7.mat",
 }
 
 
