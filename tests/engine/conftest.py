@@ -68,10 +68,11 @@ def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) ->
     y = rng.integers(classes, size=nodes)
     y[:classes] = np.arange(classes)
     x = (np.eye(4, 5)[y] + 0.8 * rng.standard_normal((nodes, 5))).astype(np.float32)
-    # A ring, and edges between any parts of it: most of a node's neighbours are at other clients, or at none.
-    edges = np.concatenate(
-        [np.stack([np.arange(nodes), (np.arange(nodes) + 1) % nodes], 1), rng.integers(nodes, size=(2 * nodes, 2))]
-    )
+    # A ring, and edges from anywhere to anywhere: most neighbours of a node are at other clients, or at none.
+    ring = np.stack([np.arange(nodes), (np.arange(nodes) + 1) % nodes], axis=1)
+    far = rng.integers(nodes, size=(6 * nodes, 2))
+    alike = (y[far[:, 0]] == y[far[:, 1]]) | (rng.random(6 * nodes) < 0.1)
+    edges = np.concatenate([ring, far[alike]])
     edges = np.unique(np.sort(edges[edges[:, 0] != edges[:, 1]], axis=1), axis=0)
     split = rng.choice(np.array([TRAIN, VAL if validates else TEST, TEST], dtype=np.int8), size=nodes)
     folder.mkdir()

@@ -3,7 +3,9 @@
 A host that starts again takes seconds: each test kills as few as it can.
 """
 
+import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +22,12 @@ from engine.hosts.host import Host
 from engine.hosts.local_pool import LocalPool
 from engine.hosts.ray_pool import RayPool
 from engine.rounds.pool import Pool
+from engine.rounds.server import Server
+from engine.rounds.state import FederationState
 from engine.wire.cell import Cell, Outcome, evaluation_cell
 from engine.wire.job import Job
 from storage.errors import ShoalError
-from storage.store import shard_path
+from storage.store import DOMAINS, shard_path
 
 MakeJob = Callable[..., Job]
 UP = {"w": How.SUM, "process": How.LIST}
@@ -280,3 +284,32 @@ def test_nobody_comes_back(hosts: list[Any], job_of: MakeJob, monkeypatch: pytes
     blind = RayPool(hosts, replace(job_of(), store="/nowhere"), 60.0, 4)
     with pytest.raises(ShoalError, match=r"^engine\.hosts: no host is left|^/nowhere: no host sees the files"):
         run(blind, cells_of([0]))
+
+
+def scopes(server: Server, rounds: int) -> list[str]:
+    return [json.dumps(server.round()["scopes"], sort_keys=True) for _ in range(rounds)]
+
+
+def test_whole_graphs_are_evaluated_as_in_one_process_and_after_a_stop(
+    hosts: list[Any], start: Callable[..., Server], three_domains: Any, tmp_path: Path
+) -> None:
+    server = start({**three_domains.keys, "participation.ratio": 0.6, "rounds": 4})
+    job, plan = replace(server.job, id=f"{tmp_path}"), server.plan
+    pool = RayPool(hosts, job, 60.0, 4)
+    pool.require_data(range(8))
+    first = Server(job, plan, pool)
+    found = scopes(first, 2)
+    tensors, plain = first.state.to_tensors()
+    again = Server(job, plan, RayPool(hosts, job, 60.0, 4), FederationState.from_tensors(tensors, plain))
+    found += scopes(again, 2)
+    assert scopes(server, 4) == found
+    assert '"north"' in found[0]
+    ours, theirs = server.state.scores["domains"], again.state.scores["domains"]
+    assert ours.keys() == theirs.keys() == {5, 6, 7}
+    assert all(np.array_equal(counts, theirs[i]) for i, counts in ours.items())
+    # One whose files nobody has is named.
+    store = shutil.copytree(job.store, tmp_path / "store")
+    (store / DOMAINS / shard_path(2)).unlink()
+    blind = RayPool(hosts, replace(job, store=str(store), id=f"{tmp_path}-2"), 60.0, 4)
+    with pytest.raises(ShoalError, match=r"no host sees the files \(shard, split, hops\) of clients domain west; "):
+        blind.require_data(range(8))

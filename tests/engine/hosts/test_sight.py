@@ -4,15 +4,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.hosts.host import Host
 from engine.hosts.sight import look
 from engine.records.environment import environment
 from engine.rounds.server import Server
 from engine.wire.job import Job
 from storage.manifest import NAME
-from storage.store import hops_path, shard_path, split_path
+from storage.store import DOMAINS, hops_path, shard_path, split_path
 
 
 @pytest.fixture
@@ -48,3 +50,21 @@ def test_nothing_without_manifest_or_folder(job: Job, missing: str) -> None:
     path = job.store_path / missing
     path.unlink() if path.is_file() else shutil.rmtree(path)
     assert look(job, "here").clients == frozenset()
+
+
+def test_whole_graphs_are_seen_behind_the_clients(
+    start: Callable[..., Server], three_domains: Any, tmp_path: Path
+) -> None:
+    whole = start(three_domains.keys).job
+    job = replace(whole, store=str(shutil.copytree(whole.store, tmp_path / "store")), id=str(tmp_path))
+    graphs = job.store_path / DOMAINS
+    assert look(job, "here").clients == set(range(8))
+    # Where none is evaluated none is looked for.
+    assert look(replace(job, domains=()), "here").clients == set(range(5))
+    (graphs / shard_path(1)).unlink()
+    (graphs / split_path(job.split, 2)).unlink()
+    assert look(job, "here").clients == {0, 1, 2, 3, 4, 5}
+    (graphs / NAME).unlink()
+    assert look(job, "here").clients == set(range(5))
+    # Such a machine can work for clients.
+    Host().open(job)

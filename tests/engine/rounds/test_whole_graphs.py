@@ -100,7 +100,7 @@ def test_predictions_are_those_of_the_model_on_all_edges(started: Start, three_d
         areas = [roc_auc_score(truth == c, chance[:, c]) for c in np.unique(truth)]
         assert found[graph.name]["auc"] == pytest.approx(np.mean(areas))
     # It learns: none of this is the answer of a constant.
-    assert line["scopes"]["domains"]["both"]["auc"] > 0.7
+    assert line["scopes"]["domains"]["both"]["auc"] > 0.65
     # Whole graphs are no clients.
     assert server._pool.trained == set(CLIENTS)  # type: ignore[attr-defined]
     assert line["cohort"] == CLIENTS
@@ -164,7 +164,7 @@ def test_sampled_clients_and_rounds_without_evaluation(started: Start) -> None:
     [
         {"algorithm.name": "local"},
         # Its server gives a part of a model.
-        {"algorithm.name": "lg_fedavg"},
+        {"algorithm.name": "lg_fedavg", "model.name": "gcn", "model.hidden": 4},
         {"evaluation.domains": False},
     ],
 )

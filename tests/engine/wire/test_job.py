@@ -2,6 +2,8 @@
 
 import pickle
 import platform
+import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,8 @@ from engine.wire.job import Job, make_job
 from engine.wire.randomness import key
 from storage.errors import ShoalError
 from storage.graph import TRAIN
-from storage.store import Store, shard_path
+from storage.manifest import NAME
+from storage.store import DOMAINS, Store, shard_path
 from storage.view import Memo
 
 MakeJob = Callable[..., Job]
@@ -135,3 +138,73 @@ def test_initial_parameters(start: Callable[..., Server]) -> None:
         own = replace(kind, choice=kind.choice.model_copy(update={"init": "own"}))
         assert torch.equal(job.initial(own, MODEL, 3), drawn(key(4, "init", 3)))
         assert torch.equal(job.initial(own, "copilot", 3), drawn(key(4, "init", "copilot", 3)))
+
+
+@pytest.fixture
+def of_domains(configure: Callable[..., Config], three_domains: Any) -> Callable[..., Job]:
+    """Makes the job of the three graphs, with keys changed, on its store as it is prepared or was left."""
+
+    def of_domains(prepared: bool = True, **keys: Any) -> Job:
+        changed = {name.replace("__", "."): value for name, value in keys.items()}
+        config = configure({**three_domains.keys, **changed})
+        return make_job(config, prepare(config) if prepared else Store(Path(config.data.store or "")), "job")
+
+    return of_domains
+
+
+def test_whole_graphs_have_numbers_behind_those_of_clients(of_domains: Callable[..., Job], three_domains: Any) -> None:
+    job = of_domains()
+    assert job.domains == ("north", "south", "west")
+    store = job.open_store()
+    graphs = job.open_graphs(store)
+    assert graphs is not None
+    assert job.graphs == graphs.manifest.content(job.split, job.kernel) != job.content
+    assert [info.client for info in job.infos(store)] == [0, 1, 2, 3, 4]
+    infos = job.graph_infos(graphs)
+    assert [job.who(i) for i in (4, 5, 7)] == ["client 4", "domain north", "domain west"]
+    for number, (info, graph) in enumerate(zip(infos, three_domains.graphs, strict=True)):
+        assert (info.client, info.nodes, info.model, info.classes) == (5 + number, len(graph.y), 0, 4)
+        assert info.train == (graph.split == TRAIN).sum()
+        view = job.view(graphs, number, Memo(0))
+        before = sum(len(other.y) for other in three_domains.graphs[:number])
+        assert view.label.tolist() == graph.y[graphs.shard(number).node - before].tolist()
+        assert view.entries == 2 * len(graph.edges)
+    assert pickle.loads(pickle.dumps(job)) == job
+
+
+def test_where_no_whole_graph_is_evaluated(of_domains: Callable[..., Job], job_of: MakeJob) -> None:
+    for job in (of_domains(algorithm__name="fedgta"), of_domains(evaluation__domains=False), job_of()):
+        assert (job.domains, job.graphs) == ((), "")
+        assert job.open_graphs(job.open_store()) is None
+        assert job.graph_infos(None) == []
+
+
+def test_whole_graphs_must_be_prepared_and_those_of_the_clients(
+    of_domains: Callable[..., Job], three_domains: Any, tmp_path: Path
+) -> None:
+    job = of_domains()
+    store = shutil.copytree(job.store, tmp_path / "store")
+    graphs = store / DOMAINS
+    keys = {"prepared": False, "data__store": str(store)}
+    assert of_domains(**keys).graphs == job.graphs
+    manifest = Store(graphs).manifest
+    # As another dataset would leave them: of other files, or of other sizes.
+    clients = [*manifest.clients[:2], replace(manifest.clients[2], nodes=35)]
+    for other in ({"identity": {**manifest.identity, "dataset": {}}}, {"clients": clients}, {"published": {"x": "0"}}):
+        replace(manifest, **other).write(graphs)
+        line = f"{graphs}: holds other graphs than those that the clients of {store} come from; delete that folder "
+        with pytest.raises(ShoalError, match="^" + re.escape(line)):
+            of_domains(**keys)
+    for without, missing in (("splits", "public"), ("hops", "r0.5-k2-float32")):
+        replace(manifest, **{without: {}}).write(graphs)
+        with pytest.raises(ShoalError, match=rf"^{graphs}: has no '{missing}' of this config; run `shoal prepare` on"):
+            of_domains(**keys)
+    (graphs / NAME).unlink()
+    with pytest.raises(ShoalError, match=rf"^{graphs}: no {NAME}, so no finished store; run `shoal prepare` on the"):
+        of_domains(**keys)
+    # On another machine there may be others, under the same path.
+    public = replace(manifest.splits["public"], unreachable=7)
+    replace(manifest, splits={**manifest.splits, "public": public}).write(graphs)
+    moved = replace(job, store=str(store))
+    with pytest.raises(ShoalError, match=rf"^{graphs}: machine {platform.node()} sees another store here than the run"):
+        moved.open_graphs(moved.open_store())
