@@ -83,3 +83,45 @@ def test_the_largest_resident_set_of_each_process(manifest: Manifest) -> None:
         line(3, memory={"driver": 11, "server": 4, "hosts": {}}),
     ]
     assert summarize_run(lines, manifest, 0, "cpu")["resident_bytes"] == {"driver": 12, "server": 5, "host": 30}
+
+
+def domains(number: int, val: float | None, test: float, auc: float | None) -> dict[str, Any]:
+    def table(accuracy: float) -> dict[str, Any]:
+        rates = {"accuracy": accuracy, "auc": auc}
+        means = {"nodes": 1 - accuracy, "clients": accuracy, "auc": auc, "constant": 0.6, "constant_class": number}
+        return {**means, "domains": {"de": rates, "pt": {**rates, "accuracy": accuracy / 2}}}
+
+    parts = {"test": table(test), "both": table(test / 4)} | ({} if val is None else {"val": table(val)})
+    return line(number, scopes={"domains": parts})
+
+
+def test_domains_are_chosen_by_their_mean_and_the_last_five_are_averaged(manifest: Manifest) -> None:
+    lines = [
+        domains(1, 0.9, 0.4, 0.3), domains(2, 0.2, 0.8, None), line(3, test=0.0), domains(4, 0.3, 0.4, 0.5),
+        domains(5, 0.4, 0.4, 0.7), domains(6, 0.5, 0.4, None), domains(9, 0.6, 0.8, 0.9),
+    ]  # fmt: skip
+    found = summarize_run(lines, manifest, 0, "cpu")["scopes"]["domains"]
+    # The mean over domains, not weighted by nodes, which would take round 2.
+    assert (found["best"]["round"], found["last"]["round"]) == (1, 9)
+    assert best_round(lines, "domains") is lines[0]
+    assert best_round(lines, "domains", "nodes") is lines[1]
+    five = found["last_five"]
+    assert five["rounds"] == [2, 4, 5, 6, 9]
+    assert five["clients"] == pytest.approx((0.2 + 0.1 + 0.1 + 0.1 + 0.2) / 5)
+    assert five["nodes"] == pytest.approx(1 - five["clients"])
+    # Where a number is not defined it is in no mean.
+    assert five["auc"] == five["domains"]["pt"]["auc"] == pytest.approx((0.5 + 0.7 + 0.9) / 3)
+    assert five["domains"]["de"]["accuracy"] == pytest.approx(five["clients"])
+    assert five["domains"]["pt"]["accuracy"] == pytest.approx(five["clients"] / 2)
+    assert (five["constant"], five["constant_class"]) == (pytest.approx(0.6), 9)
+
+
+def test_fewer_than_five_evaluations_of_domains(manifest: Manifest) -> None:
+    found = summarize_run([domains(2, None, 0.5, None)], manifest, 0, "cpu")["scopes"]["domains"]
+    assert found["best"] is None
+    assert (found["last_five"]["rounds"], found["last_five"]["clients"]) == ([2], 0.125)
+    assert found["last_five"]["auc"] is None
+    nobody = line(1, scopes={"domains": {}})
+    assert summarize_run([nobody], manifest, 0, "cpu")["scopes"]["domains"]["last_five"] == {"rounds": []}
+    # Other scopes have none.
+    assert "last_five" not in summarize_run([line(1)], manifest, 0, "cpu")["scopes"]["served"]

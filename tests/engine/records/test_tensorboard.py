@@ -33,3 +33,21 @@ def test_scalars_of_every_round(tmp_path: Path) -> None:
         "accuracy_test/served": [(2, 0.75)],
         "accuracy_val/global": [(2, pytest.approx(0.1))],
     }
+
+
+def test_domains_are_their_mean_and_each_by_its_name(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    rates = {"de": {"accuracy": 0.25}, "pt": {"accuracy": 0.75}}
+    both = {"nodes": 0.125, "clients": 0.5, "f1_clients": 0.375, "balanced": 0.625, "auc": None, "domains": rates}
+    board.write(line(3, None, scopes={"domains": {"both": both}}))
+    board.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if "domains" in tag]
+    assert {tag: events.Scalars(tag)[0].value for tag in tags} == {
+        "accuracy_both/domains": 0.5,
+        "f1_clients_both/domains": 0.375,
+        "balanced_both/domains": 0.625,
+        "accuracy_both/domains/de": 0.25,
+        "accuracy_both/domains/pt": 0.75,
+    }

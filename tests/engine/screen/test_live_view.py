@@ -61,3 +61,9 @@ def test_bars() -> None:
     last = shown.getvalue()[shown.getvalue().rindex("name") :]
     assert "1/3" in last
     assert "1/2 hosts, 1 retries" in last
+
+
+def test_domains_are_their_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    scopes = {"served": {"val": {"nodes": 0.5}}, "domains": {"val": {"nodes": 0.75, "clients": 0.25}}}
+    LiveView("name", 2, 1, None).advance({**LINE, "scopes": scopes})
+    assert "served val 50.0 %, domains val 25.0 %, " in capsys.readouterr().err

@@ -136,3 +136,53 @@ def test_what_to_try_next(models: int, part: str) -> None:
     text = "\n".join(printed(show_next, "my.yaml", models))
     assert "shoal sweep my.yaml " in text
     assert part in text
+
+
+def of_domains(add: float, auc: float | None = 0.5) -> dict[str, Any]:
+    def rates(accuracy: float) -> dict[str, Any]:
+        return {"accuracy": accuracy + add, "f1": 0.21, "balanced": 0.32, "auc": auc, "majority": 0.43}
+
+    means = {"nodes": 0.99, "clients": 0.15 + add, "f1_clients": 0.22, "balanced": 0.33, "auc": auc, "majority": 0.44}
+    return {
+        **means,
+        "constant": 0.6,
+        "constant_class": 1,
+        "domains": {"twitch-de": rates(0.1), "twitch-pt": rates(0.2)},
+    }
+
+
+def test_a_row_a_domain(tmp_path: Path) -> None:
+    scope = {
+        "best": {"round": 4, "test": of_domains(0.0)},
+        "last": {"round": 9, "test": of_domains(0.3, None), "both": of_domains(0.0)},
+        "last_five": {"rounds": [5, 6, 7, 8, 9], **of_domains(0.5)},
+    }
+    served = {"last": {"round": 9, "test": TEST}, "best": None}
+    lines = printed(show_run, written(tmp_path, summary(served=served, domains=scope)))
+    start = next(place for place, line in enumerate(lines) if line.startswith("the server's model on the whole graph"))
+    assert lines[start + 1].split() == ["rounds", "domain", "accuracy", "F1", "balanced", "AUC", "majority"]
+    labels = ("best val @4, test", "last @9, test", "mean of 5 to @9, both")
+    numbers = (["10.00", "20.00", "15.00"], ["40.00", "50.00", "45.00"], ["60.00", "70.00", "65.00"])
+    for block, (label, accuracies) in enumerate(zip(labels, numbers)):
+        auc = "-" if block == 1 else "50.00"
+        rows = lines[start + 2 + 4 * block : start + 6 + 4 * block]
+        assert rows[0].startswith(label)
+        assert rows[0].removeprefix(label).split() == ["twitch-de", accuracies[0], "21.00", "32.00", auc, "43.00"]
+        assert rows[1].split() == ["twitch-pt", accuracies[1], "21.00", "32.00", auc, "43.00"]
+        assert rows[2].split() == ["mean", accuracies[2], "22.00", "33.00", auc, "44.00"]
+        assert rows[3].split() == ["constant", "1", "60.00"]
+    # They stand in no other table.
+    assert not [line for line in lines if line.startswith("domains ")]
+
+
+def test_domains_without_validation_and_in_a_sweep(tmp_path: Path) -> None:
+    scope = {"best": None, "last": {"round": 2, "test": of_domains(0.0)}, "last_five": {"rounds": []}}
+    lines = printed(show_run, written(tmp_path / "a", summary(domains=scope)))
+    assert not [line for line in lines if line.startswith(("best val", "mean of"))]
+    assert [line for line in lines if line.startswith("last @2, test")]
+    scope["best"] = {"round": 1, "test": of_domains(0.25)}
+    runs = [(written(tmp_path / "b", summary(domains=scope)), {"seed": "0"})]
+    lines = printed(show_sweep, runs)
+    assert "domains: their plain mean" in " ".join(lines)
+    (row,) = [line.split() for line in lines if "KiB" in line]
+    assert row[:2] == ["1", "40.00"]

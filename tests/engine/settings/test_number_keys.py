@@ -25,9 +25,9 @@ TREES = st.recursive(
     "key",
     [
         "seed", "rounds", "data.dataset", "data.path", "data.split_seed", "partition.clients", "model.hidden",
-        "model.0.name", "train.lr", "algorithm.name", "participation.trace", "evaluation.every", "engine.cell_size",
-        "engine.device", "engine.path", "engine.precision", "engine.threads", "resources.server_gpus", "names",
-        "data.rooted", "engines", "runs.root",
+        "model.0.name", "train.lr", "algorithm.name", "participation.trace", "evaluation.every", "evaluation.domains",
+        "engine.cell_size", "engine.device", "engine.path", "engine.precision", "engine.threads",
+        "resources.server_gpus", "names", "data.rooted", "engines", "runs.root",
     ],
 )  # fmt: skip
 def test_these_change_numbers(key: str) -> None:
@@ -78,6 +78,9 @@ def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
     assert "resources.server_gpus" not in default
     assert served == {**default, "resources.server_gpus": 0.25}
     assert default["train.lr"] == 0.01
+    without = number_keys(parse_config({**PLAIN, "evaluation": {"domains": False}}, "test").plain())
+    assert "evaluation.domains" not in default
+    assert without == {**default, "evaluation.domains": False}
     assert not any(key.startswith(("ray", "run.", "data.root")) for key in default)
 
 
