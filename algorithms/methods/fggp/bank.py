@@ -79,7 +79,7 @@ def votes(z_NH: Tensor, bank: Bank, classes: int, how: Vote, k: int, temperature
     cos_NB = unit(z_NH) @ unit(bank.proto_BH).T
     votes_NB = torch.ones_like(cos_NB, dtype=torch.bool)
     if k < len(bank.class_B):
-        first_NK = cos_NB.sort(1, descending=True, stable=True).indices[:, :k]
+        first_NK = cos_NB.sort(dim=1, descending=True, stable=True).indices[:, :k]
         votes_NB = torch.zeros_like(votes_NB).scatter(1, first_NK, True)
     if how == "class_nearest":
         nearest_NB = cos_NB.masked_fill(~votes_NB, -torch.inf)

@@ -4,11 +4,13 @@ Axes: N nodes, C classes, H width of features, J classes that have a prototype.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.losses.prototype_losses import contrast
 from algorithms.losses.prototypes import unit
+
+# Less than one certain node makes no prototype.
+LEAST_MASS = 1.0
 
 
 def certain_classes(logits_NC: Tensor, train: Tensor, train_label: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,7 +30,7 @@ def certain_classes(logits_NC: Tensor, train: Tensor, train_label: Tensor) -> tu
 def certain_prototypes(z_NH: Tensor, class_N: Tensor, certain_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """c_j = sum of w_i z_i / W_j over the nodes of class j, `[C, H]`, and W_j = sum of w_i, `[C]` (equation 4).
 
-    A class of W_j below 1 has no prototype worth the name; a row without any node is zero.
+    A class of W_j below `LEAST_MASS` has no prototype worth the name; a row without any node is zero.
 
     Args:
         z_NH: Features.
@@ -44,9 +46,9 @@ def certain_prototypes(z_NH: Tensor, class_N: Tensor, certain_N: Tensor, classes
 def contrast_of_views(own_JH: Tensor, other_JH: Tensor, temperature: float, literal: bool = False) -> Tensor:
     """How badly prototypes of two views of a graph find each other, a scalar; 0 of fewer than two classes.
 
-    By default the cross-entropy of cos(c_j, c'_l) / t with the own class as target, from either side, averaged. Equation
-    8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is linear in
-    the cosines.
+    By default the cross-entropy of cos(c_j, c'_l) / t with the own class as target, from either side, averaged.
+    Equation 8 (`literal`) leaves the own class out of the denominators: it may be negative, and of two classes it is
+    linear in the cosines.
 
     Args:
         own_JH: Prototypes of one view.
