@@ -183,8 +183,6 @@ class FGGP(FedAvg):
         up = {name: How.SUM for name in ("w", GENERATOR) if name in server}
         prototypes = dict.fromkeys(("proto", "proto.class", "proto.mass"), How.LIST) if self.fcpp else {}
         got = yield Ask("train", {**up, **prototypes}, shared=shared)
-        if not got.ids:
-            return
         if got.weights["w"] > 0:
             server.update({name: got[name] for name in up})
         if self.fcpp:
