@@ -72,8 +72,9 @@ def summed_up(sent: Entries, o: SimpleNamespace, classes: int) -> Entries:
     bank: Entries = []
     for c in range(classes):
         points = [vector for label, vector in sent if label == c]
-        ways = {"finch": lambda: finch(points, o.finch_min), "none": lambda: [[i] for i in range(len(points))]}
-        groups = ways.get(o.cluster, lambda: [list(range(len(points)))])() if points else []
+        groups = [list(range(len(points)))] if points else []
+        if points and o.cluster != "mean":
+            groups = finch(points, o.finch_min) if o.cluster == "finch" else [[i] for i in range(len(points))]
         bank += [(c, sum(points[i] for i in group) / len(group)) for group in groups]
     return bank
 
@@ -161,7 +162,8 @@ class PlainClient:
         """Equation 6."""
         if self.o.gkic == "gen_only":
             return self.a_NN
-        if self.near is None or round_number % self.o.knn_every == 0 or round_number - self.near[0] > 2 * self.o.knn_every:
+        every = self.o.knn_every
+        if self.near is None or round_number % every == 0 or round_number - self.near[0] > 2 * every:
             z, near = self.features(), []
             for i in range(len(z)):
                 alive = [j for j in range(len(z)) if j != i and z[i].any() and z[j].any()]
