@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms import pair_kernels
 from storage.errors import ShoalError
 
 MOST_ENTRIES = 2**31
@@ -45,20 +46,12 @@ def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, devic
     nodes = len(indptr) - 1
     row_E = np.repeat(np.arange(nodes, dtype=np.int64), np.diff(indptr))
     upper_E = indices > row_E
-    near_NK = nearest_NK.cpu().numpy().astype(np.int64)
-    one, other = np.nonzero(near_NK >= 0)[0], near_NK[near_NK >= 0]
-    keys_M = np.unique(
-        np.concatenate([row_E[upper_E] * nodes + indices[upper_E], np.minimum(one, other) * nodes + np.maximum(one, other)])
-    )
+    one, place = np.nonzero(nearest_NK.cpu().numpy() >= 0)
+    other = nearest_NK.cpu().numpy()[one, place].astype(np.int64)
+    added = np.minimum(one, other) * nodes + np.maximum(one, other)
+    keys_M = np.unique(np.concatenate([row_E[upper_E] * nodes + indices[upper_E], added]))
     if 2 * len(keys_M) >= MOST_ENTRIES:
         raise ShoalError(f"a client's completed graph has {len(keys_M):,} edges; take fewer neighbours or more clients")
-    low_M, high_M = keys_M // max(nodes, 1), keys_M % max(nodes, 1)
-    ends = np.concatenate([high_M * nodes + low_M, keys_M])
-    ends.sort()
-    counts = np.bincount(low_M, minlength=nodes) + np.bincount(high_M, minlength=nodes)
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return CompletedGraph(
-        torch.from_numpy(starts),
-        torch.from_numpy((ends % max(nodes, 1)).astype(np.int32)),
-        torch.from_numpy(np.stack([low_M, high_M]).astype(np.int32)).to(device),
-    )
+    pairs_2M = np.stack(np.divmod(keys_M, max(nodes, 1))).astype(np.int32)
+    starts, columns = pair_kernels.symmetric_rows(*pairs_2M, np.ones(len(keys_M), np.bool_), nodes)
+    return CompletedGraph(*map(torch.from_numpy, (starts, columns)), torch.from_numpy(pairs_2M).to(device))
