@@ -8,6 +8,7 @@ from torch import Tensor
 
 from algorithms import pair_kernels
 from algorithms.completed_graph import CompletedGraph
+from algorithms.pairs import compiled
 
 
 class Candidates(NamedTuple):
@@ -37,7 +38,7 @@ def draw_candidates(graph: CompletedGraph, random_pairs: int, rng: torch.Generat
     other = torch.randint(max(nodes - 1, 1), (count,), generator=rng, device=device)
     other += other >= one
     keys = torch.minimum(one, other) * nodes + torch.maximum(one, other)
-    return _by_numba(pairs_2M, keys, nodes) if device.type == "cpu" else _by_torch(pairs_2M, keys, nodes)
+    return _by_numba(pairs_2M, keys, nodes) if compiled(pairs_2M) else _by_torch(pairs_2M, keys, nodes)
 
 
 def _by_numba(pairs_2M: Tensor, keys: Tensor, nodes: int) -> Candidates:

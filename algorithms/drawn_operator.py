@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms import pair_kernels
 from algorithms.backbones.neighbourhood import operator_over
-from algorithms.pairs import cross_dots
+from algorithms.pairs import compiled, cross_dots
 from storage.propagation import propagate
 from storage.sparse_matrix import SparseMatrix
 
@@ -38,7 +38,7 @@ class DrawnOperator(SparseMatrix):
         """
         self._pairs_2S, self._kept_S, self._nodes = pairs_2S, kept_S, nodes
         found_S = kept_S.detach() > 0.5
-        if kept_S.device.type == "cpu":
+        if compiled(kept_S):
             self._rows = _rows(pairs_2S, found_S, nodes)
             self.degree_N = torch.from_numpy(np.diff(self._rows[0]) + 1).float()
         else:
@@ -65,14 +65,14 @@ class DrawnOperator(SparseMatrix):
 
     def plain(self) -> SparseMatrix:
         """The same numbers as a matrix of constants."""
-        return operator_over("symmetric", *self._rows) if self.device.type == "cpu" else self._matrix
+        return operator_over("symmetric", *self._rows) if compiled(self._kept_S) else self._matrix
 
     def to_dense(self) -> Tensor:
         return self.plain().to_dense()
 
     def product(self, x_NH: Tensor) -> Tensor:
         """P x, without gradients."""
-        if self.device.type != "cpu":
+        if not compiled(x_NH):
             return self._matrix @ x_NH
         out_NH = torch.empty(x_NH.shape)
         propagate(*self._rows, x_NH.contiguous().numpy(), 0.5, out_NH.numpy())

@@ -17,13 +17,18 @@ from algorithms import pair_kernels
 BLOCK = 2**18
 
 
+def compiled(tensor: Tensor) -> bool:
+    """Whether our own loops, which are for one core, take a tensor."""
+    return tensor.device.type == "cpu"
+
+
 class PairDots(torch.autograd.Function):
     """<x_i, x_j>, float32 `[S]`, from rows `[N, H]` and pairs int32 `[2, S]`: `PairDots.apply(x_NH, pairs_2S)`."""
 
     @staticmethod
     def forward(ctx: Any, x_NH: Tensor, pairs_2S: Tensor) -> Tensor:
         ctx.save_for_backward(x_NH, pairs_2S)
-        if x_NH.device.type == "cpu":
+        if compiled(x_NH):
             out_S = torch.empty(pairs_2S.shape[1])
             pair_kernels.dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH), out_S.numpy())
             return out_S
@@ -34,7 +39,7 @@ class PairDots(torch.autograd.Function):
         x_NH, pairs_2S = ctx.saved_tensors
         (weight_S,) = gradients
         out_NH = torch.zeros_like(x_NH, memory_format=torch.contiguous_format)
-        if x_NH.device.type == "cpu":
+        if compiled(x_NH):
             pair_kernels.add_rows(*_arrays(pairs_2S[0], pairs_2S[1], weight_S, x_NH), out_NH.numpy())
             return out_NH, None
         for (i, j), w in zip(_blocks(pairs_2S), weight_S.split(BLOCK)):
@@ -45,7 +50,7 @@ class PairDots(torch.autograd.Function):
 
 def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
     """<x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
-    if x_NH.device.type == "cpu":
+    if compiled(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
         pair_kernels.cross_dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH, y_NH), out_S.numpy())
         return out_S
