@@ -89,9 +89,9 @@ def renewed(old: Entries, fresh: Entries, o: SimpleNamespace) -> Entries:
     return every
 
 
-def voted(z: Tensor, bank: Entries, o: SimpleNamespace) -> int:
+def voted(cosines: Sequence[float], bank: Entries, o: SimpleNamespace) -> int:
     """Equations 2 and 3, for one node."""
-    near = sorted(((float(cosine(z, vector)), -i, c) for i, (c, vector) in enumerate(bank)), reverse=True)[: o.k]
+    near = sorted(((cos, -i, c) for i, (cos, (c, _)) in enumerate(zip(cosines, bank))), reverse=True)[: o.k]
     shares = [math.exp(cos / o.vote_temperature) for cos, _, _ in near]
     score: dict[int, list[float]] = {}
     for (cos, _, c), share in zip(near, shares):
@@ -156,7 +156,7 @@ class PlainClient:
         return self.answer(None)
 
     def features(self) -> Tensor:
-        return self.evaluated().embedding_NH.clamp_min(0)
+        return self.evaluated().embedding_NH.relu()
 
     def completed(self, round_number: int) -> Tensor:
         """Equation 6."""
@@ -164,10 +164,17 @@ class PlainClient:
             return self.a_NN
         every = self.o.knn_every
         if self.near is None or round_number % every == 0 or round_number - self.near[0] > 2 * every:
-            z, near = self.features(), []
-            for i in range(len(z)):
-                alive = [j for j in range(len(z)) if j != i and z[i].any() and z[j].any()]
-                near.append(sorted(alive, key=lambda j: (-float(cosine(z[i], z[j])), j))[: self.o.neighbours])
+            z = self.features().double()
+            # Ties are those of directions in float32.
+            towards = [(row / row.norm()).float().double() if row.any() else None for row in z]
+            near = []
+            for i, own in enumerate(towards):
+                cos = {
+                    j: float(own @ other)
+                    for j, other in enumerate(towards)
+                    if j != i and other is not None and own is not None
+                }
+                near.append(sorted(cos, key=lambda j: (-cos[j], j))[: self.o.neighbours])
             self.near = round_number, near
         a_NN = self.a_NN.clone()
         for i, row in enumerate(self.near[1]):
@@ -180,32 +187,26 @@ class PlainClient:
         n, r, o = len(a_NN), self.o.random_pairs, self.o
         p_NN = normalised(a_NN)
         w1, w2 = self.generator.parameters()
-        f_NH = (p_NN @ (p_NN @ (self.x_NF @ w1.T) @ w2.T)).clamp_min(0)
+        f_NH = (p_NN @ (p_NN @ (self.x_NF @ w1.T) @ w2.T)).relu()
         drawn = torch.randint(n - 1, (r * n,), generator=self.rng).tolist()
         pairs = {tuple(sorted((i // r, j + (j >= i // r)))) for i, j in enumerate(drawn)}
         pairs = sorted(pairs | {(int(i), int(j)) for i, j in a_NN.triu(1).nonzero()})
         u = torch.rand(len(pairs), generator=self.rng)
-        dots = [f_NH[i] @ f_NH[j] for i, j in pairs]
-        largest = torch.stack(dots).max()
-        edge_NN = torch.zeros(n, n)
-        rows, terms = [], {True: [], False: []}
-        for (i, j), dot, draw in zip(pairs, dots, u):
-            known = bool(a_NN[i, j])
-            omega = cosine(f_NH[i], f_NH[j]).clamp_min(0) if o.similarity == "cosine" else dot / largest.clamp_min(1e-8)
-            b = (o.lam * known + (1 - o.lam) * omega).clamp(1e-6, 1 - 1e-6)
-            if o.draw == "logistic":
-                score = torch.log(b / (1 - b)) + torch.log(draw / (1 - draw))
-            else:
-                score = torch.log(b) - torch.log(-torch.log(draw))
-            soft = torch.sigmoid(score / o.edge_temperature)
-            rows.append((i, j, (score >= 0).float().detach() + soft - soft.detach()))
-            chance = torch.sigmoid(dot / math.sqrt(f_NH.shape[1]))
-            terms[known].append(-torch.log(chance if known else 1 - chance))
-        for i, j, a in rows:
-            one_NN = torch.zeros(n, n)
-            one_NN[i, j] = one_NN[j, i] = 1
-            edge_NN = edge_NN + a * one_NN
-        means = [sum(found) / len(found) for found in terms.values() if found]
+        i, j = torch.tensor(pairs).T
+        dot = (f_NH[i] * f_NH[j]).sum(1)
+        length = f_NH.norm(dim=1).clamp_min(1e-8)
+        omega = (dot / (length[i] * length[j])).relu() if o.similarity == "cosine" else dot / dot.max().clamp_min(1e-8)
+        known = a_NN[i, j] > 0
+        chance = (o.lam * known + (1 - o.lam) * omega).clamp(1e-6, 1 - 1e-6)
+        score = (chance / (1 - chance)).log() + (u / (1 - u)).log()
+        if o.draw == "gumbel":
+            score = chance.log() - (-u.log()).log()
+        soft = (score / o.edge_temperature).sigmoid()
+        edge_NN = torch.zeros(n, n).index_put((i, j), (score >= 0).float() + soft - soft.detach())
+        edge_NN = edge_NN + edge_NN.T
+        told = (dot / math.sqrt(f_NH.shape[1])).sigmoid()
+        terms = [-told[known].log(), -(1 - told[~known]).log()]
+        means = [found.mean() for found in terms if len(found)]
         return normalised(edge_NN), sum(means) / len(means)
 
     def certain(self, logits_NC: Tensor) -> list[tuple[int, float]]:
@@ -229,8 +230,8 @@ class PlainClient:
     def contrast(self, own: Output, other: Output) -> Tensor:
         """Equation 8, or the form whose denominators have all classes."""
         certain, tau = self.certain(own.logits_NC), self.o.tau
-        c = [v for v, _ in self.prototypes(own.embedding_NH.clamp_min(0), certain).values()]
-        g = [v for v, _ in self.prototypes(other.embedding_NH.clamp_min(0), certain).values()]
+        c = [v for v, _ in self.prototypes(own.embedding_NH.relu(), certain).values()]
+        g = [v for v, _ in self.prototypes(other.embedding_NH.relu(), certain).values()]
         count, total = len(c), torch.zeros(())
         if count < 2:
             return total
@@ -277,7 +278,7 @@ class PlainClient:
 
     def sent(self) -> dict[int, tuple[Tensor, float]]:
         out = self.evaluated()
-        found = self.prototypes(out.embedding_NH.clamp_min(0), self.certain(out.logits_NC))
+        found = self.prototypes(out.embedding_NH.relu(), self.certain(out.logits_NC))
         own = {self.y[i] for i in self.train}
         return {c: entry for c, entry in found.items() if c in own or not self.o.need_label}
 
@@ -285,12 +286,16 @@ class PlainClient:
         out = self.evaluated()
         if not self.o.fcpp:
             return out.logits_NC.argmax(1).tolist()
-        z = out.embedding_NH.clamp_min(0)
+        z = out.embedding_NH.relu()
         if not bank:
             for c in sorted({self.y[i] for i in self.train}):
                 rows = [z[i] for i in self.train if self.y[i] == c]
                 bank = [*bank, (c, sum(rows) / len(rows))]
-        return [voted(row, bank, self.o) if bank else 0 for row in z]
+        if not bank:
+            return [0] * len(z)
+        vectors = torch.stack([vector for _, vector in bank])
+        cos_NB = z @ vectors.T / z.norm(dim=1, keepdim=True).clamp_min(1e-8) / vectors.norm(dim=1).clamp_min(1e-8)
+        return [voted(row, bank, self.o) for row in cos_NB.tolist()]
 
     def counts(self, bank: Entries, classes: int) -> list[list[list[int]]]:
         """Rows of validation and test by class, predicted so, rightly so."""

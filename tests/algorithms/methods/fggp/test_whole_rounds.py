@@ -95,7 +95,8 @@ def test_rounds(
         nn.utils.vector_to_parameters(job.initial(kinds["model"][0], "model", i).clone(), module.parameters())
         generator: nn.Module = nn.Linear(1, 1)
         if generates:
-            generator = build("topology", FEATURES, CLASSES, HOPS, 0.5, {"hidden": o.hidden})
+            widths = ((FEATURES, o.hidden), (o.hidden, o.hidden))
+            generator = nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in widths))
             w = job.initial(kinds["generator"][0], "generator", i).clone()
             nn.utils.vector_to_parameters(w, generator.parameters())
         return PlainClient(i, view, module, generator, o, state == "reset")
