@@ -35,6 +35,13 @@ KEYS = {"participation.ratio": 0.7, "engine.cell_size": 4, "train.dropout": 0.3,
 PROTOTYPE = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
 ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
+FGGP = {
+    "algorithm.name": "fggp",
+    "algorithm.hidden": 6,
+    "model.name": "gcn",
+    "model.norm": "batch",
+    "model.head": "conv",
+}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, stacked": {"engine.path": "stacked"},
@@ -53,6 +60,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedkd": {"algorithm.name": "fedkd"},
     "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
     "fedgkc, coupled": {"algorithm": {"name": "fedgkc", "copilot": {"name": "gin", "hidden": 8}}, "model.name": "gcn"},
+    "fggp": {**FGGP, **MOMENTUM},
+    "fggp, neighbours": {**FGGP, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
+    "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
     "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.path": "closed_form"},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "feddistill": {"algorithm.name": "feddistill"},
@@ -83,7 +93,7 @@ MIXED = {
     "heterogeneity.embedding": 8,
 }
 # One model for all, or no steps on drawn neighbours.
-NO_DRAWN = ("fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled")
+NO_DRAWN = ("fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fggp", "fggp, neighbours", "fggp, prototypes alone")
 # Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
 # initial parameters; the check of uploads.
 ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
