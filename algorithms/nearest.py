@@ -49,7 +49,7 @@ def _exact(unit_NH: Tensor, who: np.ndarray) -> None:
     # The sum of H products of rows of length one, in any order, and what it is compared with.
     margin = np.float32((width + 4) * ROUNDING)
     rows, columns = TILE
-    room = torch.empty(rows * columns)
+    room = torch.empty(rows * columns, device="cpu")
     for column in range(0, nodes, columns):
         right = unit_NH[column : column + columns].t()
         for row in range(0, min(column + columns, nodes), rows):
