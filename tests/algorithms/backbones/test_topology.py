@@ -102,8 +102,10 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 def test_no_config_may_name_it(section: dict[str, Any], message: str) -> None:
     plain = {"name": "x", "data": {"dataset": "digits"}, "algorithm": "fml", **section}
     config = parse_config(plain, "test")
-    options = {key: value for key, value in dict(plain["algorithm"]).items() if key != "name"} if isinstance(
-        plain["algorithm"], dict
-    ) else {}
+    options = (
+        {key: value for key, value in dict(plain["algorithm"]).items() if key != "name"}
+        if isinstance(plain["algorithm"], dict)
+        else {}
+    )
     with pytest.raises(ShoalError, match=f"^{message}"):
         require_mixable(config, load(describe("fml", options)))
