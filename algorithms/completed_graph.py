@@ -54,4 +54,5 @@ def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, devic
         raise ShoalError(f"a client's completed graph has {len(keys_M):,} edges; take fewer neighbours or more clients")
     pairs_2M = np.stack(np.divmod(keys_M, max(nodes, 1))).astype(np.int32)
     starts, columns = pair_kernels.symmetric_rows(*pairs_2M, np.ones(len(keys_M), np.bool_), nodes)
-    return CompletedGraph(*map(torch.from_numpy, (starts, columns)), torch.from_numpy(pairs_2M).to(device))
+    pairs = torch.from_numpy(pairs_2M).to(device)
+    return CompletedGraph(torch.from_numpy(starts), torch.from_numpy(columns), pairs)

@@ -72,3 +72,20 @@ def update(
                     offer(best, who, j, value, i)
                     least[i] = np.float32(best[i, last]) - margin
                     least[j] = np.float32(best[j, last]) - margin
+
+
+@numba.njit(cache=True, nogil=True)
+def offer_all(z: np.ndarray, first: int, found: np.ndarray, best: np.ndarray, who: np.ndarray) -> None:
+    """Takes what a library found into account.
+
+    Args:
+        z: Rows of length one, float32 `[N, H]`.
+        first: Number of the first row that it searched for.
+        found: Rows, int64 `[n, K]`; -1, and the row itself, count for nothing.
+        best: As for `update`; changed.
+        who: As for `update`; changed.
+    """
+    for r in range(len(found)):
+        for j in found[r]:
+            if j >= 0 and j != first + r:
+                offer(best, who, first + r, cosine(z, first + r, j), j)

@@ -1,18 +1,18 @@
 """Nearest rows by cosine: all pairs, as Shoal compares them, beside libraries that search.
 
-    python benchmarks/neighbours.py [--quick] [--rows 30000 100000 222000] [--contenders exact hnswlib …]
+    python benchmarks/neighbours.py [--quick] [--once] [--rows 30000 100000 222000] [--contenders exact hnswlib …]
 
 Rows are 128 wide: the last layer's ReLU of a GCN that was trained on a synthetic graph of nested communities, for a
 graph of the size in question. Every contender runs in a process of its own, three times: twice on one thread and once
 on two. Seconds and peak memory, beyond what the process had before it was given the rows, are those of the first run
-(CPU seconds are those of all threads); recall is the share of the true three nearest ones of 2,000 rows. Libraries that
-are not installed are left out: `pip install hnswlib faiss-cpu pynndescent`.
+(CPU seconds are those of all threads); recall is the share of the true three nearest ones of 2,000 rows. `exact` is
+`nearest` where it compares all pairs, `above the limit` the same where it does not, by the lists of faiss. Libraries
+that are not installed are left out: `pip install hnswlib pynndescent`.
 """
 
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -90,7 +90,7 @@ def by_hnswlib(z: np.ndarray, threads: int) -> np.ndarray:
 
 
 def by_faiss_lists(z: np.ndarray, threads: int) -> np.ndarray:
-    """Rows in lists by their nearest of sqrt(N) centres, eight of which are searched."""
+    """Rows in lists by their nearest of sqrt(N) centres, sixteen of which are searched."""
     import faiss
 
     faiss.omp_set_num_threads(threads)
@@ -100,7 +100,7 @@ def by_faiss_lists(z: np.ndarray, threads: int) -> np.ndarray:
     index.cp.seed = 0
     index.train(z)
     index.add(z)
-    index.nprobe = 8
+    index.nprobe = 16
     return index.search(z, K + 1)[1]
 
 
@@ -126,7 +126,7 @@ def by_pynndescent(z: np.ndarray, threads: int) -> np.ndarray:
 
 
 def by_shoal(exact_up_to: int) -> Callable[[np.ndarray, int], np.ndarray]:
-    """Ours: all pairs, or as above the limit."""
+    """What Shoal does, for a limit."""
 
     def search(z: np.ndarray, threads: int) -> np.ndarray:
         torch.set_num_threads(threads)
@@ -138,6 +138,7 @@ def by_shoal(exact_up_to: int) -> Callable[[np.ndarray, int], np.ndarray]:
 # What it is called, the library it needs, and how it answers; a row may be among its own neighbours.
 CONTENDERS: dict[str, tuple[str, Callable[[np.ndarray, int], np.ndarray]]] = {
     "exact": ("algorithms", by_shoal(2**31)),
+    "above the limit": ("faiss", by_shoal(0)),
     "hnswlib": ("hnswlib", by_hnswlib),
     "faiss, lists": ("faiss", by_faiss_lists),
     "faiss, graph": ("faiss", by_faiss_graph),
@@ -159,14 +160,21 @@ def answer(name: str, file: Path, threads: int) -> None:
     _, search = CONTENDERS[name]
     z = np.load(file)
     search(z[:500], threads)  # imports, compiled loops
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     start, cpu = time.perf_counter(), time.process_time()
     found = without_itself(search(z, threads))
     figures = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
-    figures["memory"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    figures["memory"] = memory("VmHWM") - before
     rows = np.random.default_rng(0).choice(len(z), min(SAMPLE, len(z)), replace=False)
     figures["recall"] = recall(z, rows, found[rows])
     print(json.dumps({**figures, "digest": xxhash.xxh64(found.astype(np.int32).tobytes()).hexdigest()}))
+
+
+def memory(which: str) -> int:
+    """Bytes of this process now (`VmRSS`), or at most (`VmHWM`)."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(which))
+    return int(line.split()[1]) * 1024
 
 
 def recall(z: np.ndarray, rows: np.ndarray, found: np.ndarray) -> float:
@@ -198,6 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="5,000 rows alone")
     parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 100_000, 222_000])
+    parser.add_argument("--once", action="store_true", help="one run each, on one thread")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     args = parser.parse_args()
     sizes = [5_000] if args.quick else args.rows
@@ -207,17 +216,19 @@ def main() -> None:
         make_rows(sizes, Path(made))
         for rows in sizes:
             table = Table(title=f"{rows:,} rows x {WIDTH}, {K} nearest")
-            for column in ("contender", "s", "CPU s", "MB", "recall", "same twice", "same on 2 threads", "s on 2"):
+            for column in ("contender", "s", "CPU s", "MB", "recall", "the same again", "on 2 threads", "s"):
                 table.add_column(column, justify="left" if column == "contender" else "right")
             for name in names:
-                first, again, two = (run(name, Path(made) / f"{rows}.npy", threads) for threads in RUNS)
-                figures[f"{name}, {rows}"] = [first, again, two]
-                same = ["yes" if first["digest"] == other["digest"] else "no" for other in (again, two)]
+                runs = [run(name, Path(made) / f"{rows}.npy", threads) for threads in RUNS[: 1 if args.once else None]]
+                figures[f"{name}, {rows}"] = runs
+                first, *others = runs
+                same = ["yes" if first["digest"] == other["digest"] else "no" for other in others]
                 values = f"{first['seconds']:.1f}", f"{first['cpu']:.1f}", f"{first['memory'] / 1e6:.0f}"
-                table.add_row(name, *values, f"{first['recall']:.3f}", *same, f"{two['seconds']:.1f}")
+                last = [f"{runs[-1]['seconds']:.1f}"] if others else []
+                table.add_row(name, *values, f"{first['recall']:.3f}", *same, *last)
             Console(width=120).print(table)
-    least = min((runs[0]["recall"] for key, runs in figures.items() if not key.startswith("exact")), default=1.0)
-    print_figures(figures, {"least recall of a library": target(least, GOAL)})
+    least = min((runs[0]["recall"] for key, runs in figures.items() if key.startswith("above")), default=1.0)
+    print_figures(figures, {"least recall above the limit": target(least, GOAL)})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from storage.errors import ShoalError
 
 
 class Topology(nn.Module):
-    """F = ReLU(P (P X W_1) W_2), P = D^-1/2 (A' + I) D^-1/2: two graph convolutions without biases (FGGP, section GKIC).
+    """F = ReLU(P (P X W_1) W_2), P = D^-1/2 (A' + I) D^-1/2: two graph convolutions without biases (FGGP's GKIC).
 
     The only activation is the last one. It has F H + H H parameters, Xavier-uniform at first, and no classifier, so
     that only a method names it, in `models()`.
