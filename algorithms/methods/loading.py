@@ -27,6 +27,7 @@ METHODS = {
     "feddistill": "algorithms.methods.feddistill:FedDistill",
     "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
     "fedgkc": "algorithms.methods.fedgkc.fedgkc:FedGKC",
+    "fggp": "algorithms.methods.fggp.fggp:FGGP",
     "fml": "algorithms.methods.fml:FML",
     "fedkd": "algorithms.methods.fedkd:FedKD",
     "class_means": "algorithms.methods.class_means:ClassMeans",

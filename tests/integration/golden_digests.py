@@ -36,6 +36,7 @@ MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "
 METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
 # Whose copilots have embeddings as wide as the clients' own models.
 COPILOTS = ("fml", "fedkd", "fedgkc")
+FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}
 
 Keys = dict[str, Any]
 
@@ -82,6 +83,16 @@ def matrix() -> dict[str, Keys]:
         method = {"name": name, "copilot": COUPLED}
         runs[f"{name} participation 0.3"] = {"algorithm": method, "participation": {"ratio": 0.34}}
         runs[f"{name} several models"] = {"algorithm": method, "model": SEVERAL}
+    extractor = {**COUPLED, "norm": "batch", "head": "conv"}
+    runs["fggp gcn"] = {"algorithm": FGGP, "model": extractor}
+    runs["fggp gamlp"] = {"algorithm": {"name": "fggp", "gkic": "off", "cluster": "kmeans", "vote": "class_avg"}}
+    for name, options in {
+        "participation 0.3": {},
+        "neighbours": {"gkic": "knn_only", "head_mode": "personal", "bank": "ring", "vote": "softmax_sum"},
+        "generated": {"gkic": "gen_only", "similarity": "max", "draw": "gumbel", "contrast_form": "literal"},
+    }.items():
+        few = {"participation": {"ratio": 0.34}, "model": extractor}
+        runs[f"fggp {name}"] = {"algorithm": {**FGGP, **options}, **few}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}
         runs[f"{method} float16"] = {

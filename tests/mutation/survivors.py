@@ -62,6 +62,7 @@ TESTS = {
     "algorithms/methods/fedkd.py": ["tests/algorithms/methods/test_copilot.py"],
     "algorithms/methods/fml.py": ["tests/algorithms/methods/test_copilot.py"],
     "algorithms/methods/fedgkc/": ["tests/algorithms/methods/fedgkc"],
+    "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
     "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
     "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_across_models.py"],
     "algorithms/methods/local.py": ["tests/algorithms/methods/test_loading.py"],

@@ -112,6 +112,7 @@ def test_every_method_of_ours_loads() -> None:
         "fedtgp": "FedTGP",
         "fedpg": "FedPG",
         "fedgkc": "FedGKC",
+        "fggp": "FGGP",
         "fml": "FML",
         "fedkd": "FedKD",
         "class_means": "ClassMeans",

@@ -1,0 +1,83 @@
+"""The most similar rows of every row: exact in tiles up to a size, approximate above."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms import nearest_kernels
+
+EXACT_UP_TO = 50_000
+# Rows and columns of a tile of cosines: 8 MB, which stay in the cache between the product and the pass over it.
+TILE = 1024, 2048
+# Lists that a row is compared with above the limit, and rows that are searched for at once.
+PROBED, SEARCHED = 16, 65_536
+# Relative error of a float32 operation.
+ROUNDING = 2.0**-24
+
+
+def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
+    """The k other rows of the largest cosine for every row, int32 `[N, k]`, the most similar first, on the processor.
+
+    Of equally similar ones the lowest number comes first. -1 stands where there are not enough. A row of zeros has no
+    neighbours, and is nobody's. The same rows give the same bits for any number of threads.
+
+    Args:
+        z_NH: Rows, float32, on any device; no gradient is made.
+        k: How many.
+        exact_up_to: Up to so many rows all are compared, N^2 H operations; above, only those of near lists of rows,
+            16 N^1.5 H operations, which miss some.
+    """
+    z = z_NH.detach().cpu().double()
+    length = z.norm(dim=1)
+    alive = torch.nonzero(length > 0)[:, 0]
+    unit = (z[alive] / length[alive, None]).float()
+    del z
+    who = np.full((len(unit), k), -1, dtype=np.int32)
+    if k and len(unit) > 1:
+        find = _exact if len(unit) <= exact_up_to else _approximate
+        find(unit, who)
+    found = np.full((len(length), k), -1, dtype=np.int32)
+    numbers = np.append(alive.numpy(), -1)
+    found[numbers[:-1]] = numbers[who]
+    return torch.from_numpy(found)
+
+
+def _exact(unit_NH: Tensor, who: np.ndarray) -> None:
+    """Compares all pairs, each once."""
+    nodes, width = unit_NH.shape
+    z = unit_NH.numpy()
+    best = np.full(who.shape, -np.inf)
+    least = np.full(nodes, -np.inf, dtype=np.float32)
+    # The sum of H products of rows of length one, in any order, and what it is compared with.
+    margin = np.float32((width + 4) * ROUNDING)
+    rows, columns = TILE
+    room = torch.empty(rows * columns, device="cpu")
+    for column in range(0, nodes, columns):
+        right = unit_NH[column : column + columns].t()
+        for row in range(0, min(column + columns, nodes), rows):
+            left = unit_NH[row : row + rows]
+            near = room[: len(left) * right.shape[1]].view(len(left), -1)
+            torch.mm(left, right, out=near)
+            nearest_kernels.update(near.numpy(), row, column, z, margin, best, who, least)
+
+
+def _approximate(unit_NH: Tensor, who: np.ndarray) -> None:
+    """Compares a row with those of the `PROBED` lists, of sqrt(N), whose centres are nearest to it."""
+    # 50 MB that only a host with a client above the limit needs.
+    import faiss
+
+    nodes, width = unit_NH.shape
+    z = unit_NH.numpy()
+    # Centres are drawn from a fixed seed, and no sum is cut by a number of threads.
+    faiss.omp_set_num_threads(1)
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, math.isqrt(nodes), faiss.METRIC_INNER_PRODUCT)
+    index.cp.seed = 0
+    index.train(z)
+    index.add(z)
+    index.nprobe = PROBED
+    best = np.full(who.shape, -np.inf)
+    for start in range(0, nodes, SEARCHED):
+        _, found = index.search(z[start : start + SEARCHED], who.shape[1] + 1)
+        nearest_kernels.offer_all(z, start, found, best, who)
