@@ -22,6 +22,7 @@ METHODS = {
     "fedgta": "algorithms.methods.fedgta:FedGTA",
     "fedprox": "algorithms.methods.fedprox:FedProx",
     "fedopt": "algorithms.methods.fedopt:FedOPT",
+    "moon": "algorithms.methods.moon:MOON",
     "fpl": "algorithms.methods.fpl:FPL",
     "fedproc": "algorithms.methods.fedproc:FedProc",
     "fednh": "algorithms.methods.fednh:FedNH",

@@ -32,10 +32,10 @@ EPOCHS, LR, DECAY = 2, 0.05, 0.01
 OPTIONS = {"layers": 2, "hidden": 6}
 
 
-def context(clients: int, classes: int, **more: Any) -> Context:
+def context(clients: int, classes: int) -> Context:
     """What a server is told in round 1 of 2, as far as methods of prototypes ask."""
     infos = [ClientInfo(i, 5, 3, classes) for i in range(clients)]
-    known: dict[str, Any] = dict(
+    return Context(
         clients=infos,
         classes=classes,
         features=2,
@@ -50,7 +50,6 @@ def context(clients: int, classes: int, **more: Any) -> Context:
         seed=0,
         random=lambda purpose: 1,
     )
-    return Context(**{**known, **more})
 
 
 @pytest.fixture(scope="session")

@@ -107,6 +107,7 @@ def test_every_method_of_ours_loads() -> None:
         "fedgta": "FedGTA",
         "fedprox": "FedProx",
         "fedopt": "FedOPT",
+        "moon": "MOON",
         "fpl": "FPL",
         "fedproc": "FedProc",
         "fednh": "FedNH",
