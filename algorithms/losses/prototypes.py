@@ -44,8 +44,9 @@ def class_means(z_NH: Features, y_N: Tensor, classes: int) -> tuple[Tensor, Tens
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a zero row stays zero."""
-    return F.normalize(z, dim=-1, eps=EPS)
+    """Rows of length one; a zero row stays zero, and has no gradient."""
+    # Divided by EPS, it would have one of 1e12: a node without features and neighbours has such an embedding.
+    return F.normalize(z.where(z.norm(dim=-1, keepdim=True) > EPS, 0), dim=-1, eps=EPS)
 
 
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
