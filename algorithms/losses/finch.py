@@ -32,7 +32,7 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
     Returns:
         The cluster of every point, int64 `[N]`, numbered from 0 in the order of their first points.
     """
-    if len(points_NH) < max(least, 2):
+    if len(points_NH) < max(least, 1):
         return torch.arange(len(points_NH), device=points_NH.device)
     points = points_NH.detach().cpu().double().numpy()
     partition = _merged(points, np.arange(len(points)))
@@ -69,23 +69,24 @@ def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int =
 
 def _merged(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
     """The next partition, numbered in the order of first points as the given one is."""
-    sizes = np.bincount(partition)
-    means = np.zeros((len(sizes), points.shape[1]))
-    np.add.at(means, partition, points)
-    means /= sizes[:, None]
-    links = coo_array((np.ones(len(means)), (np.arange(len(means)), _first_neighbours(means))), shape=(len(means),) * 2)
-    _, component = connected_components(links, directed=False)
-    _, first, number = np.unique(component, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number][partition]
+    # Sums point where means do.
+    sums = np.zeros((partition.max() + 1, points.shape[1]))
+    np.add.at(sums, partition, points)
+    first = _first_neighbours(sums)
+    links = coo_array((np.ones(len(first)), (np.arange(len(first)), first)), shape=(len(first), len(first)))
+    # Links count in both directions.
+    _, component = connected_components(links)
+    _, lowest, number = np.unique(component, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(lowest))[number][partition]
 
 
 def _first_neighbours(points: np.ndarray) -> np.ndarray:
     """Of every point the other one of the largest cosine, the lowest index among equals."""
     unit = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), EPS)
-    found = np.empty(len(points), dtype=np.int64)
+    found = []
     for start in range(0, len(points), ROWS):
         cosine = np.round(unit[start : start + ROWS] @ unit.T, DECIMALS)
         rows = np.arange(len(cosine))
         cosine[rows, start + rows] = -np.inf
-        found[start : start + ROWS] = cosine.argmax(1)
-    return found
+        found.append(cosine.argmax(1))
+    return np.concatenate(found)

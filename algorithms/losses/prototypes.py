@@ -44,9 +44,16 @@ def class_means(z_NH: Features, y_N: Tensor, classes: int) -> tuple[Tensor, Tens
 
 
 def unit(z: Tensor) -> Tensor:
-    """Rows of length one; a zero row stays zero, and has no gradient."""
-    # Divided by EPS, it would have one of 1e12: a node without features and neighbours has such an embedding.
-    return F.normalize(z.where(z.norm(dim=-1, keepdim=True) > EPS, 0), dim=-1, eps=EPS)
+    """Rows of length one; a zero row stays zero."""
+    return F.normalize(z, dim=-1, eps=EPS)
+
+
+def direction(z: Tensor) -> Tensor:
+    """`unit`, for embeddings that are trained: a zero row has no gradient, where `unit` gives it one of 1 / EPS.
+
+    A node without features and neighbours has such an embedding in the first step.
+    """
+    return unit(z.where(z.norm(dim=-1, keepdim=True) > EPS, 0))
 
 
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
-from algorithms.losses.prototypes import class_means, unit
+from algorithms.losses.prototypes import class_means, direction, unit
 from algorithms.losses.spread import spread
 from algorithms.methods.class_rows import rows_upload, training_embeddings
 from algorithms.methods.fedavg import FedAvg
@@ -94,7 +94,7 @@ class FedNH(FedAvg):
         return self._scores(model.output(model.gathered(part)).embedding_NH, given)
 
     def _scores(self, z_NH: Tensor, classes_CH: Tensor) -> Tensor:
-        return self.scale * unit(z_NH) @ unit(classes_CH).t()
+        return self.scale * direction(z_NH) @ unit(classes_CH).t()
 
 
 def _without(w: Tensor, classifier: slice) -> Tensor:

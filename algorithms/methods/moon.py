@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from algorithms.base import Client, Context, Given, Output, Trainer, Tree
-from algorithms.losses.prototypes import unit
+from algorithms.losses.prototypes import direction, unit
 from algorithms.methods.class_rows import training_embeddings
 from algorithms.methods.fedavg import FedAvg
 from storage.errors import ShoalError
@@ -79,6 +79,6 @@ class MOON(FedAvg):
         plain = super().loss(out, y, w, given)
         if given is None:
             return plain
-        z_NH = unit(out.embedding_NH)
+        z_NH = direction(out.embedding_NH)
         further_N = (z_NH * (given.previous_NH - given.sent_NH)).sum(1)
         return plain + self.mu * F.softplus(further_N / self.tau).mean()

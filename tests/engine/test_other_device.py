@@ -37,6 +37,7 @@ ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 EXTRACTOR = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
+AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, stacked": {"engine.path": "stacked"},
@@ -46,6 +47,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg, closed form": {"engine.path": "closed_form", "model.name": "mlp"},
     "fedavg, closed form, batches": {"engine.path": "closed_form", "model.name": "mlp", "train.batch_size": 4},
     "fedavg, the path of a GPU": {"engine.path": "auto"},
+    **{name: {"algorithm.name": name} for name in AVERAGING},
+    "fedopt, momentum": {"algorithm.name": "fedopt", "algorithm.optimizer": "momentum"},
+    "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
     "fedgta": {"algorithm.name": "fedgta"},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fedproto": {"algorithm.name": "fedproto"},
@@ -88,7 +92,10 @@ MIXED = {
     "heterogeneity.embedding": 8,
 }
 # One model for all, or no steps on drawn neighbours.
-NO_DRAWN = ("fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fggp", "fggp, neighbours", "fggp, prototypes alone")
+NO_DRAWN = (
+    "fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
+    "fggp", "fggp, neighbours", "fggp, prototypes alone",
+)  # fmt: skip
 # Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
 # initial parameters; the check of uploads.
 ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
@@ -141,7 +148,8 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
         for model in client.models.values():
             require_on(other, [model.w, *model.module.parameters(), data.label, data.train, data.degree])
         given = vars(self.given) if is_dataclass(self.given) else self.given
-        given = list(given.values() if isinstance(given, dict) else given or ())
+        given = given.values() if isinstance(given, dict) else given
+        given = [given] if isinstance(given, Tensor) else list(given or ())
         tensors = [t for t in given if isinstance(t, Tensor)]
         parameters = [p for module in given if isinstance(module, nn.Module) for p in module.parameters()]
         require_on(other, [*tensors, *parameters, *client.state.values(), *client.inbox.values()])
