@@ -12,8 +12,10 @@ from algorithms.nearest_by_torch import margin_of, nearest_by_torch
 EXACT_UP_TO = 50_000
 # Rows and columns of a tile of cosines: 8 MB, which stay in the cache between the product and the pass over it.
 TILE = 1024, 2048
-# Lists that a row is compared with above the limit, and rows that are searched for at once.
-PROBED, SEARCHED = 16, 65_536
+# Lists that a row is compared with above the limit.
+PROBED = 16
+# Rows that are scaled, or searched for, at once.
+BLOCK = 65_536
 
 
 def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
@@ -28,13 +30,15 @@ def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
         exact_up_to: Up to so many rows a processor compares all, N^2 H operations; above, only those of near lists of
             rows, 16 N^1.5 H operations, which miss some. A GPU compares all of any number.
     """
-    z = z_NH.detach().double()
-    length_N = z.norm(dim=1)
+    z_NH = z_NH.detach()
+    length_N = torch.linalg.vector_norm(z_NH, dim=1, dtype=torch.float64)
     alive = torch.nonzero(length_N > 0)[:, 0]
-    unit_NH = (z[alive] / length_N[alive, None]).float()
-    found = torch.full((len(z), k), -1, dtype=torch.int32, device=z.device)
+    unit_NH = z_NH.new_empty(len(alive), z_NH.shape[1])
+    for part, rows in zip(unit_NH.split(BLOCK), alive.split(BLOCK)):
+        part.copy_(z_NH[rows].double() / length_N[rows, None])
+    found = torch.full((len(z_NH), k), -1, dtype=torch.int32, device=z_NH.device)
     if k and len(unit_NH) > 1:
-        near = nearest_by_torch(unit_NH, k) if z.device.type != "cpu" else _by_numba(unit_NH, k, exact_up_to)
+        near = nearest_by_torch(unit_NH, k) if z_NH.device.type != "cpu" else _by_numba(unit_NH, k, exact_up_to)
         found[alive] = torch.where(near >= 0, alive[near], -1).int()
     return found
 
@@ -79,6 +83,6 @@ def _approximate(unit_NH: Tensor, who: np.ndarray) -> None:
     index.add(z)
     index.nprobe = PROBED
     best = np.full(who.shape, -np.inf)
-    for start in range(0, nodes, SEARCHED):
-        _, found = index.search(z[start : start + SEARCHED], who.shape[1] + 1)
+    for start in range(0, nodes, BLOCK):
+        _, found = index.search(z[start : start + BLOCK], who.shape[1] + 1)
         nearest_kernels.offer_all(z, start, found, best, who)
