@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from other_device import load
 from torch import Tensor
 
 from algorithms import candidates as candidates_module
@@ -279,6 +280,22 @@ def test_wide_rows_and_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(found.grad.double(), wide.grad, rtol=1e-4, atol=1e-4)
         cross = (x[i] * y[j] + x[j] * y[i]).double().sum(1)
         torch.testing.assert_close(cross_dots(x, y, pairs).double(), cross, rtol=1e-4, atol=1e-4)
+
+
+def test_on_another_device() -> None:
+    """Every tensor stays there, and the numbers are those of the processor."""
+    there = load()
+    found = []
+    for device in (CPU, there):
+        graph = graph_of(PAIRS)._replace(pairs_2M=graph_of(PAIRS).pairs_2M.to(device))
+        f, x = (t.to(device).requires_grad_() for t in (rows(), torch.randn(NODES, 3, generator=rng(5))))
+        with torch.autograd.set_multithreading_enabled(False):
+            view = GeneratedGraph(graph, f, rng(1), EdgeOptions(random_pairs=2))
+            ((view.operator @ (view.operator @ x).tanh()).square().sum() + view.regularizer()).backward()
+        assert view.operator.device == device
+        found.append([view.operator.plain().to(CPU).to_dense(), view.regularizer().cpu(), f.grad, x.grad])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other.cpu())
 
 
 @pytest.mark.parametrize(

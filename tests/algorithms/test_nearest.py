@@ -5,10 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_device import load
 from torch import Tensor
 
 from algorithms import nearest as module
+from algorithms import nearest_by_torch as torch_module
 from algorithms.nearest import nearest
+from algorithms.nearest_by_torch import nearest_by_torch
 
 
 def by_sorting(z: np.ndarray, k: int) -> np.ndarray:
@@ -104,3 +107,22 @@ def test_above_the_limit_most_are_found() -> None:
     assert not np.isin(found, np.nonzero(dead)[0]).any()
     assert not (found == np.arange(len(z))[:, None]).any()
     assert all(len(set(row)) == 3 for row in found[~dead])
+
+
+@pytest.mark.parametrize(("cosines", "pairs"), [(2**20, 2**18), (90, 7)])
+@pytest.mark.parametrize("z", [signs(50, 4, 1), signs(30, 16, 2), signs(2, 4, 0), embeddings(60).numpy()])
+def test_by_torch_in_blocks(cosines: int, pairs: int, z: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_module, "COSINES", cosines)
+    monkeypatch.setattr(torch_module, "PAIRS", pairs)
+    z = z[z.any(1)]
+    unit = torch.from_numpy(z / np.sqrt((z.astype(np.float64) ** 2).sum(1, keepdims=True))).float()
+    for k in (1, 3):
+        np.testing.assert_array_equal(nearest_by_torch(unit, k).numpy(), by_sorting(z, k))
+
+
+def test_on_another_device() -> None:
+    other = load()
+    z = embeddings(500)
+    found = nearest(z.to(other), 3, exact_up_to=10)
+    assert found.device == other
+    assert torch.equal(found.cpu(), nearest(z, 3))
