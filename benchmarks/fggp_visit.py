@@ -27,8 +27,8 @@ from algorithms.backbones import build
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
+from algorithms.methods.body import body_of
 from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.fggp.extractor import extractor_of
 from algorithms.methods.fggp.fggp import FGGP, GENERATOR
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
@@ -70,7 +70,7 @@ def visit(client: Client, method: FedAvg, anew: bool) -> int:
     if anew:
         client.state.pop("knn", None)
     model = client.model
-    down = {"w": extractor_of(model.flat) if isinstance(method, FGGP) else model.w.clone(), "round": torch.tensor(1)}
+    down = {"w": body_of(model.flat) if isinstance(method, FGGP) else model.w.clone(), "round": torch.tensor(1)}
     given = method.begin(client, down)
     trainer = LocalTrainer({name: each.flat for name, each in own.items()}, TRAIN, method, None)
     method.train(client, given, trainer, "train")

@@ -10,6 +10,7 @@ from torch import Tensor
 from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
 from algorithms.losses.prototypes import class_means, direction, unit
 from algorithms.losses.spread import spread
+from algorithms.methods.body import body_of, together
 from algorithms.methods.class_rows import rows_upload, training_embeddings
 from algorithms.methods.fedavg import FedAvg
 from algorithms.methods.lg_fedavg import as_layer, require_body
@@ -50,8 +51,7 @@ class FedNH(FedAvg):
         kind = ctx.models[MODEL][0]
         model = ctx.build(MODEL, 0)
         require_body(model, kind, "FedNH has a classifier that is not trained")
-        body = _without(ctx.initial, model.classifier)
-        return {"body": body, "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
+        return {"body": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         got = yield Ask("train", {"body": How.SUM, "proto": How.SUM}, shared=self.global_model(server))
@@ -68,10 +68,9 @@ class FedNH(FedAvg):
         """Loads the body, W in the classifier's place; gives W, `[C, H]`; None if nothing was sent."""
         if "body" not in down:
             return None
-        place, classes_CH = client.model.flat.classifier, down["classes"]
-        before, after = down["body"][: place.start], down["body"][place.start :]
-        no_bias = classes_CH.new_zeros(len(classes_CH))
-        client.model.load(torch.cat([before, classes_CH.flatten(), no_bias, after]))
+        classes_CH = down["classes"]
+        classifier = torch.cat([classes_CH.flatten(), classes_CH.new_zeros(len(classes_CH))])
+        client.model.load(together(client.model.flat, down["body"], classifier))
         return classes_CH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, given: Tensor) -> Tensor:
@@ -82,8 +81,11 @@ class FedNH(FedAvg):
             unit(training_embeddings(client)), client.data.train_label, client.info.classes
         )
         rows = rows_upload(unit(means_CH), counts_C)
-        body = _without(client.model.w, client.model.flat.classifier)
-        return Upload({"body": body, **rows.entries}, {"body": self.weight_of(client), **rows.weight}, rows.wire)
+        return Upload(
+            {"body": body_of(client.model.flat), **rows.entries},
+            {"body": self.weight_of(client), **rows.weight},
+            rows.wire,
+        )
 
     def predict(self, client: Client, given: Tensor | None, part: str) -> Tensor:
         model = client.model
@@ -95,8 +97,3 @@ class FedNH(FedAvg):
 
     def _scores(self, z_NH: Tensor, classes_CH: Tensor) -> Tensor:
         return self.scale * direction(z_NH) @ unit(classes_CH).t()
-
-
-def _without(w: Tensor, classifier: slice) -> Tensor:
-    """Parameters of the body, `[P - P_h]`, in their order."""
-    return torch.cat([w[: classifier.start], w[classifier.stop :]])

@@ -14,6 +14,7 @@ from algorithms.client_model import ROWS_AT_A_TIME
 from algorithms.draws import Stream
 from algorithms.generated_graph import EdgeOptions
 from algorithms.losses.prototypes import class_means
+from algorithms.methods.body import body_of, classifier_of, together
 from algorithms.methods.fedavg import FedAvg
 from algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
 from algorithms.methods.fggp.class_prototypes import (
@@ -23,7 +24,6 @@ from algorithms.methods.fggp.class_prototypes import (
     contrast_of_views,
 )
 from algorithms.methods.fggp.clusters import Clusters, summed_up
-from algorithms.methods.fggp.extractor import classifier_of, extractor_of, together
 from algorithms.methods.fggp.global_view import GlobalView
 from algorithms.methods.fggp.requirements import require_fitting
 from algorithms.nearest import nearest
@@ -171,7 +171,7 @@ class FGGP(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         model = ctx.build(MODEL, 0)
         require_fitting(ctx, model, self.gkic != "off", self._generates, self.head_mode != "average")
-        server = {"w": model.w.detach().clone() if self.head_mode == "average" else extractor_of(model)}
+        server = {"w": model.w.detach().clone() if self.head_mode == "average" else body_of(model)}
         if self._generates:
             server[GENERATOR] = ctx.build(GENERATOR, 0).w.detach().clone()
         return server
@@ -279,7 +279,7 @@ class FGGP(FedAvg):
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         flat, weight = client.model.flat, self.weight_of(client)
-        sent = {"w": client.model.w if self.head_mode == "average" else extractor_of(flat)}
+        sent = {"w": client.model.w if self.head_mode == "average" else body_of(flat)}
         if self.head_mode == "personal":
             client.state["head"] = classifier_of(flat)
         if self._generates:

@@ -13,8 +13,8 @@ from algorithms.backbones.topology import Topology
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
+from algorithms.methods.body import body_of, classifier_of, together
 from algorithms.methods.fggp.bank import Bank
-from algorithms.methods.fggp.extractor import classifier_of, extractor_of, together
 from algorithms.methods.fggp.fggp import FGGP, Given
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
@@ -82,13 +82,13 @@ def test_the_classifier_that_a_visit_begins_with(
 def test_a_model_is_put_together_from_its_parts() -> None:
     for name, more in (("gcn", {"head": "conv"}), ("gamlp", {"layers": 2}), ("sgc", {"layers": 2})):
         flat = FlatModel(build(name, 5, 4, 2, 0.0, {"hidden": 8, **more}))
-        extractor, classifier = extractor_of(flat), classifier_of(flat)
+        extractor, classifier = body_of(flat), classifier_of(flat)
         assert len(classifier) == 4 * 8 + 4
         last = flat.module.head.linears[-1]  # type: ignore[union-attr, index]
         assert torch.equal(classifier, torch.cat([last.weight.detach().flatten(), last.bias.detach()]))
         other = together(flat, extractor + 1, classifier * 2)
         flat.load(other)
-        assert torch.equal(extractor_of(flat), extractor + 1)
+        assert torch.equal(body_of(flat), extractor + 1)
         assert torch.equal(classifier_of(flat), classifier * 2)
 
 
