@@ -315,7 +315,8 @@ def assert_holds(counts_of: Callable[..., np.ndarray]) -> Callable[[Server, list
 
     def assert_holds(server: Server, clients: list[PlainClient]) -> None:
         for i, kept in server.state.clients.items():
-            torch.testing.assert_close(kept["model.w"], clients[i].w, rtol=1e-3, atol=1e-5)
+            # Adam amplifies rounding, and processors round apart: 2e-5 was seen on one; a wrong term moves far more.
+            torch.testing.assert_close(kept["model.w"], clients[i].w, rtol=1e-3, atol=1e-4)
             now = counts_of(server, clients[i].view, kept["model.w"])
             np.testing.assert_array_equal(server.state.scores["served"][i], now)
 
