@@ -172,7 +172,7 @@ class Job:
 
     def is_graph(self, number: int) -> bool:
         """Whether a number is that of a domain's whole graph, and not of a client."""
-        return number >= len(self.model_of)
+        return 0 <= number - len(self.model_of) < len(self.domains)
 
     def who(self, number: int) -> str:
         """How an error names a client, or the domain of a whole graph."""
