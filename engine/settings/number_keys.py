@@ -25,6 +25,7 @@ LATER = {
     "partition.domains": None,
     "partition.chunks": None,
     "evaluation.domains": True,
+    "task": "node",
 }
 
 
