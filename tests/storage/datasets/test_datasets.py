@@ -30,6 +30,7 @@ RAW_FILES = {
     **{f"twitch-{name}": f"musae/twitch/{code}/{code}_edges.csv" for name, code in LANGUAGES.items()},
     "acmv9": "acdne/acmv9.mat",
     "dblpv7": "acdne/dblpv7.mat",
+    **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
 }
 
 
