@@ -221,7 +221,7 @@ def test_keys_of_no_section(key: str, value: Any) -> None:
     with pytest.raises(ShoalError, match=rf"^x\.yaml: {key}: .*, found {value!r}$"):
         parse_config({**PLAIN, key: value}, "x.yaml")
     with pytest.raises(
-        ShoalError, match=r"^x\.yaml: colour: unknown key; known here: name, seed, rounds, data, .*, run$"
+        ShoalError, match=r"^x\.yaml: colour: unknown key; known here: name, seed, task, rounds, data, .*, run$"
     ):
         parse_config({**PLAIN, "colour": "red"}, "x.yaml")
     with pytest.raises(ShoalError, match=r"^x\.yaml: data\.dataset: missing$"):
