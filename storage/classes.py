@@ -9,7 +9,7 @@ ALWAYS, MOST = 1024, 1 << 17
 
 
 def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
-    """Number of classes of labels `[items]` of nodes, or of `what` they are, -1 where there is none: one more than the largest.
+    """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
 
     Raises:
         ShoalError: No item has a label, one is below -1, or there would be more classes than labelled items; names
@@ -25,7 +25,7 @@ def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
     classes = int(y[row]) + 1
     if classes > max(ALWAYS, min(labelled, MOST)):
         raise ShoalError(
-            f"{where}: row {row} has label {y[row]}, which makes {classes} classes, but {labelled} {what}s have a label; "
-            "number the classes from 0 on"
+            f"{where}: row {row} has label {y[row]}, which makes {classes} classes, but {labelled} {what}s have a "
+            "label; number the classes from 0 on"
         )
     return classes
