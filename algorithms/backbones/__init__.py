@@ -18,7 +18,7 @@ from algorithms.backbones.output import Output
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
-__all__ = ["BACKBONES", "Output", "backbone", "build", "name_of", "width_of"]
+__all__ = ["BACKBONES", "HEADLESS", "Output", "backbone", "build", "name_of", "width_of"]
 
 # By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
 BACKBONES = {
@@ -32,18 +32,26 @@ BACKBONES = {
     "sgc": "algorithms.backbones.sgc:SGC",
 }
 
+# What a method may name in `models()`, and no config: networks without a classifier.
+HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
+
 HEAD_DROPOUT = "head_dropout"
 
 
-def backbone(name: str) -> type[nn.Module]:
+def backbone(name: str, headless: bool = False) -> type[nn.Module]:
     """The class of a backbone.
+
+    Args:
+        name: Key of `BACKBONES`.
+        headless: It may also be one of `HEADLESS`.
 
     Raises:
         ShoalError: There is none of this name.
     """
-    if name not in BACKBONES:
+    known = {**BACKBONES, **HEADLESS} if headless else BACKBONES
+    if name not in known:
         raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
-    module_name, _, cls_name = BACKBONES[name].partition(":")
+    module_name, _, cls_name = known[name].partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
 
 
@@ -61,6 +69,7 @@ def build(
     dropout: float,
     options: Mapping[str, object],
     embedding: int | None = None,
+    headless: bool = False,
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -73,11 +82,12 @@ def build(
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
+        headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
     """
-    cls = backbone(name)
+    cls = backbone(name, headless)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
     known = {
@@ -85,7 +95,8 @@ def build(
         for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    known[HEAD_DROPOUT] = bool
+    if name in BACKBONES:
+        known[HEAD_DROPOUT] = bool
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
@@ -101,6 +112,8 @@ def build(
                 raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
     own = {key: value for key, value in options.items() if key != HEAD_DROPOUT}
     module = cls(features, classes, hops, dropout, **own)
+    if name in HEADLESS:
+        return module
     if embedding is not None and embedding != width_of(module):
         module = Adapted(cls(features, embedding, hops, dropout, **own), embedding, classes, dropout)
     module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
@@ -114,5 +127,5 @@ def _kind(annotation: Any) -> str:
 
 
 def width_of(module: nn.Module) -> int:
-    """Width of a backbone's embedding: what its classifier reads."""
-    return module.head.linears[-1].in_features  # type: ignore
+    """Width of a backbone's embedding: what its classifier reads, if it has one."""
+    return module.width if module.head is None else module.head.linears[-1].in_features  # type: ignore
