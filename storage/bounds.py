@@ -20,12 +20,14 @@ class Limits:
         features: Width F of the features.
         classes: Number of classes C.
         layout: How shards keep their features.
+        graphs: Graphs of all clients, where labels are of graphs; None: labels are of nodes.
     """
 
     nodes: int
     features: int
     classes: int
     layout: Layout = "dense"
+    graphs: int | None = None
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:
@@ -44,6 +46,20 @@ def check_ids(ids: np.ndarray, end: int, what: str, report: Report) -> None:
         report(f"a {what} lies outside 0 to {end - 1}")
     elif not _ascending(ids) and not _ascending(np.sort(ids)):
         report(f"a {what} occurs twice")
+
+
+def check_graphs(
+    graph: np.ndarray, label: np.ndarray, indptr: np.ndarray, indices: np.ndarray, graphs: int, report: Report
+) -> None:
+    """Reports graphs of rows `[N]` that are not in order or no graph, that share an edge, or have two labels."""
+    if len(graph) and (len(graph) != len(label) or _outside(graph, 0, graphs)):
+        report(f"a graph lies outside 0 to {graphs - 1}")
+    elif (graph[1:] < graph[:-1]).any():
+        report("rows of one graph are not behind one another")
+    elif ((graph[1:] == graph[:-1]) & (label[1:] != label[:-1])).any():
+        report("a graph has two labels")
+    elif (np.repeat(graph, np.diff(indptr)) != graph[indices]).any():
+        report("an edge joins two graphs")
 
 
 def check_labels(label: np.ndarray, classes: int, report: Report) -> None:

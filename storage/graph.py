@@ -37,21 +37,26 @@ class Domain:
 
 @dataclass(frozen=True)
 class Graph:
-    """A node-labelled graph: undirected, without self loops or duplicates, stored as CSR.
+    """A graph with labels: undirected, without self loops or duplicates, stored as CSR.
+
+    Labels, split and clients are those of items: of nodes, or, where the dataset is many small graphs behind one
+    another, of these graphs.
 
     Attributes:
         name: What the dataset is called in a config.
         indptr: Row pointer, int64 `[N + 1]`.
         indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
         x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array.
-        y: Label of every node, int64 `[N]`; -1 means unlabelled.
+        y: Label of every item, int64 `[items]`; -1 means unlabelled.
         classes: Number of classes C; labels lie in `0..C-1`.
-        split: The dataset's own split, int8 `[N]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
-        assignment: The dataset's own client of every node, int32 `[N]`; None if it has none.
+        split: The dataset's own split, int8 `[items]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
+        assignment: The dataset's own client of every item, int32 `[items]`; None if it has none.
         cleaning: What was done to the edges as published.
         synthetic: True if the graph was generated and not published; reported with every result on it.
         domains: The graphs that it consists of, where there are several.
         vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
+        graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
+            two of them. None: this is one graph, and its items are nodes.
     """
 
     name: str
@@ -66,10 +71,29 @@ class Graph:
     synthetic: bool = False
     domains: tuple[Domain, ...] = ()
     vocabulary: np.ndarray | None = None
+    graph_of: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
         return len(self.indptr) - 1
+
+    @property
+    def items(self) -> int:
+        """What has a label each: nodes, or small graphs."""
+        return len(self.y)
+
+    @property
+    def item_name(self) -> str:
+        """What an item is, for messages."""
+        return "node" if self.graph_of is None else "graph"
+
+    def of_nodes(self, values: np.ndarray) -> np.ndarray:
+        """What every node has of its item, `[N]`, where `values` are of items, `[items]`."""
+        return values if self.graph_of is None else values[self.graph_of]
+
+    def of_items(self, values: np.ndarray) -> np.ndarray:
+        """What every item has, `[items]`, of `values` `[N]` that are the same for all nodes of an item."""
+        return values if self.graph_of is None else values[first_rows(self.graph_of)[:-1]]
 
     @property
     def entries(self) -> int:
@@ -83,6 +107,12 @@ class Graph:
     def without_nodes(self, dropped: int) -> "Graph":
         """The same graph, which says that some nodes were dropped when it was read."""
         return replace(self, cleaning=replace(self.cleaning, nodes_dropped=dropped))
+
+
+def first_rows(graph_of: np.ndarray) -> np.ndarray:
+    """The first row of every run of equal numbers in `[N]`, and N as the last: int64 `[runs + 1]`."""
+    changes = np.flatnonzero(graph_of[1:] != graph_of[:-1]) + 1
+    return np.concatenate([np.zeros(min(1, len(graph_of)), dtype=np.int64), changes, [len(graph_of)]])
 
 
 def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:

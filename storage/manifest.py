@@ -28,9 +28,10 @@ class ClientRecord:
         client: Number of the client.
         nodes: Rows of the shard.
         entries: Directed entries of its adjacency.
-        labelled: Rows with a label.
-        classes: Number of labelled rows of every class, `[C]`.
+        labelled: Items with a label.
+        classes: Number of labelled items of every class, `[C]`.
         file: Size and checksum of the shard.
+        graphs: Graphs in the shard, where labels are of graphs; None: items are nodes.
     """
 
     client: int
@@ -39,16 +40,22 @@ class ClientRecord:
     labelled: int
     classes: list[int]
     file: FileRecord
+    graphs: int | None = None
+
+    @property
+    def items(self) -> int:
+        """What has a label each: nodes, or graphs."""
+        return self.nodes if self.graphs is None else self.graphs
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """Training, validation and test rows of every client, and what no client can learn from it.
+    """Training, validation and test items of every client, and what no client can learn from it.
 
     Attributes:
-        counts: `[clients][3]` rows that train, validate, test.
-        without_training: Clients without a training row.
-        unreachable: Test rows whose class has no training row at their client, over all clients.
+        counts: `[clients][3]` items that train, validate, test.
+        without_training: Clients without a training item.
+        unreachable: Test items whose class has no training item at their client, over all clients.
         files: Size and checksum of the split of every client.
     """
 
@@ -99,6 +106,7 @@ class Manifest:
         layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
         feature_values: Values that all shards keep of sparse features; 0 for dense ones.
         domains: The graphs that clients come from, where there are several.
+        graphs: Graphs of the dataset, where labels are of graphs; None: items are nodes.
     """
 
     identity: dict[str, Any]
@@ -118,6 +126,17 @@ class Manifest:
     layout: Layout = "dense"
     feature_values: int = 0
     domains: list[DomainRecord] = field(default_factory=list)
+    graphs: int | None = None
+
+    @property
+    def items(self) -> int:
+        """What has a label each: nodes, or graphs."""
+        return self.nodes if self.graphs is None else self.graphs
+
+    @property
+    def item_name(self) -> str:
+        """What an item is, for messages."""
+        return "node" if self.graphs is None else "graph"
 
     @property
     def feature_bytes(self) -> int:
@@ -129,7 +148,7 @@ class Manifest:
     @property
     def limits(self) -> Limits:
         """What holds for the files of all clients."""
-        return Limits(self.nodes, self.features, self.classes, self.layout)
+        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs)
 
     def content(self, split: str, kernel: str | None) -> str:
         """32 digits of all that a run reads of the store: two stores with the same give the same run.
@@ -147,7 +166,7 @@ class Manifest:
             "features": self.features,
             "classes": self.classes,
             "dtype": self.dtype,
-            "clients": [asdict(client) for client in self.clients],
+            "clients": [_plain(client) for client in self.clients],
             "split": asdict(self.splits[split]),
             "hops": [asdict(record) for record in self.hops[kernel]] if kernel else [],
         }
@@ -169,8 +188,20 @@ class Manifest:
             del fields["layout"], fields["feature_values"]
         if not self.domains:
             del fields["domains"]
+        if self.graphs is None:
+            # As they were written before there were tasks of graphs.
+            del fields["graphs"]
+            fields["clients"] = [_plain(client) for client in self.clients]
         with replacing(store / NAME) as unfinished:
             unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
+
+
+def _plain(client: ClientRecord) -> dict[str, Any]:
+    """The fields of a record as they are written; that of graphs only where there are any."""
+    fields = asdict(client)
+    if client.graphs is None:
+        del fields["graphs"]
+    return fields
 
 
 def read_manifest(store: Path) -> Manifest:

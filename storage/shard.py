@@ -1,6 +1,7 @@
 """One client's graph: one memory-mapped Arrow file."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pyarrow as pa
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
-from storage.bounds import Limits, check_adjacency, check_ids, check_labels, check_rows
+from storage.bounds import Limits, check_adjacency, check_graphs, check_ids, check_labels, check_rows
 from storage.errors import ShoalError
+from storage.graph import first_rows
 from storage.induced import Induced
 from storage.rows import CsrRows, Rows
 
@@ -18,15 +20,16 @@ MAX_ENTRIES = 2**31
 
 @dataclass(frozen=True)
 class Shard:
-    """The graph of one client, zero-copy over its file.
+    """The graph of one client, zero-copy over its file: one graph of nodes, or many small ones behind one another.
 
     Attributes:
         client: Number of the client.
         node: Global id of every row, int64 `[N]`.
-        label: Label of every row, int32 `[N]`; -1 is unlabelled.
+        label: Label of every row, int32 `[N]`; -1 is unlabelled; that of its graph, where labels are of graphs.
         indptr: Row pointer, int32 `[N + 1]`.
         indices: Rows of the neighbours, int32 `[E]`, both directions of every edge, ascending in a row.
         x: Features, float32 or float16 `[N, F]`, dense or sparse.
+        graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes.
     """
 
     client: int
@@ -35,6 +38,7 @@ class Shard:
     indptr: np.ndarray
     indices: np.ndarray
     x: Rows
+    graph: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
@@ -44,8 +48,36 @@ class Shard:
     def entries(self) -> int:
         return len(self.indices)
 
+    @cached_property
+    def graph_ptr(self) -> np.ndarray:
+        """First row of every graph and the end of the last, int64 `[G + 1]`; graphs of nodes have none.
 
-def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: Rows) -> FileRecord:
+        Raises:
+            ValueError: Items are nodes.
+        """
+        if self.graph is None:
+            raise ValueError(f"client {self.client}: its items are nodes, and it holds one graph")
+        return first_rows(self.graph)
+
+    @property
+    def items(self) -> int:
+        """What has a label each: rows, or graphs."""
+        return self.nodes if self.graph is None else len(self.graph_ptr) - 1
+
+    @property
+    def item(self) -> np.ndarray:
+        """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph."""
+        return self.node if self.graph is None else self.graph[self.graph_ptr[:-1]]
+
+    @property
+    def item_label(self) -> np.ndarray:
+        """Label of every item, int32 `[items]`; -1 is unlabelled."""
+        return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
+
+
+def write_shard(
+    path: Path, client: int, part: Induced, label: np.ndarray, x: Rows, graph_of: np.ndarray | None = None
+) -> FileRecord:
     """Writes one client's shard.
 
     Args:
@@ -55,6 +87,7 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: Ro
         label: Label of every node of the whole graph, `[nodes]`.
         x: Features of the client's rows, float32 or float16 `[N, F]`, dense or sparse; infinity stands for one too
             large for float16.
+        graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
 
     Raises:
         ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
@@ -82,6 +115,11 @@ def write_shard(path: Path, client: int, part: Induced, label: np.ndarray, x: Ro
         ),
         "x": arrow_file.rows_column(x),
     }
+    if graph_of is not None:
+        graph = graph_of[part.node].astype(np.int64)
+        # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
+        assert not (graph[1:] < graph[:-1]).any()
+        columns["graph"] = pa.array(graph)
     return arrow_file.write(path, "shard", columns)
 
 
@@ -111,6 +149,10 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     check_ids(shard.node, limits.nodes, "node id", faults.append)
     check_labels(shard.label, limits.classes, faults.append)
     check_adjacency(shard.indptr, shard.indices, shard.nodes, faults.append)
+    if (shard.graph is None) != (limits.graphs is None):
+        faults.append("its items are nodes" if shard.graph is None else "its items are graphs")
+    elif shard.graph is not None and limits.graphs is not None and not faults:
+        check_graphs(shard.graph, shard.label, shard.indptr, shard.indices, limits.graphs, faults.append)
     check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
     if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
         faults.append(f"x is not {limits.layout}")
@@ -124,4 +166,5 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
         raise ShoalError(
             f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
         )
-    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.features("x"))
+    graph = file.primitive("graph") if "graph" in file.names else None
+    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.features("x"), graph)

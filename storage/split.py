@@ -1,4 +1,4 @@
-"""Which rows of a shard train, validate and test."""
+"""Which items of a shard, rows or graphs, train, validate and test."""
 
 import hashlib
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ def _shares(fractions: tuple[float, float, float]) -> tuple[float, float, float]
 
 @pydantic.dataclasses.dataclass(frozen=True, config=CLOSED)
 class SplitOptions:
-    """How nodes are divided: keys of the section `data` of a config.
+    """How nodes, or graphs, are divided: keys of the section `data` of a config.
 
     Attributes:
         split: The protocol: `stratified` (per client and class), `per_client` (per client, ignoring classes), `public`
             (the dataset's own), `file` (from an array of the user's).
         split_seed: Seed of the two random protocols.
-        split_file: `.npy` of the `file` protocol: int8 `[nodes]` with 0 none, 1 train, 2 validation, 3 test.
-        fractions: Shares of training, validation and test nodes of the two random protocols.
+        split_file: `.npy` of the `file` protocol: int8, one a node or graph: 0 none, 1 train, 2 validation, 3 test.
+        fractions: Shares of training, validation and test items of the two random protocols.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -61,7 +61,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class Split:
-    """Ascending row numbers, int32, of the training, validation and test nodes of one shard."""
+    """Ascending numbers, int32, of the training, validation and test items of one shard: of its rows, or graphs."""
 
     train: np.ndarray
     val: np.ndarray
@@ -93,21 +93,21 @@ def read_split_file(file: str | None) -> np.ndarray:
     return array.astype(np.int8)
 
 
-def random_split(label: np.ndarray, node: np.ndarray, client: int, options: SplitOptions) -> Split:
-    """Draws the split of one client; the result does not depend on the order of its rows.
+def random_split(label: np.ndarray, item: np.ndarray, client: int, options: SplitOptions) -> Split:
+    """Draws the split of one client; the result does not depend on the order of its items.
 
     Shares are rounded down and the rest becomes test nodes, as in the papers' code (FedPG, FedGTA): a class with few
     nodes may have no training node; the manifest counts the clients and test nodes that this concerns. Unlabelled
     nodes belong to no part.
 
     Args:
-        label: Label of every row, `[N]`; -1 is unlabelled.
-        node: Global id of every row, `[N]`.
+        label: Label of every item, `[items]`; -1 is unlabelled.
+        item: Global number of every item, `[items]`.
         client: Number of the client; with `options.split_seed` it keys the random stream.
         options: Split `stratified` or `per_client`, and the shares.
     """
     rng = np.random.default_rng([options.split_seed, client])
-    by_id = np.argsort(node, kind="stable")
+    by_id = np.argsort(item, kind="stable")
     labelled = by_id[label[by_id] >= 0]
     if options.split == "stratified":
         groups = [labelled[label[labelled] == c] for c in np.unique(label[labelled])]
@@ -127,13 +127,13 @@ def random_split(label: np.ndarray, node: np.ndarray, client: int, options: Spli
 
 
 def from_codes(code: np.ndarray) -> Split:
-    """Turns 0 none, 1 train, 2 validation, 3 test, `[N]`, into row numbers."""
+    """Turns 0 none, 1 train, 2 validation, 3 test, `[items]`, into numbers of items."""
     return Split(*(np.flatnonzero(code == part).astype(np.int32) for part in (TRAIN, VAL, TEST)))
 
 
-def to_codes(split: Split, nodes: int) -> np.ndarray:
-    """The inverse of `from_codes`: part of every row, int8 `[N]`."""
-    code = np.full(nodes, UNASSIGNED, dtype=np.int8)
+def to_codes(split: Split, items: int) -> np.ndarray:
+    """The inverse of `from_codes`: part of every item, int8 `[items]`."""
+    code = np.full(items, UNASSIGNED, dtype=np.int8)
     for part, rows in ((TRAIN, split.train), (VAL, split.val), (TEST, split.test)):
         code[rows] = part
     return code
@@ -147,12 +147,12 @@ def write_split(path: Path, split: Split) -> FileRecord:
     return arrow_file.write(path, "split", {"part": pa.array(np.arange(3, dtype=np.int8)), "rows": rows})
 
 
-def open_split(path: Path, nodes: int, record: FileRecord | None = None, whole: bool = False) -> Split:
+def open_split(path: Path, items: int, record: FileRecord | None = None, whole: bool = False) -> Split:
     """Maps a split and checks that its rows lie in the shard.
 
     Args:
         path: The file.
-        nodes: Rows of the shard.
+        items: Rows of the shard, or its graphs.
         record: What the manifest says of the file.
         whole: Check every byte, that rows are ascending, and that no two parts share one.
 
@@ -164,7 +164,7 @@ def open_split(path: Path, nodes: int, record: FileRecord | None = None, whole: 
     offsets, rows = MappedFile(path, "split", record).lists("rows")
     if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
         raise ShoalError(f"{path}: not three parts; delete the file and run `shoal prepare` again")
-    if len(rows) and (rows.min() < 0 or rows.max() >= nodes):
+    if len(rows) and (rows.min() < 0 or rows.max() >= items):
         raise ShoalError(f"{path}: rows outside the shard; delete the file and run `shoal prepare` again")
     parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
     if whole:

@@ -94,8 +94,8 @@ class Store:
             raise ShoalError(f"{self.path}: no split {name!r}; run `shoal prepare` on the config")
         self._require(client)
         path, record = self.path / split_path(name, client), self.manifest.splits[name].files[client]
-        nodes = self.manifest.clients[client].nodes
-        return self._open(path, lambda limits: open_split(path, nodes, record, limits is not None))
+        items = self.manifest.clients[client].items
+        return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
 
     def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.

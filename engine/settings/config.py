@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import psutil
 from omegaconf import OmegaConf
@@ -61,6 +61,8 @@ class Config(BaseModel):
     # The folder of a run has nine more characters.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
+    # What is predicted: the label of every node, or of every graph of a dataset of graphs.
+    task: Literal["node", "graph"] = "node"
     rounds: Positive = 100
     data: DataConfig
     partition: PartitionOptions = PartitionOptions()

@@ -2,14 +2,17 @@
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from storage.adapters import from_dgl, to_dgl
+from storage.adapters import from_dgl, from_pyg, to_dgl
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.store import Store
@@ -109,3 +112,9 @@ def test_without_dgl_one_line(square: Square) -> None:
     with pytest.raises(ShoalError, match=r"^dgl: a DGLGraph needs it.*shoal doctor") as caught:
         to_dgl(from_dgl(given(square)))
     assert "\n" not in caught.value.line
+
+
+def test_many_graphs_are_refused(square: Callable[..., dict[str, Any]]) -> None:
+    graph = replace(from_pyg(Data(**square())), graph_of=np.zeros(4, dtype=np.int64), y=np.array([1]), split=None)
+    with pytest.raises(ShoalError, match=r"^graph: many graphs with a label each, .*; take to_pyg$"):
+        to_dgl(graph, module=object())
