@@ -15,6 +15,7 @@ from torch import nn
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.choice import MOST_LAYERS, WIDEST
 from algorithms.backbones.output import Output
+from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
@@ -32,7 +33,7 @@ BACKBONES = {
     "sgc": "algorithms.backbones.sgc:SGC",
 }
 
-HEAD_DROPOUT = "head_dropout"
+HEAD_DROPOUT, READOUT, FANOUTS = "head_dropout", "readout", "fanouts"
 
 
 def backbone(name: str) -> type[nn.Module]:
@@ -61,6 +62,7 @@ def build(
     dropout: float,
     options: Mapping[str, object],
     embedding: int | None = None,
+    task: str = "node",
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -71,8 +73,10 @@ def build(
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
-            `head_dropout`: whether there is dropout before the classifier, true by default.
+            `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
+        task: What the model answers for: every `node`, or every `graph`.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
@@ -86,6 +90,12 @@ def build(
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     known[HEAD_DROPOUT] = bool
+    if task == "graph":
+        known[READOUT] = Pooling
+        if FANOUTS in known and options.get(FANOUTS) is not None:
+            raise ShoalError(f"model.{FANOUTS}: a graph task reads whole graphs, not drawn neighbours; leave it out")
+    elif READOUT in options:
+        raise ShoalError(f"model.{READOUT}: is for graph tasks (task: graph), a node task pools nothing; leave it out")
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
@@ -99,10 +109,15 @@ def build(
                 raise ShoalError(f"model.{key}: must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
                 raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
-    own = {key: value for key, value in options.items() if key != HEAD_DROPOUT}
-    module = cls(features, classes, hops, dropout, **own)
+    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT)}
+
+    def of_classes(classes: int) -> nn.Module:
+        module = cls(features, classes, hops, dropout, **own)
+        return module if task == "node" else Readout(module, options.get(READOUT, "mean"), dropout)  # type: ignore
+
+    module = of_classes(classes)
     if embedding is not None and embedding != width_of(module):
-        module = Adapted(cls(features, embedding, hops, dropout, **own), embedding, classes, dropout)
+        module = Adapted(of_classes(embedding), embedding, classes, dropout)
     module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
     return module
 

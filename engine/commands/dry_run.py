@@ -35,7 +35,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
-from engine.wire.models import assign_models, named_kinds, require_mixable
+from engine.wire.models import assign_models, named_kinds, require_mixable, require_task
 from partition import require_enough_nodes
 from partition.domains import require_own_clients
 from partition.from_file import by_file
@@ -61,6 +61,7 @@ def show_plan(config: Config) -> None:
         ShoalError: What the run itself would be refused for: method, model, dataset, device, precision.
     """
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_task(config, algorithm)
     require_mixable(config, algorithm)
     device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
     path = store_path(config)
