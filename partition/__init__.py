@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from partition.cover import NOBODY, assert_cover
+from partition.dirichlet import by_dirichlet
 from partition.domains import domain_graphs, first_clients, require_own_clients
 from partition.from_file import by_file
 from partition.in_memory_kaminpar import by_kaminpar
@@ -19,7 +20,15 @@ from partition.workspace import Workspace
 from storage.errors import ShoalError
 from storage.graph import Graph
 
-__all__ = ["METHODS", "PartitionOptions", "Workspace", "partition", "require_enough_nodes"]
+__all__ = [
+    "METHODS",
+    "OF_ITEMS",
+    "PartitionOptions",
+    "Workspace",
+    "partition",
+    "require_divides_graphs",
+    "require_enough_nodes",
+]
 
 Method = Callable[[Graph, PartitionOptions, np.ndarray | None, Workspace | None], np.ndarray]
 
@@ -29,19 +38,30 @@ METHODS: dict[str, Method] = {
     "semi-external": by_semi_external,
     "louvain": by_louvain,
     "random": by_random,
+    "dirichlet": by_dirichlet,
     "index": by_index,
     "file": by_file,
 }
+# Those that divide items of any kind; the others follow edges, of which small graphs have none between them.
+OF_ITEMS = ("random", "dirichlet", "index", "file")
 
 
-def require_enough_nodes(clients: int, nodes: int, dataset: str) -> None:
+def require_enough_nodes(clients: int, items: int, dataset: str, what: str = "node") -> None:
     """Raises:
-    ShoalError: Clients are more than the nodes of a dataset.
+    ShoalError: Clients are more than the nodes, or graphs, of a dataset.
     """
-    if clients > nodes:
+    if clients > items:
         raise ShoalError(
-            f"partition.clients is {clients}, but dataset '{dataset}' has {nodes} nodes: choose from 1 to {nodes}"
+            f"partition.clients is {clients}, but dataset '{dataset}' has {items} {what}s: choose from 1 to {items}"
         )
+
+
+def require_divides_graphs(method: str) -> None:
+    """Raises:
+    ShoalError: A method divides the nodes of one graph, and no dataset of graphs.
+    """
+    if method not in OF_ITEMS:
+        raise ShoalError(f"partition.method: {method} divides nodes; graphs are divided by {', '.join(OF_ITEMS)}")
 
 
 def partition(
@@ -52,8 +72,9 @@ def partition(
 ) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
-    Of several graphs each is divided by itself, between the clients that `options.domains` gives it; a file divides
-    all of them. With `index` some nodes may belong to `NOBODY`.
+    Of several domains each is divided by itself, between the clients that `options.domains` gives it; a file divides
+    all of them. With `index` some nodes may belong to `NOBODY`. Of a dataset of graphs the graphs are divided, and a
+    node goes with its graph.
 
     Args:
         graph: The whole graph.
@@ -64,12 +85,14 @@ def partition(
             progress is reported.
 
     Raises:
-        ShoalError: Clients are more than nodes, or what a file holds is not such a cover; a memory limit cannot be
-            kept, or temporary files cannot be written.
+        ShoalError: Clients are more than nodes, or graphs, which the method does not divide; what a file holds is not such a cover; a memory limit
+            cannot be kept, or temporary files cannot be written.
     """
-    require_enough_nodes(options.clients, graph.nodes, graph.name)
+    require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
+    if graph.graph_of is not None:
+        require_divides_graphs(options.method)
     if labelled_mask is not None:
-        assert labelled_mask.shape == (graph.nodes,)
+        assert labelled_mask.shape == (graph.items,)
         assert labelled_mask.dtype == np.bool_
 
     method = METHODS[options.method]
@@ -80,12 +103,12 @@ def partition(
         require_own_clients(graph, options, assignment)
     else:
         assert options.domains is not None
-        assignment = np.empty(graph.nodes, dtype=np.int32)
+        assignment = np.empty(graph.items, dtype=np.int32)
         for rows, domain, clients, before in zip(*domain_graphs(graph), options.domains, first_clients(options)):
-            require_enough_nodes(clients, domain.nodes, domain.name)
+            require_enough_nodes(clients, domain.items, domain.name, domain.item_name)
             own = replace(options, clients=clients, domains=None)
             mask = None if labelled_mask is None else labelled_mask[rows]
             found = method(domain, own, mask, workspace)
             assignment[rows] = np.where(found == NOBODY, NOBODY, found + before)
-    assert_cover(assignment, graph.nodes, options.clients)
-    return assignment
+    assert_cover(assignment, graph.items, options.clients)
+    return graph.of_nodes(assignment)

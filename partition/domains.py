@@ -11,12 +11,12 @@ from storage.graph import Graph
 
 
 def domain_graphs(graph: Graph) -> tuple[list[slice], list[Graph]]:
-    """The rows of every domain, and each as a graph of its own; arrays are views where they can be."""
+    """The items of every domain, and each as a graph of its own; arrays are views where they can be."""
     slices, graphs = [], []
     end = 0
     for domain in graph.domains:
         first, end = end, end + domain.nodes
-        rows = slice(first, end)
+        rows, items = slice(first, end), _items(graph, first, end)
         low, high = graph.indptr[first], graph.indptr[end]
         graphs.append(
             replace(
@@ -25,14 +25,22 @@ def domain_graphs(graph: Graph) -> tuple[list[slice], list[Graph]]:
                 indptr=graph.indptr[first : end + 1] - low,
                 indices=graph.indices[low:high] - np.int32(first),
                 x=graph.x[rows],
-                y=graph.y[rows],
-                split=None if graph.split is None else graph.split[rows],
+                y=graph.y[items],
+                split=None if graph.split is None else graph.split[items],
                 assignment=None,
                 domains=(),
+                graph_of=None if graph.graph_of is None else graph.graph_of[rows] - items.start,
             )
         )
-        slices.append(rows)
+        slices.append(items)
     return slices, graphs
+
+
+def _items(graph: Graph, first: int, end: int) -> slice:
+    """The items of consecutive nodes, at least one, that are those of whole domains."""
+    if graph.graph_of is None:
+        return slice(first, end)
+    return slice(int(graph.graph_of[first]), int(graph.graph_of[end - 1]) + 1)
 
 
 def first_clients(options: PartitionOptions) -> list[int]:
@@ -41,7 +49,7 @@ def first_clients(options: PartitionOptions) -> list[int]:
 
 
 def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.ndarray) -> None:
-    """Refuses an assignment in which a client is not one of its domain's.
+    """Refuses an assignment, of items, in which a client is not one of its domain's.
 
     Raises:
         ShoalError: It is one; names the first client.
@@ -49,10 +57,10 @@ def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.
     end = 0
     for domain, clients, before in zip(graph.domains, options.domains or (), first_clients(options)):
         first, end = end, end + domain.nodes
-        own = assignment[first:end]
+        own = assignment[_items(graph, first, end)]
         strange = own[(own < before) | (own >= before + clients)]
         if len(strange):
             raise ShoalError(
-                f"partition.file: client {strange[0]} has a node of {domain.name}, whose clients are {before} to "
+                f"partition.file: client {strange[0]} has a {graph.item_name} of {domain.name}, whose clients are {before} to "
                 f"{before + clients - 1} by partition.clients; number clients in the order of data.dataset"
             )

@@ -15,11 +15,11 @@ def by_file(
     labelled_mask: np.ndarray | None = None,
     workspace: Workspace | None = None,
 ) -> np.ndarray:
-    """The client of every node as read from `options.file`, or the graph's own if that is None, int32 `[N]`.
+    """The client of every item as read from `options.file`, or the graph's own if that is None, int32 `[items]`.
 
     Raises:
-        ShoalError: The file is missing or no `.npy` of integers `[N]`, a client id is not in `0..clients-1`,
-            a client has no node, or the dataset has no assignment of its own.
+        ShoalError: The file is missing or no `.npy` of integers `[items]`, a client id is not in `0..clients-1`,
+            a client has no item, or the dataset has no assignment of its own.
     """
     if options.file is not None:
         where = options.file
@@ -30,10 +30,10 @@ def by_file(
     else:
         raise ShoalError(
             f"partition.file is not set and dataset '{graph.name}' has no assignment of its own: "
-            "name an .npy file of the client of every node"
+            f"name an .npy file of the client of every {graph.item_name}"
         )
-    if given.shape != (graph.nodes,) or not np.issubdtype(given.dtype, np.integer):
-        raise ShoalError(f"{where}: must be integers of shape [{graph.nodes}], found {given.dtype} {list(given.shape)}")
+    if given.shape != (graph.items,) or not np.issubdtype(given.dtype, np.integer):
+        raise ShoalError(f"{where}: must be integers of shape [{graph.items}], found {given.dtype} {list(given.shape)}")
     outside = (given < 0) | (given >= options.clients)
     if outside.any():
         raise ShoalError(
@@ -43,7 +43,7 @@ def by_file(
     empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
     if len(empty):
         raise ShoalError(
-            f"{where}: no node for {listed(empty)} of the {options.clients} clients: lower partition.clients"
+            f"{where}: no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower partition.clients"
         )
     return given.astype(np.int32)
 

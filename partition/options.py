@@ -10,6 +10,7 @@ from storage.option_types import CLOSED, FilePath, Number, Positive, Whole
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
+ALPHA = 0.5
 
 
 Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
@@ -20,7 +21,7 @@ class PartitionOptions:
     """The section `partition` of a config; a method reads the options it needs.
 
     Attributes:
-        method: How nodes become clients; a key of `partition.METHODS`.
+        method: How nodes, or graphs, become clients; a key of `partition.METHODS`.
         clients: Number of clients; of several graphs a list with that of each, which `domains` then holds.
         domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
         seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
@@ -28,15 +29,16 @@ class PartitionOptions:
         imbalance: METIS, KaMinPar, semi-external: largest part over the mean part; 1.03 allows clients 3 % above the
             mean. METIS counts in thousandths and may exceed it slightly, the others keep it as `size_bound` says.
         balance: Louvain: what is balanced between clients, `nodes` or `labelled` nodes.
-        file: File: an `.npy` of the client of every node, integers `[N]`; None: the dataset's own assignment.
+        file: File: an `.npy` of the client of every node, or graph, integers `[items]`; None: the dataset's own assignment.
         chunks: Index: pieces that each graph is cut into, the first of which are clients; nodes of the others belong to
             no client. None: as many as clients.
+        alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
 
     Raises:
         ValueError: A value is out of its bounds.
     """
 
-    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "index", "file"] = "metis"
+    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"] = "metis"
     clients: Clients = 10
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
     resolution: Annotated[Number, Field(gt=0)] = 1.0
@@ -45,6 +47,7 @@ class PartitionOptions:
     file: FilePath | None = None
     domains: tuple[Clients, ...] | None = None
     chunks: Clients | None = None
+    alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = ALPHA
 
     @model_validator(mode="before")
     @classmethod

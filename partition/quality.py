@@ -20,14 +20,14 @@ class Quality:
         nodes_min: Nodes of the smallest client.
         nodes_median: Median over clients.
         nodes_max: Nodes of the largest client.
-        label_skew: Mean over clients with labelled nodes of the total variation distance (half the L1
-            distance, 0 to 1) between the client's distribution of labels and that of the whole graph, over
-            labelled nodes.
+        label_skew: Mean over clients with labelled items of the total variation distance (half the L1
+            distance, 0 to 1) between the client's distribution of labels and that of the whole dataset, over
+            labelled items.
         clients_without_edges: Number of clients that keep no edge.
         nodes: Nodes.
         entries: Directed entries kept: twice the undirected edges inside the client.
-        labelled: Nodes with a label.
-        classes: Classes of which the client has a labelled node.
+        labelled: Items, nodes or graphs, with a label.
+        classes: Classes of which the client has a labelled item.
         isolated: Nodes without a neighbour inside the client, those isolated from the start included.
     """
 
@@ -65,8 +65,9 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarr
     np.add.at(entries, assignment[held], kept_N[held])
     isolated = np.bincount(assignment[held & (kept_N == 0)], minlength=clients)
 
-    has_label = held & (graph.y >= 0)
-    label = assignment[has_label].astype(np.int64) * graph.classes + graph.y[has_label]
+    of_items = graph.of_items(assignment)
+    has_label = (of_items != NOBODY) & (graph.y >= 0)
+    label = of_items[has_label].astype(np.int64) * graph.classes + graph.y[has_label]
     labels_NC = np.bincount(label, minlength=clients * graph.classes).reshape(clients, graph.classes)
     labelled = labels_NC.sum(1)
 

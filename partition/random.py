@@ -1,4 +1,4 @@
-"""A random client for every node: the partition that keeps no structure."""
+"""A random client for every node, or graph: the partition that keeps no structure."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ def by_random(
     labelled_mask: np.ndarray | None = None,
     workspace: Workspace | None = None,
 ) -> np.ndarray:
-    """Client of every node, int32 `[N]`: clients take turns along a seeded permutation; sizes differ by at most one."""
-    assignment = np.empty(graph.nodes, dtype=np.int32)
-    order = np.random.default_rng(options.seed).permutation(graph.nodes)
-    assignment[order] = np.arange(graph.nodes) % options.clients
+    """Client of every item, int32 `[items]`: clients take turns along a seeded permutation; sizes differ by at most one."""
+    assignment = np.empty(graph.items, dtype=np.int32)
+    order = np.random.default_rng(options.seed).permutation(graph.items)
+    assignment[order] = np.arange(graph.items) % options.clients
     return assignment

@@ -11,7 +11,7 @@ from storage.errors import ShoalError
 from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment", "vocabulary")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph")
 
 
 def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
@@ -22,7 +22,8 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         arrays: `edge_index [2, E]` (integers, one or both directions), `x [N, F]` (numbers, NumPy or SciPy CSR),
             `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
             train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
-            stands for, texts). Features other than float16 and float32 become float32; whether they are finite is not
+            stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap) there
+            are labels, parts and clients of graphs, `[G]`, and no edge joins two of them. Features other than float16 and float32 become float32; whether they are finite is not
             checked.
         where: Name of each array in error messages.
         synthetic: Whether the graph was generated and not published.
@@ -32,18 +33,69 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
     """
     x = _features(arrays["x"], where["x"])
     nodes = x.shape[0]
-    y = _labels(arrays["y"], nodes, where["y"])
+    graph_of, items, what = None, nodes, f"x has {nodes} rows; one value a node"
+    if arrays.get("graph") is not None:
+        graph_of = _graphs(arrays["graph"], nodes, where["graph"])
+        items = int(graph_of[-1]) + 1
+        what = f"there are {items} graphs; one value a graph"
+    y = _labels(arrays["y"], items, where["y"], what)
     classes = class_count(y, where["y"])
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
-        split = _integers(split, nodes, (UNASSIGNED, TEST), where["split"]).astype(np.int8)
+        split = _integers(split, items, (UNASSIGNED, TEST), where["split"], what).astype(np.int8)
     if assignment is not None:
-        assignment = _integers(assignment, nodes, (0, 2**31 - 1), where["assignment"]).astype(np.int32)
+        assignment = _integers(assignment, items, (0, 2**31 - 1), where["assignment"], what).astype(np.int32)
     vocabulary = arrays.get("vocabulary")
     if vocabulary is not None:
         vocabulary = _vocabulary(vocabulary, x.shape[1], where["vocabulary"])
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
-    return Graph(name, indptr, indices, x, y, classes, split, assignment, cleaning, synthetic, vocabulary=vocabulary)
+    if graph_of is not None:
+        require_apart(indptr, indices, graph_of, where["edge_index"])
+    return Graph(
+        name,
+        indptr,
+        indices,
+        x,
+        y,
+        classes,
+        split,
+        assignment,
+        cleaning,
+        synthetic,
+        vocabulary=vocabulary,
+        graph_of=graph_of,
+    )
+
+
+def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray, where: str) -> None:
+    """Refuses an edge between two graphs.
+
+    Raises:
+        ShoalError: There is one; names the first.
+    """
+    source = np.repeat(np.arange(len(graph_of)), np.diff(indptr))
+    between = np.flatnonzero(graph_of[source] != graph_of[indices])
+    if len(between):
+        one, other = source[between[0]], indices[between[0]]
+        raise ShoalError(
+            f"{where}: an edge joins node {one} of graph {graph_of[one]} and node {other} of graph {graph_of[other]}; "
+            "graphs have no edges between them"
+        )
+
+
+def _graphs(graph: np.ndarray, nodes: int, where: str) -> np.ndarray:
+    graph_of = _integers(graph, nodes, (0, 2**31 - 1), where, f"x has {nodes} rows; one graph a node").astype(np.int64)
+    if not nodes:
+        raise ShoalError(f"{where}: no node; there is nothing to learn")
+    steps = np.diff(graph_of, prepend=-1)
+    wrong = np.flatnonzero((steps < 0) | (steps > 1))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ShoalError(
+            f"{where}: row {row} is {graph_of[row]}; graphs are numbered from 0 without a gap, and their nodes lie in "
+            "this order"
+        )
+    return graph_of
 
 
 def _features(x: Any, where: str) -> Any:
@@ -67,21 +119,21 @@ def _vocabulary(names: np.ndarray, features: int, where: str) -> np.ndarray:
     return np.asarray(names)
 
 
-def _labels(y: np.ndarray, nodes: int, where: str) -> np.ndarray:
+def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2:
         raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
-    return _integers(y, nodes, (-1, 2**31 - 1), where).astype(np.int64)
+    return _integers(y, items, (-1, 2**31 - 1), where, what).astype(np.int64)
 
 
-def _integers(values: np.ndarray, nodes: int, bounds: tuple[int, int], where: str) -> np.ndarray:
-    """`values` if they are integers within `bounds`, one for each node."""
+def _integers(values: np.ndarray, items: int, bounds: tuple[int, int], where: str, what: str) -> np.ndarray:
+    """`values` if they are integers within `bounds`, one for each item, of which `what` says how many there are."""
     low, high = bounds
-    if values.shape != (nodes,):
-        raise ShoalError(f"{where}: shape {list(values.shape)}, but x has {nodes} rows; one value a node")
+    if values.shape != (items,):
+        raise ShoalError(f"{where}: shape {list(values.shape)}, but {what}")
     if values.dtype.kind not in "iubf":
         raise ShoalError(f"{where}: values must be integers, found {values.dtype}")
     for fault, rule in (

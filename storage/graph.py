@@ -1,7 +1,6 @@
 """A whole graph in memory, before any client exists, in the one form every later step relies on."""
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,14 +82,18 @@ class Graph:
         """What has a label each: nodes, or small graphs."""
         return len(self.y)
 
-    @cached_property
-    def first_node(self) -> np.ndarray:
-        """The first node of every item, int64 `[items]`."""
-        return np.arange(self.nodes) if self.graph_of is None else first_rows(self.graph_of)[:-1]
+    @property
+    def item_name(self) -> str:
+        """What an item is, for messages."""
+        return "node" if self.graph_of is None else "graph"
 
     def of_nodes(self, values: np.ndarray) -> np.ndarray:
         """What every node has of its item, `[N]`, where `values` are of items, `[items]`."""
         return values if self.graph_of is None else values[self.graph_of]
+
+    def of_items(self, values: np.ndarray) -> np.ndarray:
+        """What every item has, `[items]`, of `values` `[N]` that are the same for all nodes of an item."""
+        return values if self.graph_of is None else values[first_rows(self.graph_of)[:-1]]
 
     @property
     def entries(self) -> int:

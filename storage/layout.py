@@ -29,6 +29,10 @@ IN_MEMORY = (
     "twitch-tw",
     "acmv9",
     "dblpv7",
+    "nci1",
+    "proteins",
+    "imdb-binary",
+    "collab",
 )
 
 

@@ -134,6 +134,11 @@ class Manifest:
         return self.nodes if self.graphs is None else self.graphs
 
     @property
+    def item_name(self) -> str:
+        """What an item is, for messages."""
+        return "node" if self.graphs is None else "graph"
+
+    @property
     def feature_bytes(self) -> int:
         """Bytes of the features of all shards."""
         if self.layout == "sparse":

@@ -25,6 +25,7 @@ from engine.preparing.prepare import (
     read_graph,
     require_identity,
     require_known,
+    require_task,
     require_whole,
     store_path,
 )
@@ -39,7 +40,7 @@ from engine.wire.models import assign_models, named_kinds, require_mixable, requ
 from partition import require_enough_nodes
 from partition.domains import require_own_clients
 from partition.from_file import by_file
-from storage.graph import Graph
+from storage.graph import Graph, first_rows
 from storage.hops import hops_bytes
 from storage.kernel import Kernel
 from storage.layout import chosen_layout, stored_bytes
@@ -68,15 +69,18 @@ def show_plan(config: Config) -> None:
     if prepared := (path / NAME).exists():
         manifest = read_manifest(path)
         require_identity(path, manifest, identity(config))
+        require_task(config, manifest.name, manifest.item_name)
         nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
+        items, what = manifest.items, manifest.item_name
         x_bytes, values = manifest.feature_bytes, manifest.feature_values if manifest.layout == "sparse" else None
         entries = sum(client.entries for client in manifest.clients)
         if config.data.split == "file":
-            given_codes(config.data, manifest.name, nodes, lambda: None)
+            given_codes(config.data, manifest.name, items, lambda: None, manifest.item_name)
     else:
         require_known(config)
         graph = read_graph(config)
         _require_division(config, graph)
+        items, what = graph.items, graph.item_name
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
         data = config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
@@ -91,7 +95,7 @@ def show_plan(config: Config) -> None:
     share = config.data.fractions[0]
     model_of = assign_models(config, clients)
     infos = [
-        ClientInfo(i, nodes // clients, int(share * nodes / clients), classes, model_of[i]) for i in range(clients)
+        ClientInfo(i, nodes // clients, int(share * items / clients), classes, model_of[i]) for i in range(clients)
     ]
     plan = plan_of(config, algorithm.whole_graph)
     cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
@@ -114,7 +118,8 @@ def show_plan(config: Config) -> None:
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part))
     a_row = None if values is None else values // nodes
-    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row)
+    graphs = max(1, int(items / clients * part)) if what == "graph" else None
+    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row, graphs)
     torch.set_num_threads(config.engine.threads)
     epoch, forward = np.array([_measure(*pair, mean_client, measured, train) for pair in zip(models, paths)]).T / part
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
@@ -134,6 +139,7 @@ def show_plan(config: Config) -> None:
     table = Table(title=f"dry run of {config.name}", show_header=False)
     for name, text in {
         "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
+        **({"dataset": f"{items:,} graphs, {nodes:,} nodes"} if what == "graph" else {}),
         "run folder": str(run_path(config)),
         "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
@@ -153,10 +159,10 @@ def show_plan(config: Config) -> None:
 
 def _require_division(config: Config, graph: Graph) -> None:
     """Refuses an assignment or a split that preparing would refuse."""
-    require_enough_nodes(config.partition.clients, graph.nodes, graph.name)
+    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
     if config.partition.method == "file":
         require_own_clients(graph, config.partition, by_file(graph, config.partition))
-    given_codes(config.data, graph.name, graph.nodes, lambda: graph.split)
+    given_codes(config.data, graph.name, graph.items, lambda: graph.split, graph.item_name)
 
 
 def _span(seconds: np.ndarray) -> str:
@@ -164,11 +170,16 @@ def _span(seconds: np.ndarray) -> str:
     return f"{low} ms" if low == high else f"{low} to {high} ms"
 
 
-def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None) -> View:
+def _mean_client(
+    info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None, graphs: int | None
+) -> View:
     """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
-    indices = rng.integers(max(info.nodes, 1), size=indptr[-1], dtype=np.int32)
+    graph = None if graphs is None else np.arange(info.nodes) * min(graphs, info.nodes) // max(info.nodes, 1)
+    # Of small graphs every edge stays in its own.
+    starts, sizes = (0, max(info.nodes, 1)) if graph is None else _spans(np.repeat(graph, np.diff(indptr)), graph)
+    indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)
     x: list[Rows]
     if a_row is None:
         x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(kernel.hops + 1)]
@@ -176,8 +187,14 @@ def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, 
         sparse = _random_rows(info.nodes, features, a_row, rng)
         x = [sparse, *propagated(indptr, indices, sparse, kernel)]
     rows = np.arange(info.nodes)
-    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0])
+    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph)
     return View("mean client", shard, Split(rows[: info.train], rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
+
+
+def _spans(wanted: np.ndarray, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row of some graphs, and how many rows each has, of the graph of every row, ascending from 0."""
+    ends = first_rows(graph)
+    return ends[wanted], np.diff(ends)[wanted]
 
 
 def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator) -> CsrRows:

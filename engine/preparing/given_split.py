@@ -10,23 +10,25 @@ from storage.store import Store
 
 
 def given_codes(
-    options: SplitOptions, dataset: str, nodes: int, of_dataset: Callable[[], np.ndarray | None]
+    options: SplitOptions, dataset: str, items: int, of_dataset: Callable[[], np.ndarray | None], what: str = "node"
 ) -> np.ndarray | None:
-    """Part of every node, int8 `[nodes]`, or None where each client draws its own.
+    """Part of every item, int8 `[items]`, or None where each client draws its own.
 
     Args:
         options: Which split.
         dataset: Its name in error messages.
-        nodes: Number of its nodes.
+        items: Number of its nodes, or graphs.
         of_dataset: Gives the dataset's own split; called only if that is asked for.
+        what: What an item is: a node or a graph.
 
     Raises:
-        ShoalError: The file is wrong or of another number of nodes, or the dataset has no split.
+        ShoalError: The file is wrong or of another number of items, or the dataset has no split.
     """
     if options.split == "file":
         code = read_split_file(options.split_file)
-        if len(code) != nodes:
-            raise ShoalError(f"{options.split_file}: {len(code)} entries for {nodes} nodes of {dataset}; give one each")
+        if len(code) != items:
+            found = f"{len(code)} entries for {items} {what}s"
+            raise ShoalError(f"{options.split_file}: {found} of {dataset}; give one each")
         return code
     if options.split == "public":
         code_of_dataset = of_dataset()
@@ -37,24 +39,25 @@ def given_codes(
 
 
 def codes_of_clients(
-    clients: Store, options: SplitOptions, nodes: int, rest: Store | None, given: Callable[[], np.ndarray | None]
+    clients: Store, options: SplitOptions, items: int, rest: Store | None, given: Callable[[], np.ndarray | None]
 ) -> np.ndarray:
-    """Part of every node as the clients have it, int8 `[nodes]`.
+    """Part of every item as the clients have it, int8 `[items]`.
 
     Args:
         clients: Their store.
         options: Which split.
-        nodes: Number of nodes.
-        rest: Store of the whole graphs; nodes that no client holds get their part by the same protocol, each graph as
+        items: Number of nodes, or graphs.
+        rest: Store of the whole graphs; items that no client holds get their part by the same protocol, each graph as
             a client more. None: they have none.
         given: As `given_codes`.
     """
-    code = np.zeros(nodes, dtype=np.int8)
-    held = np.zeros(nodes, dtype=bool)
+    code = np.zeros(items, dtype=np.int8)
+    held = np.zeros(items, dtype=bool)
     for client in range(clients.clients):
         shard = clients.shard(client)
-        code[shard.node] = to_codes(clients.split(options.split_name, client), shard.nodes)
-        held[shard.node] = True
+        item = shard.item
+        code[item] = to_codes(clients.split(options.split_name, client), shard.items)
+        held[item] = True
     if rest is None or held.all():
         return code
     of_all = given()
@@ -62,7 +65,8 @@ def codes_of_clients(
         return np.where(held, code, of_all)
     for number in range(rest.clients):
         shard = rest.shard(number)
-        free = np.flatnonzero(~held[shard.node])
-        drawn = random_split(shard.label[free], shard.node[free], clients.clients + number, options)
-        code[shard.node[free]] = to_codes(drawn, len(free))
+        item = shard.item
+        free = np.flatnonzero(~held[item])
+        drawn = random_split(shard.item_label[free], item[free], clients.clients + number, options)
+        code[item[free]] = to_codes(drawn, len(free))
     return code

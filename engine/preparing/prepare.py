@@ -14,8 +14,16 @@ from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
-from partition import require_enough_nodes
-from storage.datasets import DataSource, data_root, fingerprint, load_all, nodes_ahead, published_contents
+from partition import require_divides_graphs, require_enough_nodes
+from storage.datasets import (
+    DataSource,
+    data_root,
+    fingerprint,
+    labels_ahead,
+    load_all,
+    nodes_ahead,
+    published_contents,
+)
 from storage.datasets.domains import joined_name
 from storage.disk import writing
 from storage.errors import ShoalError
@@ -72,9 +80,26 @@ def read_graph(config: Config) -> Graph:
     """The graph of a config, or its graphs behind one another.
 
     Raises:
-        ShoalError: As for `storage.datasets.load_all`.
+        ShoalError: As for `storage.datasets.load_all`, or its labels are not what the config's task is about.
     """
-    return load_all(sources(config))
+    graph = load_all(sources(config))
+    require_task(config, graph.name, graph.item_name)
+    return graph
+
+
+def require_task(config: Config, dataset: str, labels: str) -> None:
+    """Refuses to predict labels of nodes where those of graphs are given, and the other way about.
+
+    Args:
+        config: The run.
+        dataset: Name of the dataset.
+        labels: What has labels in it, `node` or `graph`.
+
+    Raises:
+        ShoalError: It is another than the config's task.
+    """
+    if config.task != labels:
+        raise ShoalError(f"task: {config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}")
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -87,6 +112,8 @@ def identity(config: Config) -> dict[str, Any]:
     file = chosen.pop("file")
     if file is not None:
         chosen["file"] = contents(config).get("partition.file")
+    if chosen["method"] != "dirichlet":
+        del chosen["alpha"]
     for later in ("domains", "chunks"):
         # Stores of one graph keep the names that they had before there were several.
         if chosen[later] is None:
@@ -149,6 +176,10 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     graph = LazyGraph(lambda: read_graph(config), lambda: _published(config))
     published = _published(config)
     store = _complete(path, made, published, *wanted, mend)
+    if (path / NAME).exists():
+        # The task is no part of an identity: the labels of a dataset are of one kind.
+        found = Store(path).manifest
+        require_task(config, found.name, found.item_name)
     if store is None:
         with writing(path):
             store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)
@@ -219,11 +250,17 @@ def require_known(config: Config) -> None:
 
     Raises:
         ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
-            be sparse, or the file of the split is wrong.
+            be sparse, the file of the split is wrong, or graphs are divided or propagated as only nodes can be.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
+    if config.task == "graph":
+        require_divides_graphs(config.partition.method)
+        if config.propagation.rows != "all":
+            raise ShoalError(f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task graph set all")
     numbers = config.partition.domains or (config.partition.clients,)
     for each, clients in zip(sources(config), numbers):
+        if (labels := labels_ahead(each)) is not None:
+            require_task(config, each.dataset, labels)
         nodes = nodes_ahead(each)
         if nodes is not None:
             require_enough_nodes(clients, nodes, each.dataset)

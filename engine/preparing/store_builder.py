@@ -161,10 +161,11 @@ class StoreBuilder:
         measured = quality(graph, assignment, count, kept).as_dict()
         # Nobody's nodes as those of one more client, which is not asked for.
         assignment = np.where(assignment == NOBODY, np.int32(count), assignment)
+        label = graph.of_nodes(graph.y)
         missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
         with progress("shards", count, "clients", count - len(missing)) as step:
             for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit, layout):
-                self.writer.once(shard_path(client), partial(_write_shard, client, part, graph.y, x))
+                self.writer.once(shard_path(client), partial(_write_shard, client, part, label, x, graph.graph_of))
                 step.advance()
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
         records = [self._record(client, file, graph.classes) for client, file in enumerate(files) if file is not None]
@@ -183,6 +184,7 @@ class StoreBuilder:
             layout=layout,
             feature_values=entries_of(graph.x) if layout == "sparse" else 0,
             domains=self._domains(graph),
+            graphs=None if graph.graph_of is None else graph.items,
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
@@ -200,48 +202,52 @@ class StoreBuilder:
 
     def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
         shard = open_shard(self.path / shard_path(client), client, file)
-        labelled = shard.label[shard.label >= 0]
+        label = shard.item_label
+        labelled = label[label >= 0]
         counts = np.bincount(labelled, minlength=classes).tolist()
-        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file)
+        graphs = None if shard.graph is None else shard.items
+        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file, graphs)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         code = self._codes(shards, options)
         files, counts, untrained, unreachable = [], [], [], 0
+        what = shards.manifest.item_name
         for client in range(shards.clients):
             shard = shards.shard(client)
 
             def write(path: Path, shard: Any = shard) -> FileRecord:
                 if code is None:
-                    split = random_split(shard.label, shard.node, shard.client, options)
+                    split = random_split(shard.item_label, shard.item, shard.client, options)
                 else:
-                    split = from_codes(code[shard.node])
+                    split = from_codes(code[shard.item])
                 return write_split(path, split)
 
             file = self.writer.once(split_path(options.split_name, client), write)
-            split = open_split(self.path / split_path(options.split_name, client), shard.nodes, file)
-            _require_labels(shard.label, split, client, options)
+            split = open_split(self.path / split_path(options.split_name, client), shard.items, file)
+            label = shard.item_label
+            _require_labels(label, split, client, options, what)
             files.append(file)
             counts.append([len(split.train), len(split.val), len(split.test)])
             if not len(split.train):
                 untrained.append(client)
-            unreachable += int((~np.isin(shard.label[split.test], shard.label[split.train])).sum())
+            unreachable += int((~np.isin(label[split.test], label[split.train])).sum())
         if not any(train for train, _, _ in counts):
             raise ShoalError(
-                f"data.split {options.split}: no client has a training node; change the split or use fewer clients"
+                f"data.split {options.split}: no client has a training {what}; change the split or use fewer clients"
             )
         result = SplitRecord(counts, untrained, unreachable, files)
-        _report_split(result, options)
+        _report_split(result, options, what)
         return result
 
     def _codes(self, shards: Store, options: SplitOptions) -> np.ndarray | None:
-        """Part of every node, int8 `[nodes]`, or None where each client draws its own."""
+        """Part of every item, int8 `[items]`, or None where each client draws its own."""
         manifest = shards.manifest
-        given = partial(given_codes, options, manifest.name, manifest.nodes, lambda: self.lazy.graph.split)
+        given = partial(given_codes, options, manifest.name, manifest.items, lambda: self.lazy.graph.split, manifest.item_name)
         if self.clients is None:
             return given()
         # Of nodes that no client holds, only a domain's evaluation asks for the part.
         rest = shards if self._by_domain else None
-        return codes_of_clients(self.clients, options, manifest.nodes, rest, given)
+        return codes_of_clients(self.clients, options, manifest.items, rest, given)
 
     def _hops(self, shards: Store, kernel: Kernel) -> list[FileRecord]:
         manifest = shards.manifest
@@ -274,23 +280,26 @@ def _rows_kept(shards: Store, client: ClientRecord, kernel: Kernel) -> int:
     return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
 
 
-def _write_shard(client: int, part: Induced, label: np.ndarray, x: Rows, path: Path) -> FileRecord:
-    return write_shard(path, client, part, label, x)
+def _write_shard(
+    client: int, part: Induced, label: np.ndarray, x: Rows, graph_of: np.ndarray | None, path: Path
+) -> FileRecord:
+    return write_shard(path, client, part, label, x, graph_of)
 
 
-def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions) -> None:
+def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions, what: str) -> None:
     for rows in (split.train, split.val, split.test):
         if len(rows) and label[rows].min() < 0:
             raise ShoalError(
-                f"data.split {options.split}: client {client} has an unlabelled node in its split; mark it 0 (none)"
+                f"data.split {options.split}: client {client} has an unlabelled {what} in its split; mark it 0 (none)"
             )
 
 
 def _report(graph: Graph) -> None:
     c = graph.cleaning
     kind = " (synthetic)" if graph.synthetic else ""
+    graphs = "" if graph.graph_of is None else f"{graph.items:,} graphs, "
     say(
-        f"{graph.name}{kind}: {graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
+        f"{graph.name}{kind}: {graphs}{graph.nodes:,} nodes, {graph.entries // 2:,} undirected edges, "
         f"{graph.features} features, {graph.classes} classes; of {c.entries_read:,} entries read, "
         f"{c.self_loops:,} self loops and {c.duplicates:,} duplicates removed, "
         f"{c.reversed_added:,} missing reverses added"
@@ -301,12 +310,12 @@ def _report(graph: Graph) -> None:
         say(f"domain {domain.name}: {domain.nodes:,} nodes")
 
 
-def _report_split(split: SplitRecord, options: SplitOptions) -> None:
+def _report_split(split: SplitRecord, options: SplitOptions, what: str) -> None:
     train, val, test = np.sum(split.counts, axis=0)
-    line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test nodes"
+    line = f"split {options.split_name}: {train:,} train, {val:,} validation, {test:,} test {what}s"
     if split.unreachable:
-        line += f"; {split.unreachable:,} test nodes of classes their client has no training node of"
+        line += f"; {split.unreachable:,} test {what}s of classes their client has no training {what} of"
     if split.without_training:
         some = ", ".join(map(str, split.without_training[:8])) + (" …" if len(split.without_training) > 8 else "")
-        line += f"; {len(split.without_training)} clients without a training node ({some})"
+        line += f"; {len(split.without_training)} clients without a training {what} ({some})"
     say(line)

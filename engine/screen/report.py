@@ -129,15 +129,19 @@ def show_store(path: Path, manifest: Manifest) -> None:
     quality = manifest.quality
     nodes = [client.nodes for client in manifest.clients]
     labelled = [client.labelled for client in manifest.clients]
+    graphs = held = ""
+    if manifest.graphs is not None:
+        items = [client.items for client in manifest.clients]
+        graphs, held = f"{manifest.graphs:,} graphs, ", f"{min(items):,} to {max(items):,} graphs and "
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
-        "dataset": f"{manifest.name}{kind}: {manifest.nodes:,} nodes, {manifest.features} features "
+        "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
         f"({manifest.dtype}, {_density(manifest)}), {manifest.classes} classes",
         "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
-        "clients": f"{len(nodes)}, of {min(nodes):,} to {max(nodes):,} nodes "
+        "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
         "edges kept": f"{entries // 2:,} undirected; cut {100 * quality['cut_fraction']:.1f} %",
-        "labels": f"{sum(labelled):,} labelled nodes, {min(labelled):,} to {max(labelled):,} a client; "
+        "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
         "splits": ", ".join(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from partition.options import ALPHA
 from storage.layout import may_be_sparse
 
 PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
@@ -25,6 +26,7 @@ LATER = {
     "partition.domains": None,
     "partition.chunks": None,
     "evaluation.domains": True,
+    "partition.alpha": ALPHA,
     "task": "node",
 }
 

@@ -21,8 +21,8 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> 
 
     Args:
         name: Of the graph.
-        values: `edge_index`, `x`, `y`, and optionally `train_mask`, `val_mask`, `test_mask` and `assignment`; a value
-            of None is as if the key were missing.
+        values: `edge_index`, `x`, `y`, and optionally `train_mask`, `val_mask`, `test_mask` and `assignment`, or
+            `graph` with one label a graph; a value of None is as if the key were missing.
         where: Name of each of them in error messages.
 
     Raises:

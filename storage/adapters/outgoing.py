@@ -27,21 +27,28 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
     Returns:
         `edge_index` int64 `[2, E]`, both directions; `x` of the stored type `[N, F]`; `y` int64 `[N]`, -1 is
         unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the
-        numbers of its nodes in the whole graph; of a graph with clients of its own `assignment` int32 `[N]`. `x` may
-        share memory with the graph; writing to it never changes a file.
+        numbers of its nodes in the whole graph; of many graphs `batch` int64 `[N]`, the graph of every node, and `y`
+        and masks are those of graphs; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share memory
+        with the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
-    y = graph.label if isinstance(graph, Shard) else graph.y
+    y = graph.item_label if isinstance(graph, Shard) else graph.y
     x: Any = graph.x
     found = {
         "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
         "x": _csr(x) if sparse else _tensor(x.toarray() if sp.issparse(x) or isinstance(x, CsrRows) else x[:]),
         "y": torch.from_numpy(y.astype(np.int64)),
     }
+    if isinstance(graph, Shard):
+        batch = None if graph.graph is None else np.repeat(np.arange(graph.items), np.diff(graph.graph_ptr))
+    else:
+        batch = graph.graph_of
+    if batch is not None:
+        found["batch"] = torch.from_numpy(batch.astype(np.int64))
     code = None
     if isinstance(graph, Shard):
         found["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
-        code = None if split is None else to_codes(split, graph.nodes)
+        code = None if split is None else to_codes(split, graph.items)
     else:
         code = graph.split
         if graph.assignment is not None:

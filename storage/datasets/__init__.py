@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from storage.datasets import citation_domains, files, flickr, npz_graphs, planetoid, reddit, sbm, twin, twitch
+from storage.datasets import citation_domains, files, flickr, npz_graphs, planetoid, reddit, sbm, tu, twin, twitch
 from storage.datasets.citation_domains import load_citation_domain
 from storage.datasets.digits import NODES, load_digits
 from storage.datasets.domains import joined
@@ -16,6 +16,7 @@ from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, 
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.source import DataSource, data_root
+from storage.datasets.tu import load_tu
 from storage.datasets.twitch import load_twitch
 from storage.digest import input_digest
 from storage.errors import ShoalError
@@ -26,6 +27,7 @@ __all__ = [
     "DataSource",
     "data_root",
     "fingerprint",
+    "labels_ahead",
     "load",
     "load_all",
     "nodes_ahead",
@@ -45,6 +47,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "reddit": load_reddit,
     **dict.fromkeys(twitch.CODES, load_twitch),
     **dict.fromkeys(citation_domains.FILES, load_citation_domain),
+    **dict.fromkeys(tu.NAMES, load_tu),
     "files": files.load_files,
     "sbm": sbm.load_sbm,
     **dict.fromkeys(PUBLISHED, load_ogb),
@@ -106,6 +109,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content |= {key: getattr(options, key) for key in sbm.FIELDS}
         content["blocks"] = options.blocks or options.classes
         content["homophily"], content["signal"] = sbm.strengths(options)
+    if name in tu.NAMES:
+        content |= tu.options_of(name, options)
     if name in PUBLISHED:
         content["feature_dtype"] = feature_dtype(name, options)
         twin_identity = twin_in_place(name, options)
@@ -128,7 +133,8 @@ def published_contents(options: DataSource) -> dict[str, str]:
     """
     name = _known(options)
     root = data_root(options.root)
-    paths = [root / path for path in PUBLISHED_FILES.get(name, ())]
+    known = tu.paths(name, root) if name in tu.NAMES else PUBLISHED_FILES.get(name, ())
+    paths = [root / path for path in known]
     if not all(path.is_file() for path in paths):
         return {}
     return {str(path.relative_to(root)): input_digest(path) for path in paths}
@@ -144,6 +150,18 @@ def nodes_ahead(options: DataSource) -> int | None:
     if name in twin.ORIGINALS:
         return twin.Twin.of(name, options).nodes
     return {"sbm": options.nodes, "digits": NODES}.get(name)
+
+
+def labels_ahead(options: DataSource) -> str | None:
+    """What has labels, `node` or `graph`, where the name tells it; None for the user's own graphs.
+
+    Raises:
+        ShoalError: The name is unknown.
+    """
+    name = _known(options)
+    if name == "files":
+        return None
+    return "graph" if name in tu.NAMES else "node"
 
 
 def _known(options: DataSource) -> str:

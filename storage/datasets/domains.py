@@ -26,8 +26,12 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         graphs: Two or more, whose names differ.
 
     Raises:
-        ShoalError: Their features have nothing in common.
+        ShoalError: Their features have nothing in common, or some have labels of nodes and some of graphs.
     """
+    kinds = {graph.item_name for graph in graphs}
+    if len(kinds) > 1:
+        found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
+        raise ShoalError(f"data.dataset: labels of one federation are all of nodes or all of graphs, found {found}")
     vocabulary, features = _features(graphs)
     before = list(accumulate((graph.nodes for graph in graphs), initial=0))
     entries = list(accumulate((graph.entries for graph in graphs), initial=0))
@@ -49,6 +53,7 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         synthetic=any(graph.synthetic for graph in graphs),
         domains=tuple(Domain(graph.name, graph.nodes) for graph in graphs),
         vocabulary=vocabulary,
+        graph_of=_graphs_together(graphs),
     )
 
 
@@ -70,6 +75,13 @@ def _clients(graph: Graph) -> int:
 def _together(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     found = [part for part in parts if part is not None]
     return np.concatenate(found) if len(found) == len(parts) else None
+
+
+def _graphs_together(graphs: Sequence[Graph]) -> np.ndarray | None:
+    """The small graph of every node, where labels are of graphs, numbered on through all domains."""
+    before = accumulate((graph.items for graph in graphs), initial=0)
+    own = [graph.graph_of + first for graph, first in zip(graphs, before) if graph.graph_of is not None]
+    return np.concatenate(own) if own else None
 
 
 def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:

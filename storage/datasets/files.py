@@ -24,7 +24,8 @@ def load_files(name: str, options: DataSource) -> Graph:
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
     and optionally `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]` (client of every node) and
-    `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). A folder holds
+    `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). With `graph [N]`
+    (the graph of every node) it is many graphs, and y, split and assignment have one entry a graph. A folder holds
     each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. Features other than
     float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a float type. A
     synthetic graph that `save_graph` wrote stays synthetic.
@@ -54,6 +55,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "split": graph.split,
         "assignment": graph.assignment,
         "vocabulary": graph.vocabulary,
+        "graph": graph.graph_of,
         "y": graph.y,
     }
     try:
@@ -129,8 +131,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
                     arrays[array] = load_npy(file, mapped=True)
         if files["x"].suffix == ".npz":
             with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
-                # A row pointer is made for all rows: as many as there are labels.
-                arrays["x"] = matrix_of(npz, len(arrays["y"]) if arrays["y"].ndim else None).tocsr()
+                # A row pointer is made for all rows: as many as there are labels, or nodes of graphs.
+                rows = arrays.get("graph", arrays["y"])
+                arrays["x"] = matrix_of(npz, len(rows) if rows.ndim else None).tocsr()
                 arrays["x"].sum_duplicates()
         return arrays, {array: str(file) for array, file in files.items()}
     with reading(path, ADVICE), open_npz(path) as npz:

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.errors import ShoalError
-from storage.option_types import FilePath, Number, Whole
+from storage.option_types import FilePath, Flag, Number, Whole
 
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
@@ -40,6 +40,10 @@ class DataSource:
         signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
             None: 1, or the twin's.
         seed: Of everything random in `sbm` and twins.
+        node_attributes: Take the measured attributes of nodes beside their labels; graphs of TUDataset only, as the
+            next one.
+        degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
+            None: every degree has its own.
     """
 
     dataset: str
@@ -59,6 +63,8 @@ class DataSource:
     homophily: Number | None = None
     signal: Number | None = None
     seed: Whole = 0
+    node_attributes: Flag = False
+    degree_cap: Count | None = None
 
     @property
     def name(self) -> str:

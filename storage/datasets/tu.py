@@ -1,0 +1,132 @@
+"""Datasets of many small graphs, each with one label, as the TU collection publishes them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from pyarrow import csv as arrow_csv
+
+from storage.datasets.dgcnn_text import read_dgcnn_text
+from storage.datasets.download import published
+from storage.datasets.features import compact
+from storage.datasets.source import DataSource, data_root, reading
+from storage.errors import ShoalError
+from storage.from_arrays import graph_from_arrays
+from storage.graph import Graph
+
+URL = "https://www.chrsmrrs.com/graphkerneldatasets"
+NAMES = {"nci1": "NCI1", "proteins": "PROTEINS", "imdb-binary": "IMDB-BINARY", "collab": "COLLAB"}
+EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
+# What is known of nodes, beside their edges.
+OF_NODES = {"nci1": ("node_labels",), "proteins": ("node_labels", "node_attributes")}
+ADVICE = "delete it, and it is downloaded again"
+
+
+def paths(name: str, root: Path) -> list[Path]:
+    """The published files of a dataset, below the data root; the text of DGCNN's authors where only that is there."""
+    theirs = NAMES[name]
+    folder = Path("tu") / theirs / "raw"
+    files = [folder / f"{theirs}_{part}.txt" for part in (EDGES, GRAPHS, LABELS, *OF_NODES.get(name, ()))]
+    text = Path("tu_text") / f"{theirs}.zip"
+    return [text] if not (root / files[0]).is_file() and (root / text).is_file() else files
+
+
+def options_of(name: str, options: DataSource) -> dict[str, Any]:
+    """The options that change a dataset."""
+    if name not in OF_NODES:
+        return {} if options.degree_cap is None else {"degree_cap": options.degree_cap}
+    return {"node_attributes": True} if options.node_attributes and len(OF_NODES[name]) > 1 else {}
+
+
+def load_tu(name: str, options: DataSource) -> Graph:
+    """Graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary) and of authors (collab).
+
+    x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes` their
+    measured attributes; where nodes have neither, their degrees, one-hot. Columns have names, by which datasets are
+    joined: labels of nodes of two datasets are not the same, degrees are. Source: Morris et al., "TUDataset: A
+    Collection of Benchmark Datasets for Learning with Graphs", 2020.
+
+    Raises:
+        ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
+    """
+    root = data_root(options.root)
+    files = paths(name, root)
+    if files[0].suffix == ".zip":
+        text = str(root / files[0])
+        with reading(text, "put the file back as it was published"):
+            edges, graph, y = read_dgcnn_text(root / files[0], f"{NAMES[name]}/{NAMES[name]}.txt")
+        return _graph(name, options, edges, graph, y, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), text))
+    folder = root / files[0].parent
+    found = published(name, folder, [file.name for file in files], lambda file: f"{URL}/{NAMES[name]}.zip")
+    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in found}
+    columns: dict[str, np.ndarray] = {}
+    for part, file in where.items():
+        with reading(file, ADVICE):
+            columns[part] = _columns(Path(file))
+    edges, graph, y = columns.pop(EDGES).T, columns.pop(GRAPHS)[:, 0], columns.pop(LABELS)[:, 0]
+    return _graph(name, options, edges - 1, graph - 1, y, columns, where)
+
+
+def _graph(
+    name: str,
+    options: DataSource,
+    edges: np.ndarray,
+    graph: np.ndarray,
+    y: np.ndarray,
+    of_nodes: dict[str, np.ndarray],
+    where: dict[str, str],
+) -> Graph:
+    """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees."""
+    for part, rows in of_nodes.items():
+        if len(rows) != len(graph):
+            raise ShoalError(f"{where[part]}: {len(rows)} rows for {len(graph)} nodes; {ADVICE}")
+    parts = [_one_hot(of_nodes["node_labels"], f"{name} label")] if of_nodes else []
+    if options.node_attributes and "node_attributes" in of_nodes:
+        attributes = of_nodes["node_attributes"].astype(np.float32)
+        parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
+    arrays = {"edge_index": edges, "graph": graph, "y": np.unique(y, return_inverse=True)[1]}
+    if parts:
+        arrays["x"] = compact(sp.hstack([x for x, _ in parts]).toarray())
+        arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
+    else:
+        arrays["x"] = sp.csr_array((len(graph), 1), dtype=np.float32)
+    own = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **own})
+    return made if parts else _with_degrees(made, options.degree_cap)
+
+
+def _with_degrees(graph: Graph, cap: int | None) -> Graph:
+    """The same graph; x is the degree of every node, one-hot, from 0 to the highest, or to `cap` and above."""
+    degree = np.diff(graph.indptr)
+    highest = int(degree.max(initial=0)) if cap is None else cap
+    return replace(
+        graph,
+        x=_ones(np.minimum(degree, highest), highest + 1),
+        vocabulary=np.array([f"degree {k}" for k in range(highest + 1)]),
+    )
+
+
+def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
+    """Every column of labels `[N, L]` one-hot from its lowest to its highest, side by side, and names of columns."""
+    blocks, names = [], []
+    for number, column in enumerate(labels.T):
+        low, high = int(column.min()), int(column.max())
+        if high - low >= 2**16 or column.dtype.kind != "i":
+            raise ShoalError(f"{what}: labels of nodes are small whole numbers, found {low} to {high}")
+        blocks.append(_ones(column - low, high - low + 1))
+        names += [f"{what} {number}.{k}" for k in range(low, high + 1)]
+    return sp.hstack(blocks, format="csr", dtype=np.float32), names
+
+
+def _ones(column: np.ndarray, width: int) -> sp.csr_array:
+    """A one in the given column of every row, float32 `[N, width]`."""
+    rows = len(column)
+    return sp.csr_array((np.ones(rows, np.float32), column, np.arange(rows + 1)), shape=(rows, width))
+
+
+def _columns(path: Path) -> np.ndarray:
+    """Numbers, one row a line, separated by commas: int64 or float64 `[lines, columns]`."""
+    table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
+    return np.stack([column.to_numpy() for column in table.columns], axis=1)
