@@ -198,7 +198,7 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
     return list(numbers)
 
 
-def require_task(config: Config, algorithm: Algorithm) -> None:
+def require_supported(config: Config, algorithm: Algorithm) -> None:
     """Refuses a method that is not for the task of a config.
 
     Raises:
