@@ -75,13 +75,39 @@ class Readout(nn.Module):
             z_NH: Embeddings of nodes.
             first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
         """
+        if self.readout == "max":
+            return _Highest.apply(z_NH, first)
         if self.gate is None:
             return _reduced(z_NH, first, self.readout)
         score_N1 = self.gate(z_NH)
         highest_G1 = _reduced(score_N1.detach(), first, "max")
-        weight_N1 = (score_N1 - highest_G1.repeat_interleave(first.diff(), dim=0)).exp()
+        weight_N1 = (score_N1 - _spread(highest_G1, first)).exp()
         return _reduced(weight_N1 * z_NH, first, "sum") / _reduced(weight_N1, first, "sum")
 
 
 def _reduced(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
     return torch.segment_reduce(rows_NH, how, offsets=first, axis=0)
+
+
+def _spread(z_GH: Tensor, first: Tensor) -> Tensor:
+    """What every node has of its graph, `[N, H]`."""
+    return z_GH.repeat_interleave(first.diff(), dim=0)
+
+
+class _Highest(torch.autograd.Function):
+    """The largest entries of a graph; nodes that share one, as zeros after ReLU do, share its gradient.
+
+    torch's own gradient gives each of them all of it, and PyG's less than all where the largest is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z_NH: Tensor, first: Tensor) -> Tensor:
+        highest_GH = _reduced(z_NH, first, "max")
+        ctx.save_for_backward(z_NH, first, highest_GH)
+        return highest_GH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        z_NH, first, highest_GH = ctx.saved_tensors
+        largest_NH = (z_NH == _spread(highest_GH, first)).to(z_NH.dtype)
+        return largest_NH * _spread(gradients[0] / _reduced(largest_NH, first, "sum"), first), None
