@@ -77,9 +77,7 @@ def test_parts_and_all(graph_view: GraphView, pyg_graphs: list[Data], name: str)
 
 
 @pytest.mark.parametrize(("rows", "wanted"), [(1, [1, 1, 1, 1, 1]), (5, [2, 2, 1]), (8, [3, 2]), (99, [5])])
-def test_successive_rows_of_hops(
-    graph_view: GraphView, pyg_graphs: list[Data], rows: int, wanted: list[int]
-) -> None:
+def test_successive_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data], rows: int, wanted: list[int]) -> None:
     """Whole graphs of 4, 1, 3, 2 and 5 nodes; one with more nodes than are asked for is not divided."""
     view = graph_view(pyg_graphs, hops=2)
     batches = list(graphs_of(view, "gamlp").successive(rows))

@@ -86,9 +86,7 @@ class InPyG(nn.Module):
         else:
             self.convs = nn.ModuleList(
                 GINConv(
-                    nn.Sequential(
-                        nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN)
-                    ),
+                    nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN)),
                     train_eps=True,
                 )
                 for width in (FEATURES, HIDDEN)
@@ -198,7 +196,11 @@ def test_fresh_is_reset(name: str, readout: str) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "line"),
     [
-        ("node", {"readout": "sum"}, "model.readout: is for graph tasks (task: graph), a node task pools nothing; leave"),
+        (
+            "node",
+            {"readout": "sum"},
+            "model.readout: is for graph tasks (task: graph), a node task pools nothing; leave",
+        ),
         ("graph", {"readout": "median"}, "model.readout: must be one of mean, sum, max, attention, found 'median'"),
         ("graph", {"fanouts": [2, 2]}, "model.fanouts: a graph task reads whole graphs, not drawn neighbours; leave"),
     ],

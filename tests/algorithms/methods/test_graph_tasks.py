@@ -199,9 +199,7 @@ def test_every_method_trains(run: Callable[..., Server], graph_task: dict[str, A
 
 
 @pytest.mark.parametrize(("name", "entry"), [("fml", "w"), ("fedkd", "change"), ("lg_fedavg", "w")])
-def test_uploads_weigh_graphs(
-    start: Start, graph_task: dict[str, Any], recorded: Any, name: str, entry: str
-) -> None:
+def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded: Any, name: str, entry: str) -> None:
     server = start({**graph_task, "algorithm.name": name, **copilot_of(name)}, pool=recorded.on)
     server.round()
     found = {i: float(weights[entry][1]) for i, weights in recorded.weighted.items()}
