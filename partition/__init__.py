@@ -85,8 +85,8 @@ def partition(
             progress is reported.
 
     Raises:
-        ShoalError: Clients are more than nodes, or graphs, which the method does not divide; what a file holds is not such a cover; a memory limit
-            cannot be kept, or temporary files cannot be written.
+        ShoalError: Clients are more than nodes, or graphs; the method does not divide graphs; what a file holds is not
+            such a cover; a memory limit cannot be kept, or temporary files cannot be written.
     """
     require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
     if graph.graph_of is not None:

@@ -43,7 +43,8 @@ def by_file(
     empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
     if len(empty):
         raise ShoalError(
-            f"{where}: no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower partition.clients"
+            f"{where}: no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower "
+            "partition.clients"
         )
     return given.astype(np.int32)
 

@@ -13,7 +13,10 @@ def by_random(
     labelled_mask: np.ndarray | None = None,
     workspace: Workspace | None = None,
 ) -> np.ndarray:
-    """Client of every item, int32 `[items]`: clients take turns along a seeded permutation; sizes differ by at most one."""
+    """Client of every item, int32 `[items]`: clients take turns along a seeded permutation.
+
+    Sizes differ by at most one.
+    """
     assignment = np.empty(graph.items, dtype=np.int32)
     order = np.random.default_rng(options.seed).permutation(graph.items)
     assignment[order] = np.arange(graph.items) % options.clients

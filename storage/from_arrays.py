@@ -22,9 +22,9 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         arrays: `edge_index [2, E]` (integers, one or both directions), `x [N, F]` (numbers, NumPy or SciPy CSR),
             `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
             train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
-            stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap) there
-            are labels, parts and clients of graphs, `[G]`, and no edge joins two of them. Features other than float16 and float32 become float32; whether they are finite is not
-            checked.
+            stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap)
+            labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
+            and float32 become float32; whether they are finite is not checked.
         where: Name of each array in error messages.
         synthetic: Whether the graph was generated and not published.
 

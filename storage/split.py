@@ -36,7 +36,7 @@ class SplitOptions:
         split: The protocol: `stratified` (per client and class), `per_client` (per client, ignoring classes), `public`
             (the dataset's own), `file` (from an array of the user's).
         split_seed: Seed of the two random protocols.
-        split_file: `.npy` of the `file` protocol: int8 `[nodes]`, or `[graphs]`, with 0 none, 1 train, 2 validation, 3 test.
+        split_file: `.npy` of the `file` protocol: int8, one a node or graph: 0 none, 1 train, 2 validation, 3 test.
         fractions: Shares of training, validation and test items of the two random protocols.
 
     Raises:

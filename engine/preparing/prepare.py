@@ -256,7 +256,9 @@ def require_known(config: Config) -> None:
     if config.task == "graph":
         require_divides_graphs(config.partition.method)
         if config.propagation.rows != "all":
-            raise ShoalError(f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task graph set all")
+            raise ShoalError(
+                f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task graph set all"
+            )
     numbers = config.partition.domains or (config.partition.clients,)
     for each, clients in zip(sources(config), numbers):
         if (labels := labels_ahead(each)) is not None:

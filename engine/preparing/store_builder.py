@@ -242,7 +242,9 @@ class StoreBuilder:
     def _codes(self, shards: Store, options: SplitOptions) -> np.ndarray | None:
         """Part of every item, int8 `[items]`, or None where each client draws its own."""
         manifest = shards.manifest
-        given = partial(given_codes, options, manifest.name, manifest.items, lambda: self.lazy.graph.split, manifest.item_name)
+        given = partial(
+            given_codes, options, manifest.name, manifest.items, lambda: self.lazy.graph.split, manifest.item_name
+        )
         if self.clients is None:
             return given()
         # Of nodes that no client holds, only a domain's evaluation asks for the part.

@@ -66,7 +66,9 @@ def _of_many(graphs: Sequence[Any], name: str) -> Graph:
         x, edge_index, y = (_array(values[key], where[key]) for key in ("x", "edge_index", "y"))
         first = parts[0][0] if parts[0] else x
         if x.ndim != 2 or not len(x) or x.shape[1] != first.shape[1]:
-            raise ShoalError(f"{where['x']}: must be [nodes, {first.shape[-1]}] of one node or more, found {list(x.shape)}")
+            raise ShoalError(
+                f"{where['x']}: must be [nodes, {first.shape[-1]}] of one node or more, found {list(x.shape)}"
+            )
         if y.size != 1:
             raise ShoalError(f"{where['y']}: must be the one label of the graph, found {list(y.shape)}")
         if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":

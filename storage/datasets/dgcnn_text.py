@@ -54,7 +54,7 @@ def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np
 def _count(numbers: np.ndarray) -> tuple[int, int]:
     """Nodes and entries of all graphs; -1 if the numbers do not end with the last graph."""
     nodes, entries, at = 0, 0, 1
-    if len(numbers) == 0:
+    if len(numbers) == 0 or numbers[0] < 0:
         return -1, 0
     for _ in range(numbers[0]):
         if at + 2 > len(numbers) or numbers[at] < 1:

@@ -20,7 +20,9 @@ URL = "https://www.chrsmrrs.com/graphkerneldatasets"
 NAMES = {"nci1": "NCI1", "proteins": "PROTEINS", "imdb-binary": "IMDB-BINARY", "collab": "COLLAB"}
 EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
 # What is known of nodes, beside their edges.
-OF_NODES = {"nci1": ("node_labels",), "proteins": ("node_labels", "node_attributes")}
+OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
+OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
+MOST_LABELS = 1 << 16
 ADVICE = "delete it, and it is downloaded again"
 
 
@@ -64,7 +66,7 @@ def load_tu(name: str, options: DataSource) -> Graph:
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
         with reading(file, ADVICE):
-            columns[part] = _columns(Path(file))
+            columns[part] = _columns(file, whole=part != ATTRIBUTES)
     edges, graph, y = columns.pop(EDGES).T, columns.pop(GRAPHS)[:, 0], columns.pop(LABELS)[:, 0]
     return _graph(name, options, edges - 1, graph - 1, y, columns, where)
 
@@ -82,9 +84,9 @@ def _graph(
     for part, rows in of_nodes.items():
         if len(rows) != len(graph):
             raise ShoalError(f"{where[part]}: {len(rows)} rows for {len(graph)} nodes; {ADVICE}")
-    parts = [_one_hot(of_nodes["node_labels"], f"{name} label")] if of_nodes else []
-    if options.node_attributes and "node_attributes" in of_nodes:
-        attributes = of_nodes["node_attributes"].astype(np.float32)
+    parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if of_nodes else []
+    if options.node_attributes and ATTRIBUTES in of_nodes:
+        attributes = of_nodes[ATTRIBUTES]
         parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
     arrays = {"edge_index": edges, "graph": graph, "y": np.unique(y, return_inverse=True)[1]}
     if parts:
@@ -113,8 +115,8 @@ def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
     blocks, names = [], []
     for number, column in enumerate(labels.T):
         low, high = int(column.min()), int(column.max())
-        if high - low >= 2**16 or column.dtype.kind != "i":
-            raise ShoalError(f"{what}: labels of nodes are small whole numbers, found {low} to {high}")
+        if high - low >= MOST_LABELS:
+            raise ShoalError(f"{what}: one-hot labels are fewer than {MOST_LABELS}, found {low} to {high}")
         blocks.append(_ones(column - low, high - low + 1))
         names += [f"{what} {number}.{k}" for k in range(low, high + 1)]
     return sp.hstack(blocks, format="csr", dtype=np.float32), names
@@ -126,7 +128,14 @@ def _ones(column: np.ndarray, width: int) -> sp.csr_array:
     return sp.csr_array((np.ones(rows, np.float32), column, np.arange(rows + 1)), shape=(rows, width))
 
 
-def _columns(path: Path) -> np.ndarray:
-    """Numbers, one row a line, separated by commas: int64 or float64 `[lines, columns]`."""
+def _columns(path: str, whole: bool) -> np.ndarray:
+    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32.
+
+    Raises:
+        ValueError: There is something else.
+    """
     table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
-    return np.stack([column.to_numpy() for column in table.columns], axis=1)
+    found = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    if found.dtype.kind not in ("i" if whole else "if"):
+        raise ValueError(f"its lines are no {'whole ' if whole else ''}numbers")
+    return found if whole else found.astype(np.float32)

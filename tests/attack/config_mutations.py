@@ -42,11 +42,13 @@ RAW = [
     "{1: 2}", "{[a]: b}", "{a: 1, a: 2}", "~", "\x07", "\ufffe",
 ]  # fmt: skip
 KEYS = [
-    "name", "seed", "rounds", "data.dataset", "data.root", "data.store", "data.path", "data.split", "data.split_seed",
+    "name", "seed", "rounds", "task", "data.dataset", "data.root", "data.store", "data.path", "data.split",
+    "data.split_seed",
     "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options", "data.options.nodes",
     "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree", "data.options.seed",
     "data.options.scale", "data.options.scratch", "data.options.neighbors", "data.options.homophily",
     "partition.method", "partition.clients", "partition.domains", "partition.chunks", "partition.seed",
+    "partition.alpha", "data.options.degree_cap", "data.options.node_attributes",
     "partition.resolution", "partition.imbalance", "partition.file",
     "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.hidden",
     "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "heterogeneity.rule",
@@ -62,7 +64,19 @@ KEYS = [
     "",
 ]  # fmt: skip
 NAMES = {
-    "data.dataset": ["cora", "sbm", "digits", "files", "arxiv-like", "papers100m-like", "Reddit", "photo"],
+    "task": ["node", "graph"],
+    "data.dataset": [
+        "cora",
+        "sbm",
+        "digits",
+        "files",
+        "arxiv-like",
+        "papers100m-like",
+        "Reddit",
+        "photo",
+        "nci1",
+        "collab",
+    ],
     "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp"],
     "algorithm.name": [*METHODS],
 }

@@ -1,12 +1,14 @@
 """clean_edges against sets of pairs, and against graphs small enough to write down."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import ShoalError
-from storage.graph import Cleaning, Graph, clean_edges
+from storage.graph import Cleaning, Graph, clean_edges, first_rows
 
 
 @given(
@@ -79,3 +81,22 @@ def test_graph_counts_nodes_entries_and_features() -> None:
     indptr, indices, _ = clean_edges(np.array([[0, 1], [1, 2]]), 4, "test")
     graph = Graph("path", indptr, indices, np.zeros((4, 5), np.float32), np.zeros(4, np.int64), classes=1)
     assert (graph.nodes, graph.entries, graph.features) == (4, 4, 5)
+
+
+def test_items_of_many_graphs() -> None:
+    """Graphs of 2, 1 and 3 nodes."""
+    indptr, indices, _ = clean_edges(np.array([[0, 3], [1, 4]]), 6, "test")
+    graph = Graph("small", indptr, indices, np.zeros((6, 1)), np.array([7, 8, 9]), 10)
+    many = replace(graph, graph_of=np.array([0, 0, 1, 2, 2, 2]))
+    assert (many.nodes, many.items, many.item_name) == (6, 3, "graph")
+    assert many.of_nodes(many.y).tolist() == [7, 7, 8, 9, 9, 9]
+    assert many.of_items(np.array([5, 5, 6, 4, 4, 4])).tolist() == [5, 6, 4]
+    one = replace(graph, y=np.arange(6))
+    assert (one.items, one.item_name) == (6, "node")
+    assert one.of_nodes(one.y) is one.of_items(one.y) is one.y
+
+
+@given(st.lists(st.integers(1, 5), max_size=6))
+def test_first_rows(sizes: list[int]) -> None:
+    graph_of = np.repeat(np.arange(len(sizes)) * 3, sizes)
+    assert first_rows(graph_of).tolist() == [sum(sizes[:number]) for number in range(len(sizes) + 1)]

@@ -123,3 +123,18 @@ def test_clients_of_another_form(tmp_path: Path, manifest: Manifest, clients: ob
     (tmp_path / NAME).write_text(sealed(unsealed_of(plain)))
     with pytest.raises(ShoalError, match=rf"^{tmp_path}/{NAME}: damaged \(.*\); delete it .*$"):
         read_manifest(tmp_path)
+
+
+def test_graphs_are_written_where_there_are_any(tmp_path: Path, manifest: Manifest) -> None:
+    assert (manifest.items, manifest.item_name, manifest.limits.graphs) == (30, "node", None)
+    manifest.write(tmp_path)
+    assert "graphs" not in (tmp_path / NAME).read_text()
+    clients = [replace(client, graphs=number) for number, client in enumerate(manifest.clients)]
+    many = replace(manifest, graphs=3, clients=clients)
+    many.write(tmp_path)
+    again = read_manifest(tmp_path)
+    assert again == many
+    assert (again.items, again.item_name, again.limits.graphs) == (3, "graph", 3)
+    assert [client.items for client in again.clients] == [0, 1, 2]
+    assert [client.items for client in manifest.clients] == [20, 9, 1]
+    assert many.content(SPLIT, KERNEL) != manifest.content(SPLIT, KERNEL)

@@ -11,7 +11,7 @@ from storage import arrow_file
 from storage.arrow_file import fixed_rows
 from storage.bounds import Limits
 from storage.errors import ShoalError
-from storage.graph import Graph
+from storage.graph import Graph, clean_edges
 from storage.induced import Induced, induced, kept_entries
 from storage.shard import Shard, open_shard, write_shard
 
@@ -113,3 +113,76 @@ def test_content_is_compared_before_anything_is_used(tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
         open_shard(path, 0, record, limits)
     assert open_shard(path, 0, other, limits).label.tolist() == [1, 0]
+
+
+# Graphs of 3, 1 and 2 nodes; the first is an edge and a node apart, the second has no label.
+GRAPHS, LABELS = np.array([0, 0, 0, 1, 2, 2]), np.array([1, -1, 0])
+
+
+def test_a_shard_of_graphs(tmp_path: Path) -> None:
+    indptr, indices, _ = clean_edges(np.array([[0, 4], [2, 5]]), 6, "test")
+    kept = kept_entries(indptr, indices, np.zeros(6, dtype=np.int32))
+    part = next(induced(indptr, indices, np.zeros(6, dtype=np.int32), kept, [0]))
+    x = np.arange(6, dtype=np.float32)[:, None]
+    record = write_shard(tmp_path / "a.arrow", 3, part, LABELS[GRAPHS], x[part.node], GRAPHS)
+    shard = open_shard(tmp_path / "a.arrow", 3, record, Limits(nodes=6, features=1, classes=2, graphs=3))
+    assert shard.node.tolist() == [0, 2, 1, 3, 4, 5]
+    assert shard.graph is not None
+    assert (shard.graph.tolist(), shard.graph.dtype) == ([0, 0, 0, 1, 2, 2], np.int64)
+    assert (shard.items, shard.graph_ptr.tolist(), shard.graph_ptr.dtype) == (3, [0, 3, 4, 6], np.int64)
+    assert shard.item.tolist() == [0, 1, 2]
+    assert (shard.item_label.tolist(), shard.item_label.dtype) == ([1, -1, 0], np.int32)
+    assert shard.label.tolist() == [1, 1, 1, -1, 0, 0]
+
+
+def test_items_of_a_shard_of_nodes_are_its_rows(tmp_path: Path, make_graph: Callable[..., Graph]) -> None:
+    graph = make_graph(0, 20, 0.4)
+    part = part_of(graph)
+    write_shard(tmp_path / "a.arrow", 0, part, graph.y, graph.x[part.node])
+    assert b"graph" not in (tmp_path / "a.arrow").read_bytes()
+    shard = open_shard(tmp_path / "a.arrow", 0)
+    assert shard.graph is None
+    assert shard.items == shard.nodes
+    assert shard.item is shard.node
+    assert shard.item_label is shard.label
+    with pytest.raises(ValueError, match="its items are nodes"):
+        _ = shard.graph_ptr
+
+
+def test_graphs_that_are_not_in_order_are_not_written(tmp_path: Path) -> None:
+    x = np.ones((2, 1), dtype=np.float32)
+    with pytest.raises(AssertionError):
+        write_shard(tmp_path / "a.arrow", 0, without_edges(2), np.zeros(2), x, np.array([1, 0]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit", "fault"),
+    [
+        ({"graph": [3, 4, 4, 9]}, 9, "a graph lies outside 0 to 8"),
+        ({"graph": [-1, 4, 4, 8]}, 9, "a graph lies outside 0 to 8"),
+        ({"graph": [4, 3, 3, 8]}, 9, "rows of one graph are not behind one another"),
+        ({"graph": [3, 4, 4, 4]}, 9, "a graph has two labels"),
+        ({"graph": [3, 3, 4, 8]}, 9, "a graph has two labels"),
+        ({"graph": [3, 4, 5, 8]}, 9, "an edge joins two graphs"),
+        ({"label": [1, 0, 1, 1]}, 9, "a graph has two labels"),
+        ({"graph": None}, 9, "its items are nodes"),
+        ({}, None, "its items are graphs"),
+    ],
+)
+def test_graphs_out_of_bounds(tmp_path: Path, changed: dict[str, Any], limit: int | None, fault: str) -> None:
+    """Graphs 3 of one node, 4 of two that are joined, 8 of one."""
+    sound: dict[str, Any] = {"graph": [3, 4, 4, 8], "label": [1, 0, 0, 1]}
+    path = tmp_path / "a.arrow"
+
+    def opened(graph: Any, label: Any, graphs: int | None) -> Shard:
+        lists = pa.ListArray.from_arrays(pa.array([0, 0, 1, 2, 2], pa.int32()), pa.array([2, 1], pa.int32()))
+        x = fixed_rows(np.ones((4, 2), dtype=np.float32))
+        columns = {"node": pa.array([1, 2, 5, 7]), "label": pa.array(label, pa.int32()), "neighbors": lists, "x": x}
+        if graph is not None:
+            columns["graph"] = pa.array(graph, pa.int64())
+        limits = Limits(nodes=10, features=2, classes=2, graphs=graphs)
+        return open_shard(path, 0, arrow_file.write(path, "shard", columns), limits)
+
+    assert opened(**sound, graphs=9).item.tolist() == [3, 4, 8]
+    with pytest.raises(ShoalError, match=rf"^{path}: {re.escape(fault)}; .* delete the file and run .*$"):
+        opened(**{**sound, **changed}, graphs=limit)

@@ -62,6 +62,7 @@ REFUSED: dict[str, list[Any]] = {
     "partition.clients": [0, -1, 2.5, 10**12, True, "4"],
     "partition.domains": [3, [0, 2], ["a"]],
     "partition.chunks": [0, 2.5, "4", True],
+    "partition.alpha": [0.0, 0.0009, -1.0, NAN, INF, "1", True],
     "partition.seed": [-1, 2**31, True],
     "partition.resolution": [0.0, -1.0, NAN, INF, "1", True],
     "partition.imbalance": [1.0, 1.0009, NAN, INF, 1e300],
@@ -134,6 +135,7 @@ TAKEN: dict[str, list[Any]] = {
     "data.fractions": [(1.0, 0.0, 0.0), (0.7, 0.2, 0.1), (0.6, 0.3, 0.1)],
     "partition.clients": [1],
     "partition.chunks": [1, 30],
+    "partition.alpha": [1e-3, 1e6],
     "partition.seed": [0, 2**31 - 1],
     "partition.resolution": [1e-9],
     "partition.imbalance": [1.001],
@@ -156,7 +158,9 @@ TAKEN: dict[str, list[Any]] = {
 def keys() -> set[str]:
     """All keys of all sections."""
     hints = {name: hint for name, hint in get_type_hints(Config).items() if name in CLASSES}
-    assert hints.keys() == {name for name in Config.model_fields if name not in ("name", "seed", "rounds", "algorithm")}
+    assert hints.keys() == {
+        name for name in Config.model_fields if name not in ("name", "seed", "rounds", "task", "algorithm")
+    }
     fields = {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in CLASSES.items() if name != "model"
     }
@@ -212,12 +216,12 @@ def test_an_unknown_key_lists_the_known(section: str) -> None:
         CLASSES[section](**values)
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b")])
+@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b"), ("task", "edges")])
 def test_keys_of_no_section(key: str, value: Any) -> None:
     with pytest.raises(ShoalError, match=rf"^x\.yaml: {key}: .*, found {value!r}$"):
         parse_config({**PLAIN, key: value}, "x.yaml")
     with pytest.raises(
-        ShoalError, match=r"^x\.yaml: colour: unknown key; known here: name, seed, rounds, data, .*, run$"
+        ShoalError, match=r"^x\.yaml: colour: unknown key; known here: name, seed, task, rounds, data, .*, run$"
     ):
         parse_config({**PLAIN, "colour": "red"}, "x.yaml")
     with pytest.raises(ShoalError, match=r"^x\.yaml: data\.dataset: missing$"):

@@ -18,6 +18,8 @@ from storage.datasets import DataSource, load
 from storage.datasets.files import save_graph
 from storage.errors import ShoalError
 from storage.graph import Graph
+from storage.shard import Shard
+from storage.split import Split
 from storage.store import Store
 
 Square = Callable[..., dict[str, Any]]
@@ -206,3 +208,74 @@ def test_saved_graph_is_loaded_equal(sparse: bool, square: Square, assert_square
     assert_square(from_pyg(to_pyg(read)))
     assert read.assignment is not None
     assert read.assignment.tolist() == [1, 0, 0, 1]
+
+
+def three() -> list[Data]:
+    """An edge, a node alone, and a path of three nodes given one way."""
+    return [
+        Data(torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([2])),
+        Data(torch.tensor([[5.0, 6]]), torch.empty(2, 0, dtype=torch.int64), y=torch.tensor([[0]])),
+        Data(torch.tensor([[1.0, 1], [2, 2], [3, 3]]), torch.tensor([[0, 2], [1, 1]]), y=1),
+    ]
+
+
+def test_many_graphs_in_and_out() -> None:
+    graph = from_pyg(three(), "mine")
+    assert (graph.name, graph.nodes, graph.items, graph.classes) == ("mine", 6, 3, 3)
+    assert graph.indptr.tolist() == [0, 1, 2, 2, 3, 5, 6]
+    assert graph.indices.tolist() == [1, 0, 4, 3, 5, 4]
+    assert graph.y.tolist() == [2, 0, 1]
+    assert graph.graph_of is not None
+    assert graph.graph_of.tolist() == [0, 0, 1, 2, 2, 2]
+    assert np.array_equal(graph.x, [[1, 0], [0, 1], [5, 6], [1, 1], [2, 2], [3, 3]])
+    out = to_pyg(graph)
+    assert (out.batch.tolist(), out.y.tolist()) == ([0, 0, 1, 2, 2, 2], [2, 0, 1])
+
+
+def test_a_client_of_many_graphs_has_masks_of_graphs() -> None:
+    shard = Shard(
+        client=0,
+        node=np.array([4, 5, 9]),
+        label=np.array([1, 1, 0], dtype=np.int32),
+        indptr=np.array([0, 1, 2, 2], dtype=np.int32),
+        indices=np.array([1, 0], dtype=np.int32),
+        x=np.ones((3, 2), dtype=np.float32),
+        graph=np.array([3, 3, 7]),
+    )
+    parts = (np.array(rows, dtype=np.int32) for rows in ([1], [], [0]))
+    out = to_pyg(shard, Split(*parts))
+    assert (out.batch.tolist(), out.y.tolist(), out.n_id.tolist()) == ([0, 0, 1], [1, 0], [4, 5, 9])
+    assert (out.train_mask.tolist(), out.test_mask.tolist()) == ([False, True], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"x": None}, r"^data\[1\]\.x: missing"),
+        ({"y": None}, r"^data\[1\]\.y: missing"),
+        ({"edge_index": None}, r"^data\[1\]\.edge_index: missing"),
+        ({"x": torch.ones(1, 3)}, r"^data\[1\]\.x: must be \[nodes, 2\] .*, found \[1, 3\]"),
+        ({"x": torch.ones(0, 2)}, r"^data\[1\]\.x: must be .* one node or more, found \[0, 2\]"),
+        ({"x": torch.ones(2)}, r"^data\[1\]\.x: must be .*found \[2\]"),
+        ({"y": torch.tensor([0, 1])}, r"^data\[1\]\.y: must be the one label of the graph, found \[2\]"),
+        ({"y": "a"}, r"^data\[1\]\.y: must be a tensor or an array, found str"),
+        ({"edge_index": torch.tensor([[0], [1]])}, r"^data\[1\]\.edge_index: names a node outside 0 to 0"),
+        ({"edge_index": torch.tensor([[-1], [0]])}, r"^data\[1\]\.edge_index: names a node outside 0 to 0"),
+        ({"edge_index": torch.ones(2, 1)}, r"^data\[1\]\.edge_index: must be integers"),
+        ({"edge_index": torch.zeros(1, 2, dtype=torch.int64)}, r"^data\[1\]\.edge_index: .*shape \[2, E\]"),
+    ],
+)
+def test_a_wrong_graph_among_many_is_named(changed: dict[str, Any], line: str) -> None:
+    graphs = three()
+    for key, value in changed.items():
+        setattr(graphs[1], key, value)
+    with pytest.raises(ShoalError, match=line) as caught:
+        from_pyg(graphs)
+    assert "\n" not in caught.value.line
+
+
+def test_many_graphs_are_some_graphs() -> None:
+    with pytest.raises(ShoalError, match=r"^data: an empty list; give at least one graph$"):
+        from_pyg([])
+    with pytest.raises(ShoalError, match=r"^data\[0\]: must be a torch_geometric Data, found HeteroData$"):
+        from_pyg([HeteroData()])

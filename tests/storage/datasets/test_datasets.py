@@ -30,6 +30,7 @@ RAW_FILES = {
     **{f"twitch-{name}": f"musae/twitch/{code}/{code}_edges.csv" for name, code in LANGUAGES.items()},
     "acmv9": "acdne/acmv9.mat",
     "dblpv7": "acdne/dblpv7.mat",
+    **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
 }
 
 
@@ -107,7 +108,7 @@ def changed(options: DataSource) -> set[str]:
     """The fields whose change changes the fingerprint."""
     other = {
         "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
-        "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16",
+        "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
     }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):
@@ -119,6 +120,9 @@ def changed(options: DataSource) -> set[str]:
 
 def test_fingerprint_holds_what_defines_the_content_and_nothing_else() -> None:
     assert changed(DataSource("digits")) == {"dataset", "row_normalize", "neighbors"}
+    assert changed(DataSource("proteins")) == {"dataset", "row_normalize", "node_attributes"}
+    assert changed(DataSource("collab")) == {"dataset", "row_normalize", "degree_cap"}
+    assert changed(DataSource("nci1")) == {"dataset", "row_normalize"}
     assert changed(DataSource("pubmed")) == {"dataset", "row_normalize"}
     assert changed(DataSource("sbm")) == {
         "dataset", "row_normalize",

@@ -320,3 +320,59 @@ def test_refuses_a_header_of_more_than_there_is(layout: str, tmp_path: Path) -> 
     path.write_bytes(content.replace(b"'shape': (4,), }              ", b"'shape': (4398046511104,), }  "))
     with pytest.raises(ShoalError, match=rf"^{path}: cannot be read .*(announces|Bad CRC)"):
         load(options)
+
+
+def many(**changes: Any) -> dict[str, Any]:
+    """The nodes of the square as three graphs, 0-1, 2 and 3, with a label, a part and a client each."""
+    own = {
+        "edge_index": [[0], [1]],
+        "graph": [0, 0, 1, 2],
+        "y": [1, -1, 0],
+        "split": [1, 0, 3],
+        "assignment": [1, 0, 1],
+    }
+    return own | changes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_graphs(layout: str, tmp_path: Path) -> None:
+    graph = load(write(tmp_path, layout, **many()))
+    assert graph.graph_of is not None
+    assert (graph.graph_of.tolist(), graph.graph_of.dtype) == ([0, 0, 1, 2], np.int64)
+    assert (graph.nodes, graph.items, graph.entries, graph.classes) == (4, 3, 2, 2)
+    assert graph.split is not None
+    assert graph.assignment is not None
+    assert (graph.y.tolist(), graph.split.tolist(), graph.assignment.tolist()) == ([1, -1, 0], [1, 0, 3], [1, 0, 1])
+    again = load(DataSource("files", path=str(save_graph(graph, tmp_path / "again"))))
+    for field in ("indptr", "indices", "x", "y", "split", "assignment", "graph_of"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(graph, field))
+
+
+def test_sparse_features_of_many_graphs(tmp_path: Path) -> None:
+    """There are as many rows as nodes, and not as labels."""
+    options = write(tmp_path, "folder", **many(x=None))
+    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(4)))
+    assert (load(options).x.toarray() == np.eye(4)).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("array", "value", "message"),
+    [
+        ("graph", [0, 0, 1], r"shape \[3\], but x has 4 rows; one graph a node"),
+        ("graph", [[0], [0], [1], [2]], r"shape \[4, 1\]"),
+        ("graph", [1, 1, 2, 3], "row 0 is 1; graphs are numbered from 0 without a gap"),
+        ("graph", [0, 0, 2, 3], "row 2 is 2; graphs are numbered from 0 without a gap"),
+        ("graph", [0, 1, 0, 2], "row 2 is 0; graphs are numbered .*, and their nodes lie in this order"),
+        ("graph", [0, 0, -1, 2], "row 2 is -1"),
+        ("graph", [0, 0.5, 1, 2], "row 1 is 0.5, not an integer"),
+        ("y", [1, 0, 0, 1], r"shape \[4\], but there are 3 graphs; one value a graph"),
+        ("split", [1, 2, 3, 3], r"shape \[4\], but there are 3 graphs; one value a graph"),
+        ("assignment", [0, 1], r"shape \[2\], but there are 3 graphs; one value a graph"),
+        ("edge_index", [[0, 1], [1, 2]], "an edge joins node 1 of graph 0 and node 2 of graph 1"),
+    ],
+)
+def test_many_graphs_are_refused(layout: str, array: str, value: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f".*{message}") as caught:
+        load(write(tmp_path, layout, **many(**{array: value})))
+    assert "\n" not in caught.value.line
