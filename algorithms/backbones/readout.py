@@ -22,8 +22,9 @@ class Readout(nn.Module):
     """Pooling between a backbone and its last linear layer, which then answers for graphs.
 
     `mean`, `sum` and `max` are PyG's aggregations of these names, `attention` is its `AttentionalAggregation` with a
-    linear gate (Li et al., ICLR 2016, eq. 7 without a transform of the nodes): sum_v softmax_v(a z_v + b) z_v, the
-    softmax over the nodes of a graph. Dropout before the classifier falls on the embeddings of graphs.
+    linear gate (Li et al., ICLR 2016, eq. 7 without a transform of the nodes): sum_v softmax_v(a z_v) z_v, the softmax
+    over the nodes of a graph, which would not see a bias. Dropout before the classifier falls on the embeddings of
+    graphs.
     """
 
     def __init__(self, backbone: nn.Module, readout: Pooling, dropout: float) -> None:
@@ -41,7 +42,7 @@ class Readout(nn.Module):
         self.dropout = dropout
         self.head.pooled = True
         width = self.head.linears[-1].in_features
-        self.gate = nn.Linear(width, 1) if readout == "attention" else None  # type: ignore[arg-type]
+        self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None  # type: ignore[arg-type]
 
     @property
     def head(self) -> Head:

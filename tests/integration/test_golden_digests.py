@@ -24,6 +24,8 @@ RESUMED = [
     "fedtgp gamlp",
     "fedpg attention",
     "fedgkc several models",
+    "graphs fedavg max sage",
+    "graphs fedtgp gcn",
 ]
 
 

@@ -35,7 +35,7 @@ def make(name: str, **options: object) -> nn.Module:
 
 def pyg_pool(model: Readout) -> Callable[[Tensor, Tensor], Tensor]:
     if model.readout == "attention":
-        gate = nn.Linear(width_of(model), 1)
+        gate = nn.Linear(width_of(model), 1, bias=False)
         gate.load_state_dict(model.gate.state_dict())
         return AttentionalAggregation(gate)
     return {"mean": global_mean_pool, "sum": global_add_pool, "max": global_max_pool}[model.readout]
