@@ -77,7 +77,7 @@ class ClientModel:
             return self.graphs.all() if part == "all" else self.graphs.part(part)
         rows: Tensor | None = None if part == "all" else getattr(self.data, part)
         if (coupled := self.coupled) is not None:
-            return all_nodes(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
+            return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
         if rows is None or (mapped and len(rows) == self.data.nodes):
             # All rows, in their order: they lie in the map already.
@@ -105,7 +105,7 @@ class ClientModel:
             yield from map(self.output, self.graphs.successive(rows))
             return
         if (coupled := self.coupled) is not None:
-            out = self.output(all_nodes(self.data, coupled.operator, len(coupled.convs)))
+            out = self.output(all_nodes(self.data, coupled.operator, coupled.depth))
             # A pass over the whole graph: what is scored next needs no second one.
             self._logits = out.logits_NC
             yield out
@@ -129,7 +129,7 @@ class ClientModel:
                 rng = np.random.default_rng(self.random("neighbours of some rows"))
                 around = sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
             else:
-                around = all_nodes(self.data, coupled.operator, len(coupled.convs))._replace(rows=rows)
+                around = all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
             return lambda: self.flat(around)
         hops = [self.data.rows(k, rows) for k in self.flat.inputs]
         return lambda: self.flat(hops)
@@ -139,5 +139,5 @@ class ClientModel:
         if self.graphs is not None:
             return self.graphs.alike(x_NF)
         if (coupled := self.coupled) is not None:
-            return alike(x_NF, coupled.operator, len(coupled.convs))
+            return alike(x_NF, coupled.operator, coupled.depth)
         return [x_NF] * len(self.flat.inputs)

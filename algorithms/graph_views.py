@@ -49,7 +49,7 @@ class GraphViews:
         indptr, indices = self._thinned(edges)
         if coupled is not None:
             matrix = operator_over(coupled.operator, indptr, indices).to(data.device)
-            return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * len(coupled.convs))
+            return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * coupled.depth)
         smoothing = self._smoothing(indptr, indices) if self._reads_hops else None
         x_NF: Features = data.whole(0)
         return [AlteredFeatures(x_NF, kept_F, smoothing, k) for k in self._model.flat.inputs]

@@ -22,6 +22,7 @@ ORDER = {
     "engine": ["commands", "preparing", "hosts", "screen", "records", "rounds", "wire", "settings"],
     "algorithms": [
         "methods/fedgkc",
+        "methods/fggp",
         "methods/fedpg",
         "methods",
         "training",

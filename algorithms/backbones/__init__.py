@@ -19,7 +19,7 @@ from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
-__all__ = ["BACKBONES", "Output", "backbone", "build", "name_of", "width_of"]
+__all__ = ["BACKBONES", "HEADLESS", "Output", "backbone", "build", "name_of", "width_of"]
 
 # By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
 BACKBONES = {
@@ -33,18 +33,26 @@ BACKBONES = {
     "sgc": "algorithms.backbones.sgc:SGC",
 }
 
+# What a method may name in `models()`, and no config: networks without a classifier.
+HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
+
 HEAD_DROPOUT, READOUT, FANOUTS = "head_dropout", "readout", "fanouts"
 
 
-def backbone(name: str) -> type[nn.Module]:
+def backbone(name: str, headless: bool = False) -> type[nn.Module]:
     """The class of a backbone.
+
+    Args:
+        name: Key of `BACKBONES`.
+        headless: It may also be one of `HEADLESS`.
 
     Raises:
         ShoalError: There is none of this name.
     """
-    if name not in BACKBONES:
+    known = {**BACKBONES, **HEADLESS} if headless else BACKBONES
+    if name not in known:
         raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
-    module_name, _, cls_name = BACKBONES[name].partition(":")
+    module_name, _, cls_name = known[name].partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
 
 
@@ -62,6 +70,7 @@ def build(
     dropout: float,
     options: Mapping[str, object],
     embedding: int | None = None,
+    headless: bool = False,
     task: str = "node",
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
@@ -76,24 +85,49 @@ def build(
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
             `readout`: how the embeddings of a graph's nodes become one, `mean` by default.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
+        headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, or every `graph`.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
     """
-    cls = backbone(name)
+    cls = backbone(name, headless)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
+    _require_options(name, cls, options, task)
+    if name in HEADLESS:
+        return cls(features, classes, hops, dropout, **options)
+    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT)}
+    readout: Any = options.get(READOUT, "mean")
+
+    def of_classes(classes: int) -> nn.Module:
+        module = cls(features, classes, hops, dropout, **own)
+        return Readout(module, readout, dropout) if task == "graph" else module
+
+    module = of_classes(classes)
+    if embedding is not None and embedding != width_of(module):
+        module = Adapted(of_classes(embedding), embedding, classes, dropout)
+    module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
+    return module
+
+
+def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
+    """Checks names, types and bounds of options.
+
+    Raises:
+        ShoalError: As `build` does.
+    """
     known = {
         key: parameter.annotation
         for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    known[HEAD_DROPOUT] = bool
-    if task == "graph":
+    if name in BACKBONES:
+        known[HEAD_DROPOUT] = bool
+    if task == "graph" and FANOUTS in known and options.get(FANOUTS) is not None:
+        raise ShoalError(f"model.{FANOUTS}: a graph task reads whole graphs, not drawn neighbours; leave it out")
+    if task == "graph" and name in BACKBONES:
         known[READOUT] = Pooling
-        if FANOUTS in known and options.get(FANOUTS) is not None:
-            raise ShoalError(f"model.{FANOUTS}: a graph task reads whole graphs, not drawn neighbours; leave it out")
     elif READOUT in options:
         raise ShoalError(f"model.{READOUT}: is for graph tasks (task: graph), a node task pools nothing; leave it out")
     for key, value in options.items():
@@ -109,17 +143,6 @@ def build(
                 raise ShoalError(f"model.{key}: must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
                 raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
-    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT)}
-
-    def of_classes(classes: int) -> nn.Module:
-        module = cls(features, classes, hops, dropout, **own)
-        return module if task == "node" else Readout(module, options.get(READOUT, "mean"), dropout)  # type: ignore
-
-    module = of_classes(classes)
-    if embedding is not None and embedding != width_of(module):
-        module = Adapted(of_classes(embedding), embedding, classes, dropout)
-    module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
-    return module
 
 
 def _kind(annotation: Any) -> str:
@@ -129,5 +152,5 @@ def _kind(annotation: Any) -> str:
 
 
 def width_of(module: nn.Module) -> int:
-    """Width of a backbone's embedding: what its classifier reads."""
-    return module.head.linears[-1].in_features  # type: ignore
+    """Width of a backbone's embedding: what its classifier reads, if it has one."""
+    return module.width if module.head is None else module.head.linears[-1].in_features  # type: ignore

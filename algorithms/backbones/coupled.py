@@ -29,8 +29,8 @@ class Coupled(nn.Module):
     transposes the adjacency, which sorts it, in every backward pass.
 
     The classifier is no layer of message passing, so that models of different kinds have the same one (FedGKC's
-    contract of extractor and classifier). No backbone uses batch normalisation: its running statistics are no
-    parameters, so a federation would neither send nor average them.
+    contract of extractor and classifier); `gcn` may be told otherwise. No backbone keeps running statistics of a batch
+    normalisation: they are no parameters, so a federation would neither send nor average them.
 
     Attributes:
         operator: What the layers multiply by, see `algorithms.backbones.neighbourhood.all_nodes`.
@@ -91,6 +91,11 @@ class Coupled(nn.Module):
             conv.reset_parameters()  # type: ignore[operator]
         self.head.reset_parameters()
 
+    @property
+    def depth(self) -> int:
+        """Matrices that a neighbourhood has to have: one a layer, and one for a classifier that passes messages."""
+        return len(self.convs)
+
     def forward(self, around: Neighbourhood) -> Output:
         """Output for the rows that a neighbourhood asks for."""
         embedding_NH = self.embed(around.x_NF, around.operators)
@@ -104,8 +109,12 @@ class Coupled(nn.Module):
         first, *others = zip(self.convs, operators)
         x = self.convolve(*first, x_NF)
         for conv, operator in others:
-            x = self.convolve(conv, operator, self.drop(F.relu(x)))
+            x = self.convolve(conv, operator, self.drop(self.activate(x)))
         return x
+
+    def activate(self, x: Tensor) -> Tensor:
+        """What a hidden layer's output becomes before its dropout."""
+        return F.relu(x)
 
     def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
         """Output of one layer, `[n_l, H]`: what PyG's layer gives, whose parameters these are.

@@ -16,7 +16,7 @@ Operator = Literal["sum", "mean", "symmetric", "attention"]
 
 
 class Neighbourhood(NamedTuple):
-    """The input of a backbone of L layers.
+    """The input of a backbone of L layers, of which a classifier that passes messages is the last.
 
     Attributes:
         x_NF: Features of all nodes that occur, float32, dense or sparse.

@@ -20,5 +20,8 @@ class Output(NamedTuple):
 
     @property
     def embedding_NH(self) -> Tensor:
-        """Input of the last linear layer before its dropout `[N, H]`, for methods with prototypes."""
+        """Input of the last linear layer before its dropout `[N, H]`, for methods with prototypes.
+
+        Of a classifier that passes messages (`gcn` with `head: conv`) also before its normalisation and ReLU.
+        """
         return self.embedding.to_dense() if isinstance(self.embedding, SparseMatrix) else self.embedding

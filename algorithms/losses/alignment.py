@@ -20,6 +20,11 @@ def row_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tenso
     return (weight_N * distance_N).sum() / weight_N.sum().clamp_min(1)
 
 
+def mean_square(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor, weight: float = 1.0) -> Tensor:
+    """`weight` / H * `row_alignment`: the mean squared error, so that a weight means the same at every width H."""
+    return weight / z_NH.shape[1] * row_alignment(z_NH, y_N, target_CH, present_C)
+
+
 def node_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> Tensor:
     """Sum over classes of the mean over their rows of |z_v - t_c|^2.
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.losses.prototypes import class_means, unit
+from algorithms.losses.prototypes import class_means, direction, unit
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def contrast(
         temperature: t, positive.
         margin: Taken off the cosine of positives.
     """
-    cosine_QB = unit(query_QH) @ unit(bank_BH).T
+    cosine_QB = direction(query_QH) @ direction(bank_BH).T
     same_QB = class_Q[:, None] == class_B
     usable_Q = same_QB.any(1) & ~same_QB.all(1)
     if not bool(usable_Q.any()):

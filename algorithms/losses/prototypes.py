@@ -48,6 +48,14 @@ def unit(z: Tensor) -> Tensor:
     return F.normalize(z, dim=-1, eps=EPS)
 
 
+def direction(z: Tensor) -> Tensor:
+    """`unit`, for embeddings that are trained: a zero row has no gradient, where `unit` gives it one of 1 / EPS.
+
+    A node without features and neighbours has such an embedding in the first step.
+    """
+    return unit(z.where(z.norm(dim=-1, keepdim=True) > EPS, 0))
+
+
 def noisy(proto: Tensor, share: float, generator: torch.Generator) -> Tensor:
     """Prototypes with Gaussian noise on a random `share` of the dimensions, the same ones for all.
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from algorithms.base import Algorithm, Ask, Client, Context, Given, Replies, Steps, Tree, Upload
 from algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
 from algorithms.protocol import How
 
@@ -30,20 +30,37 @@ class ClassRows(Algorithm):
         return class_means(self.rows_of(client), client.data.train_label, client.info.classes)
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        shared = pack(server["proto"], server["known"]) if "proto" in server else {}
-        got = yield Ask("train", {"proto": How.SUM}, shared=shared)
-        fresh = got.weights["proto"][:, 0] > 0
-        server.setdefault("proto", torch.zeros_like(got["proto"]))
-        server.setdefault("known", torch.zeros_like(fresh))
-        server["proto"][fresh] = got["proto"][fresh]
-        server["known"] |= fresh
+        got = yield Ask("train", {"proto": How.SUM}, shared=known_rows(server))
+        take_rows(server, got)
 
     def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
         """The known rows, `[C, K]`, and which those are, `[C]`; None while there are none."""
         return unpack(down, client.info.classes)
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        mean_CK, counts_C = self.means_of(client)
-        # The counts tell which rows follow.
-        sent = row_bytes(counts_C > 0, mean_CK.shape[1]) + 4 * len(counts_C)
-        return Upload({"proto": mean_CK}, {"proto": counts_C[:, None]}, {"proto": sent})
+        return rows_upload(*self.means_of(client))
+
+
+def known_rows(server: Tree) -> Tree:
+    """The rows that the server has, as a download; empty while it has none."""
+    return pack(server["proto"], server["known"]) if "proto" in server else {}
+
+
+def take_rows(server: Tree, got: Replies) -> None:
+    """Puts the cohort's rows in the place of the server's; a class that nobody has keeps its row."""
+    fresh = got.weights["proto"][:, 0] > 0
+    server.setdefault("proto", torch.zeros_like(got["proto"]))
+    server.setdefault("known", torch.zeros_like(fresh))
+    server["proto"][fresh] = got["proto"][fresh]
+    server["known"] |= fresh
+
+
+def rows_upload(mean_CK: Tensor, counts_C: Tensor) -> Upload:
+    """A client's rows, weighted by its counts, which tell which rows follow."""
+    sent = row_bytes(counts_C > 0, mean_CK.shape[1]) + 4 * len(counts_C)
+    return Upload({"proto": mean_CK}, {"proto": counts_C[:, None]}, {"proto": sent})
+
+
+def training_embeddings(client: Client) -> Tensor:
+    """Embeddings of the training rows in evaluation mode, `[n, H]`."""
+    return client.model.output(client.model.gathered("train")).embedding_NH

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from algorithms.backbones import BACKBONES, HEADLESS
 from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
 from algorithms.protocol import MODEL, How
+from storage.errors import ShoalError
 
 COPILOT = "copilot"
 
@@ -26,6 +28,10 @@ class WithCopilot(Algorithm):
     mixed_models: ClassVar[bool] = True
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
+        if self.copilot.get("name") in HEADLESS:
+            raise ShoalError(
+                f"algorithm.copilot: {self.copilot['name']} classifies nothing; choose one of {', '.join(BACKBONES)}"
+            )
         return {MODEL: None, COPILOT: self.copilot}
 
     def setup(self, ctx: Context) -> Tree:

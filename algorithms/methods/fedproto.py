@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from algorithms.base import Client, Output
-from algorithms.losses.alignment import row_alignment
-from algorithms.methods.class_rows import ClassRows
+from algorithms.losses.alignment import mean_square
+from algorithms.methods.class_rows import ClassRows, training_embeddings
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,7 @@ class FedProto(ClassRows):
         plain = super().loss(out, y, w, given)
         if not self.lam or given is None:
             return plain
-        z, (target_CH, known_C) = out.embedding_NH, given
-        return plain + self.lam / z.shape[1] * row_alignment(z, y, target_CH, known_C)
+        return plain + mean_square(out.embedding_NH, y, *given, weight=self.lam)
 
     def rows_of(self, client: Client) -> Tensor:
-        """Embeddings of the training rows in evaluation mode, `[n, H]`."""
-        return client.model.output(client.model.gathered("train")).embedding_NH
+        return training_embeddings(client)

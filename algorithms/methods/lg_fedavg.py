@@ -6,6 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from algorithms.base import Client, Context, Given, Tree, Upload
+from algorithms.context import ModelInfo
+from algorithms.flat_model import FlatModel
 from algorithms.methods.fedavg import FedAvg
 from algorithms.protocol import MODEL
 from storage.errors import ShoalError
@@ -35,11 +37,7 @@ class LGFedAvg(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         models = [ctx.build(MODEL, number) for number in range(len(ctx.models[MODEL]))]
         for model, kind in zip(models, ctx.models[MODEL]):
-            if not model.has_body:
-                raise ShoalError(
-                    f"model.layers: {type(self).__name__} shares the classifier, and a {kind.name} of one layer is "
-                    "nothing else; take 2 layers, or fedavg"
-                )
+            require_body(model, kind, f"{type(self).__name__} shares the classifier")
         first = models[ctx.clients[0].model]
         return {"w": first.w.detach()[first.classifier].clone()}
 
@@ -52,6 +50,18 @@ class LGFedAvg(FedAvg):
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         return Upload({"w": client.model.w[client.model.flat.classifier]}, {"w": self.weight_of(client)})
+
+
+def require_body(model: FlatModel, kind: ModelInfo, because: str) -> None:
+    """Refuses a model that is nothing but a classifier.
+
+    Raises:
+        ShoalError: It is; the line says `because` of what.
+    """
+    if not model.has_body:
+        raise ShoalError(
+            f"model.layers: {because}, and a {kind.name} of one layer is nothing else; take 2 layers, or fedavg"
+        )
 
 
 def as_layer(classifier: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ from storage.datasets import data_root
 
 REQUIRED = (
     "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "kaminpar", "networkit",
-    "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard", "psutil",
-    "xxhash",
+    "faiss-cpu", "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard",
+    "psutil", "xxhash",
 )  # fmt: skip
 OPTIONAL = {
     "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.\\[ogb]')",

@@ -106,7 +106,8 @@ def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int 
     for name, described in wanted.items():
         chosen, width = (choices, embedding) if described is None else ((ModelChoice(**described),), None)
         try:
-            kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, build_models(chosen, width, **shape))]
+            built = build_models(chosen, width, **shape, headless=described is not None)
+            kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, built)]
         except ShoalError as error:
             raise error if described is None else ShoalError(f"algorithm: {method}: model {name!r}: {error}") from None
     return kinds
@@ -154,6 +155,7 @@ def build_models(
     dropout: float,
     bfloat16: bool = False,
     sparse: bool = False,
+    headless: bool = False,
     task: str = "node",
 ) -> list[FlatModel]:
     """The models of a run; several have embeddings of one width, by adapters.
@@ -167,6 +169,7 @@ def build_models(
         dropout: Of all backbones.
         bfloat16: Multiply in bfloat16.
         sparse: Features are sparse.
+        headless: They may be networks without a classifier, which methods describe.
         task: What models answer for: every `node`, or every `graph`.
 
     Raises:
@@ -175,7 +178,7 @@ def build_models(
     models = []
     for number, choice in enumerate(choices):
         try:
-            module = build(choice.name, features, classes, hops, dropout, choice.options, embedding, task)
+            module = build(choice.name, features, classes, hops, dropout, choice.options, embedding, headless, task)
         except ShoalError as error:
             if len(choices) == 1 or not error.line.startswith("model."):
                 raise

@@ -35,6 +35,9 @@ KEYS = {"participation.ratio": 0.7, "engine.cell_size": 4, "train.dropout": 0.3,
 PROTOTYPE = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
 ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
+EXTRACTOR = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
+FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
+AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, stacked": {"engine.path": "stacked"},
@@ -44,6 +47,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg, closed form": {"engine.path": "closed_form", "model.name": "mlp"},
     "fedavg, closed form, batches": {"engine.path": "closed_form", "model.name": "mlp", "train.batch_size": 4},
     "fedavg, the path of a GPU": {"engine.path": "auto"},
+    **{name: {"algorithm.name": name} for name in AVERAGING},
+    "fedopt, momentum": {"algorithm.name": "fedopt", "algorithm.optimizer": "momentum"},
+    "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
     "fedgta": {"algorithm.name": "fedgta"},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fedproto": {"algorithm.name": "fedproto"},
@@ -53,6 +59,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedkd": {"algorithm.name": "fedkd"},
     "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
     "fedgkc, coupled": {"algorithm": {"name": "fedgkc", "copilot": {"name": "gin", "hidden": 8}}, "model.name": "gcn"},
+    "fggp": {**FGGP, **MOMENTUM},
+    "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
+    "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
     "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.path": "closed_form"},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "feddistill": {"algorithm.name": "feddistill"},
@@ -91,7 +100,10 @@ MIXED = {
     "heterogeneity.embedding": 8,
 }
 # One model for all, or no steps on drawn neighbours.
-NO_DRAWN = ("fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled")
+NO_DRAWN = (
+    "fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
+    "fggp", "fggp, neighbours", "fggp, prototypes alone",
+)  # fmt: skip
 # Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
 # initial parameters; the check of uploads.
 ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view", "slice", "index_select"}
@@ -101,6 +113,8 @@ ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
 # Factors of low rank are made and multiplied there, so that server and clients have the same ones.
 LOW_RANK = {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "lt", "gt", "t", "cat", "mm", "select", "unsqueeze"}
 LOW_RANK |= {"split_with_sizes"}
+# Nodes that look alike are looked for there.
+NEAREST = {"div", "empty", "gt", "index", "linalg_vector_norm", "mm", "nonzero", "select", "t", "unsqueeze"}
 # What torch 2.13 has no kernel for on GPUs, of all that these runs call with `Tensor.is_cuda` left alone.
 NOT_ON_GPUS = {"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"}
 
@@ -142,7 +156,8 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
         for model in client.models.values():
             require_on(other, [model.w, *model.module.parameters(), data.label, data.train, data.degree])
         given = vars(self.given) if is_dataclass(self.given) else self.given
-        given = list(given.values() if isinstance(given, dict) else given or ())
+        given = given.values() if isinstance(given, dict) else given
+        given = [given] if isinstance(given, Tensor) else list(given or ())
         tensors = [t for t in given if isinstance(t, Tensor)]
         parameters = [p for module in given if isinstance(module, nn.Module) for p in module.parameters()]
         require_on(other, [*tensors, *parameters, *client.state.values(), *client.inbox.values()])
@@ -151,7 +166,8 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
         with Operators(other) as operators:
             result = run_cell(self)
         low_rank = LOW_RANK if self._opened.job.method.name == "fedkd" else set()
-        assert operators.elsewhere <= ON_PROCESSOR | low_rank
+        nearest = NEAREST if self._opened.job.method.name == "fggp" else set()
+        assert operators.elsewhere <= ON_PROCESSOR | low_rank | nearest
         return result
 
     def run_cells_there(self: Host, *args: Any) -> Iterator[Outcome | None]:

@@ -34,10 +34,13 @@ COUPLED = {"name": "gcn", "hidden": 8}
 SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sage", "hidden": 8}]
 MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means")
 METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
+# FedAvg with something beside it.
+AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 # Whose copilots have embeddings as wide as the clients' own models.
 COPILOTS = ("fml", "fedkd", "fedgkc")
+FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}
 # That train clients of small graphs, too; those lie beside the one graph.
-OF_GRAPHS = ("local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd")
+OF_GRAPHS = ("local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING)
 SMALL_GRAPHS = "small-graphs"
 
 Keys = dict[str, Any]
@@ -106,6 +109,19 @@ def matrix() -> dict[str, Keys]:
         method = {"name": name, "copilot": COUPLED}
         runs[f"{name} participation 0.3"] = {"algorithm": method, "participation": {"ratio": 0.34}}
         runs[f"{name} several models"] = {"algorithm": method, "model": SEVERAL}
+    extractor = {**COUPLED, "norm": "batch", "head": "conv"}
+    runs["fggp gcn"] = {"algorithm": FGGP, "model": extractor}
+    runs["fggp gamlp"] = {"algorithm": {"name": "fggp", "gkic": "off", "cluster": "kmeans", "vote": "class_avg"}}
+    for name, options in {
+        "participation 0.3": {},
+        "neighbours": {"gkic": "knn_only", "head_mode": "personal", "bank": "ring", "vote": "softmax_sum"},
+        "generated": {"gkic": "gen_only", "similarity": "max", "draw": "gumbel", "contrast_form": "literal"},
+    }.items():
+        few = {"participation": {"ratio": 0.34}, "model": extractor}
+        runs[f"fggp {name}"] = {"algorithm": {**FGGP, **options}, **few}
+    for name, model in ((name, model) for name in AVERAGING for model in (DECOUPLED, COUPLED)):
+        few = {"ratio": 0.67}
+        runs[f"{name} {model['name']}"] = {"algorithm": {"name": name}, "model": model, "participation": few}
     for method in ("local", "fedavg", "fedgta"):
         runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}
         runs[f"{method} float16"] = {
@@ -121,6 +137,8 @@ def matrix() -> dict[str, Keys]:
         "own targets": {"name": "fedpg", "targets": "own", "pseudo_centres": 0.8},
         "noise": {"name": "class_means", "noise": 0.5, "at_least": 1, "weight": 3.0},
         "uniform": {"name": "fedavg", "weight": "uniform"},
+        "momentum": {"name": "fedopt", "optimizer": "momentum", "eta": 0.5, "weight": "uniform"},
+        "as published": {"name": "fpl", "cluster_from": 1},
     }.items():
         runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
     for model in ("sgc", "mlp", "sage", "gin", "gat", "gcnii"):

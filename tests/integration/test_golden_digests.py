@@ -24,6 +24,7 @@ RESUMED = [
     "fedtgp gamlp",
     "fedpg attention",
     "fedgkc several models",
+    "fggp participation 0.3",
     "graphs fedavg max sage",
     "graphs fedtgp gcn",
 ]

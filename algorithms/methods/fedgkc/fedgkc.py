@@ -96,6 +96,8 @@ class FedGKC(WithCopilot):
     def __post_init__(self) -> None:
         if min(self.alpha, self.beta) < 0 or self.alpha + self.beta > 1:
             raise ValueError("alpha and beta must not be negative, and their sum at most 1")
+        if not self.alpha and self.mutual == "none" and not self.self_distillation:
+            raise ValueError("alpha must be positive where there is neither mutual nor self distillation")
         if self.lam < 0 or self.ramp < 0:
             raise ValueError("lam and ramp must not be negative")
         if not all(0 <= share < 1 for share in (*self.weak, *self.strong)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.losses.alignment import node_alignment, prototype_alignment, row_alignment
+from algorithms.losses.alignment import mean_square, node_alignment, prototype_alignment, row_alignment
 
 Z = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [9.0, 9.0]])
 Y = torch.tensor([0, 0, 1, 2])
@@ -17,6 +17,11 @@ KNOWN = torch.tensor([True, True, False, True])
 def test_rows_by_hand() -> None:
     # Squared distances 0, 4, 4; class 2 has no target, class 3 no rows.
     assert float(row_alignment(Z, Y, TARGET, KNOWN)) == pytest.approx(8 / 3)
+
+
+def test_mean_square_by_hand() -> None:
+    assert float(mean_square(Z, Y, TARGET, KNOWN)) == pytest.approx(8 / 3 / 2)
+    assert float(mean_square(Z, Y, TARGET, KNOWN, 3.0)) == pytest.approx(8 / 2)
 
 
 def test_one_row_with_a_target() -> None:

@@ -9,6 +9,7 @@ from algorithms.losses.prototypes import (
     bits,
     class_means,
     class_sums,
+    direction,
     from_bits,
     noisy,
     pack,
@@ -64,6 +65,15 @@ def test_unit_rows() -> None:
     expected = torch.tensor([[0.6, 0.8], [0.0, 0.0], [-0.6, 0.8]])
     torch.testing.assert_close(unit(rows), expected)
     torch.testing.assert_close(unit(torch.stack([rows, 2 * rows])), torch.stack([expected, expected]))
+
+
+def test_a_zero_row_has_no_gradient() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
+    assert torch.equal(direction(rows), unit(rows))
+    direction(rows)[:, 0].sum().backward()
+    assert rows.grad is not None
+    # (|z|^2 - z_0^2) / |z|^3 and -z_0 z_1 / |z|^3.
+    torch.testing.assert_close(rows.grad, torch.tensor([[16 / 125, -12 / 125], [0, 0]]))
 
 
 @pytest.mark.parametrize(("prototypes", "size"), [(1, 1), (8, 1), (9, 2), (64, 8), (65, 9)])

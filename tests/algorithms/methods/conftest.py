@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from algorithms.backbones import build
 from algorithms.backbones.output import Output
-from algorithms.client import Client, random_of
+from algorithms.client import Client, ClientInfo, random_of
 from algorithms.client_model import ClientModel
+from algorithms.context import Context
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL
+from algorithms.train_options import TrainOptions
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 from storage.graph import TEST, TRAIN, VAL
@@ -28,6 +30,26 @@ ONLINE = [[0, 2], [1, 4], [2], [3], [2, 4], [0, 3, 5], [0, 1, 2, 5]]
 EPOCHS, LR, DECAY = 2, 0.05, 0.01
 # Of the copilot, which is an SGC.
 OPTIONS = {"layers": 2, "hidden": 6}
+
+
+def context(clients: int, classes: int) -> Context:
+    """What a server is told in round 1 of 2, as far as methods of prototypes ask."""
+    infos = [ClientInfo(i, 5, 3, classes) for i in range(clients)]
+    return Context(
+        clients=infos,
+        classes=classes,
+        features=2,
+        hops=0,
+        train=TrainOptions(),
+        models={},
+        initial=torch.zeros(1),
+        build=lambda name, number: pytest.fail("no model is asked for"),
+        device=torch.device("cpu"),
+        round=1,
+        rounds=2,
+        seed=0,
+        random=lambda purpose: 1,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -108,6 +130,37 @@ class PlainClient:
                 out = self.module([self.view.hop(k)[[row]] for k in self.module.inputs])
             rows.setdefault(c, []).append(out.embedding_NH[0].double().numpy())
         return {c: np.stack(found) for c, found in sorted(rows.items())}
+
+
+@dataclass
+class PlainAverage:
+    """FedAvg's part of a round, on plain clients: each starts from w, and what they have then is averaged.
+
+    Attributes:
+        clients: All of them.
+        w: The server's parameters, `[P]`.
+        weight: As FedAvg has it.
+    """
+
+    clients: list[PlainClient]
+    w: Tensor
+    weight: str = "nodes"
+
+    def round(
+        self,
+        number: int,
+        cohort: list[int],
+        loss: Callable[[nn.Module, Output, Tensor], Tensor],
+        batch: int = 100,
+    ) -> None:
+        """Trains a cohort on `loss(module, output, labels)` and moves w; it stays if nobody trained."""
+        total, count = torch.zeros_like(self.w), 0
+        for client in (self.clients[i] for i in cohort):
+            nn.utils.vector_to_parameters(self.w.clone(), client.module.parameters())
+            client.train(number, partial(loss, client.module), batch)
+            n = {"nodes": 14, "train": len(client.y), "uniform": 1}[self.weight] * (len(client.y) > 0)
+            total, count = total + n * client.w, count + n
+        self.w = total / count if count else self.w
 
 
 @dataclass
@@ -224,6 +277,36 @@ def plain_clients(
         return [PlainClient(number, view, start()) for number, view in enumerate(views(server))]
 
     return plain_clients
+
+
+@pytest.fixture(scope="session")
+def make_context() -> Callable[..., Context]:
+    """Gives `context`."""
+    return context
+
+
+@pytest.fixture(scope="session")
+def plain_average(plain_clients: Callable[[Server], list[PlainClient]]) -> Callable[..., PlainAverage]:
+    """FedAvg, by some weights, of a server before its first round."""
+
+    def plain_average(server: Server, weight: str = "nodes") -> PlainAverage:
+        return PlainAverage(plain_clients(server), server._initial, weight)
+
+    return plain_average
+
+
+@pytest.fixture(scope="session")
+def assert_averaged(counts_of: Callable[..., np.ndarray]) -> Callable[[Server, PlainAverage], None]:
+    """Asserts that a server has the parameters of FedAvg written out, and that everybody was scored with them."""
+
+    def assert_averaged(server: Server, plain: PlainAverage) -> None:
+        w = server.state.server["w"]
+        torch.testing.assert_close(w, plain.w, rtol=1e-3, atol=1e-5)
+        for i, client in enumerate(plain.clients):
+            np.testing.assert_array_equal(server.state.scores["global"][i], counts_of(server, client.view, w))
+        assert not any(name == "model.w" for kept in server.state.clients.values() for name in kept)
+
+    return assert_averaged
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from algorithms.backbones import build
 from algorithms.base import Algorithm, Client, Context, Output, Tree
-from algorithms.client import ClientInfo
 from algorithms.methods.fedproto import FedProto
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import Ask, Replies
-from algorithms.train_options import TrainOptions
 from engine.commands.run import run as run_config
 from engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
 from engine.rounds.server import Server
@@ -33,25 +31,6 @@ AssertHolds = Callable[[Server, list[Any]], None]
 MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
 # With one layer the embedding is the features.
 X = np.array([[1, 0], [3, 0], [0, 2], [9, 9], [5, 5]], dtype=np.float32)
-
-
-def context(clients: int, classes: int) -> Context:
-    infos = [ClientInfo(i, 5, 3, classes) for i in range(clients)]
-    return Context(
-        clients=infos,
-        classes=classes,
-        features=2,
-        hops=0,
-        train=TrainOptions(),
-        models={},
-        initial=torch.zeros(1),
-        build=lambda name, number: pytest.fail("no model is asked for"),
-        device=torch.device("cpu"),
-        round=1,
-        rounds=2,
-        seed=0,
-        random=lambda purpose: 1,
-    )
 
 
 def server_step(algorithm: Algorithm, server: Tree, cohort: dict[int, Client], ctx: Context) -> Ask:
@@ -82,25 +61,25 @@ def clients(make_view: Callable[..., View], make_client: Callable[..., Client], 
     return [make_client(view, logistic) for view in views]
 
 
-def test_means_by_hand_with_missing_classes(clients: list[Client]) -> None:
+def test_means_by_hand_with_missing_classes(clients: list[Client], make_context: Callable[..., Context]) -> None:
     algorithm, server = FedProto(), {}
-    ask = server_step(algorithm, server, dict(enumerate(clients)), context(3, 4))
+    ask = server_step(algorithm, server, dict(enumerate(clients)), make_context(3, 4))
     assert ask.shared == {}
     # Class 0: rows 0 and 1 of the first. Class 1: its row 2 and both rows of the second, three rows in all.
     assert server["proto"].tolist() == [[2, 0], [pytest.approx(14 / 3), pytest.approx(16 / 3)], [0, 0], [0, 0]]
     assert server["known"].tolist() == [True, True, False, False]
     first = server["proto"].clone()
-    ask = server_step(algorithm, server, {1: clients[1]}, context(3, 4))
+    ask = server_step(algorithm, server, {1: clients[1]}, make_context(3, 4))
     assert torch.equal(ask.shared["proto.rows"], first[:2])
     assert torch.equal(server["proto"][0], first[0])
     assert server["proto"][1].tolist() == [7, 7]
 
 
-def test_a_cohort_with_nothing_to_say(clients: list[Client]) -> None:
+def test_a_cohort_with_nothing_to_say(clients: list[Client], make_context: Callable[..., Context]) -> None:
     server: Tree = {}
-    server_step(FedProto(), server, {2: clients[2]}, context(3, 4))
+    server_step(FedProto(), server, {2: clients[2]}, make_context(3, 4))
     assert not server["known"].any()
-    ask = server_step(FedProto(), server, {2: clients[2]}, context(3, 4))
+    ask = server_step(FedProto(), server, {2: clients[2]}, make_context(3, 4))
     assert len(ask.shared["proto.rows"]) == 0
 
 

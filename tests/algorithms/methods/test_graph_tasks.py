@@ -22,7 +22,7 @@ from storage.view import View
 
 Start = Callable[..., Server]
 HIDDEN, ROUNDS, EPOCHS, DROPOUT = 8, 3, 2, 0.5
-NODE_ONLY = {"fedgta", "fedgen", "fedpg", "fedgkc", "class_means"}
+NODE_ONLY = {"fedgta", "fedgen", "fedpg", "fedgkc", "fggp", "class_means"}
 SGD = {
     "model": {"name": "gcn", "hidden": HIDDEN},
     "train.optimizer": "sgd",

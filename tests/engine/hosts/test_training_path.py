@@ -59,7 +59,7 @@ def test_what_fits_the_device(path: str, device: str, expected: list[str]) -> No
 
 @pytest.mark.parametrize("embedding", [None, 3])
 def test_graphs_are_trained_in_the_loop(embedding: int | None) -> None:
-    pooled = [FlatModel(build(name, 5, 4, 2, 0.5, {}, embedding, "graph")) for name in ("sgc", "gcn")]
+    pooled = [FlatModel(build(name, 5, 4, 2, 0.5, {}, embedding, task="graph")) for name in ("sgc", "gcn")]
     for device in ("cpu", "cuda"):
         assert training_paths("auto", device, Algorithm(), pooled, WHOLE) == ["loop", "loop"]
     for path in ("stacked", "closed_form"):

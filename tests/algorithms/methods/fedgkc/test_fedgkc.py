@@ -139,6 +139,10 @@ def test_embeddings_stay_bounded(papers: View, make_client: Callable[..., Client
         ({"algorithm.alpha": 0.9, "algorithm.beta": 0.2}, "alpha and beta .* at most 1"),
         ({"algorithm.alpha": -0.1}, "alpha and beta must not be negative"),
         ({"algorithm.beta": -0.1}, "alpha and beta must not be negative"),
+        (
+            {"algorithm.alpha": 0.0, "algorithm.mutual": "none", "algorithm.self_distillation": False},
+            "alpha must be positive where there is neither mutual nor self distillation",
+        ),
         ({"algorithm.lam": -0.1}, "lam and ramp must not be negative"),
         ({"algorithm.ramp": -1}, "lam and ramp must not be negative"),
         ({"algorithm.weak": [0.1, 1.0]}, "weak and strong must be two shares each"),

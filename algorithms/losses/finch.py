@@ -1,0 +1,92 @@
+"""FINCH: clusters of points by their first neighbours, without a number of clusters to choose."""
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from algorithms.losses.prototypes import class_means
+
+EPS = 1e-8
+ROWS = 1024
+# Cosines that agree to so many decimals are equal: their last bits depend on the order of a sum.
+DECIMALS = 12
+
+
+def finch(points_NH: Tensor, least: int = 4) -> Tensor:
+    """Clusters by FINCH (Sarfraz, Sharma and Stiefelhagen, CVPR 2019) with cosine distance.
+
+    Every point is linked to its first neighbour: the other point of the largest cosine, of the lowest index among
+    equals. The connected components are the first partition. The next one comes in the same way from the means of the
+    clusters' points, and so on. The result is the last partition of more than one cluster; if the first partition is
+    one cluster, that. A zero point has cosine 0 to all. Computed on the processor in float64.
+
+    Two or three points always are one cluster, however far apart they lie; `least` says from how many points on
+    clusters are looked for.
+
+    Args:
+        points_NH: Points, up to some thousands: all pairs are compared, in blocks of rows.
+        least: Fewer points are each a cluster of its own; 1 clusters any number, as published.
+
+    Returns:
+        The cluster of every point, int64 `[N]`, numbered from 0 in the order of their first points.
+    """
+    if len(points_NH) < max(least, 1):
+        return torch.arange(len(points_NH), device=points_NH.device)
+    points = points_NH.detach().cpu().double().numpy()
+    partition = _merged(points, np.arange(len(points)))
+    while partition.any():
+        coarser = _merged(points, partition)
+        if not coarser.any():
+            break
+        partition = coarser
+    return torch.from_numpy(partition).to(points_NH.device)
+
+
+def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int = 4) -> tuple[Tensor, Tensor]:
+    """Prototypes clustered by `finch`, every class by itself.
+
+    Args:
+        proto_PH: Prototypes of any number of clients.
+        class_P: Their classes, int64.
+        classes: C.
+        least: As for `finch`.
+
+    Returns:
+        Centres `[B, H]`, unweighted means of their members, and their classes, int64 `[B]`, ascending; within a class
+        in the order of their first members.
+    """
+    centres, owners = [proto_PH[:0]], [class_P[:0]]
+    for c in range(classes):
+        members_MH = proto_PH[class_P == c]
+        cluster_M = finch(members_MH, least)
+        count = int(cluster_M.max()) + 1 if len(cluster_M) else 0
+        centres.append(class_means(members_MH, cluster_M, count)[0])
+        owners.append(class_P.new_full((count,), c))
+    return torch.cat(centres), torch.cat(owners)
+
+
+def _merged(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
+    """The next partition, numbered in the order of first points as the given one is."""
+    # Sums point where means do.
+    sums = np.zeros((partition.max() + 1, points.shape[1]))
+    np.add.at(sums, partition, points)
+    first = _first_neighbours(sums)
+    links = coo_array((np.ones(len(first)), (np.arange(len(first)), first)), shape=(len(first), len(first)))
+    # Links count in both directions.
+    _, component = connected_components(links)
+    _, lowest, number = np.unique(component, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(lowest))[number][partition]
+
+
+def _first_neighbours(points: np.ndarray) -> np.ndarray:
+    """Of every point the other one of the largest cosine, the lowest index among equals."""
+    unit = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), EPS)
+    found = []
+    for start in range(0, len(points), ROWS):
+        cosine = np.round(unit[start : start + ROWS] @ unit.T, DECIMALS)
+        rows = np.arange(len(cosine))
+        cosine[rows, start + rows] = -np.inf
+        found.append(cosine.argmax(1))
+    return np.concatenate(found)

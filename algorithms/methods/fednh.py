@@ -1,0 +1,99 @@
+"""FedNH: the classifier is a set of directions far apart, which move with the classes but are not trained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from algorithms.losses.prototypes import class_means, direction, unit
+from algorithms.losses.spread import spread
+from algorithms.methods.body import body_of, together
+from algorithms.methods.class_rows import rows_upload, training_embeddings
+from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.lg_fedavg import as_layer, require_body
+from algorithms.protocol import MODEL, How
+
+
+@dataclass(frozen=True)
+class FedNH(FedAvg):
+    """FedNH (Dai et al., AAAI 2023): bodies are averaged, and the classifier W, `[C, H]`, has rows of length one.
+
+    W starts as `losses.spread` has it, where the paper searches for the best directions. Scores of an embedding z are
+    scale * cos(z, W_c); a client trains its body on their cross-entropy, W held fixed. Then it sends
+    mu_ic = unit(mean of unit(z_v)) over its n_ic training rows of class c, in evaluation mode, and
+
+        W_c <- unit(rho W_c + (1 - rho) unit(sum_i n_ic mu_ic / sum_i n_ic))
+
+    over the cohort; a class that nobody has keeps its W_c. Parameters of the model's own classifier are neither sent
+    nor trained to any end; in their place lies W without bias, so that the model alone predicts the same class.
+
+    Down: the body, `[P - P_h]`, and W. Up: the body, n_i, the mu_ic of the C_i classes that the client trains on, and
+    all counts: P - P_h + 1 + C_i H + C scalars. The paper's code averages bodies with `weight: uniform`.
+
+    Attributes:
+        scale: Of the cosines.
+        rho: Share of W_c that stays; 0.9 in the paper.
+    """
+
+    scale: float = 20.0
+    rho: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0:
+            raise ValueError("scale must be positive")
+        if not 0 <= self.rho <= 1:
+            raise ValueError("rho must lie in [0, 1]")
+
+    def setup(self, ctx: Context) -> Tree:
+        kind = ctx.models[MODEL][0]
+        model = ctx.build(MODEL, 0)
+        require_body(model, kind, "FedNH has a classifier that is not trained")
+        return {"body": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"body": How.SUM, "proto": How.SUM}, shared=self.global_model(server))
+        if got.weights["body"] > 0:
+            server["body"] = got["body"]
+        seen_C1 = got.weights["proto"] > 0
+        moved_CH = unit(self.rho * server["classes"] + (1 - self.rho) * unit(got["proto"]))
+        server["classes"] = moved_CH.where(seen_C1, server["classes"])
+
+    def global_model(self, server: Tree) -> Tree:
+        return {"body": server["body"], "classes": server["classes"]}
+
+    def begin(self, client: Client, down: Tree) -> Tensor | None:
+        """Loads the body, W in the classifier's place; gives W, `[C, H]`; None if nothing was sent."""
+        if "body" not in down:
+            return None
+        classes_CH = down["classes"]
+        classifier = torch.cat([classes_CH.flatten(), classes_CH.new_zeros(len(classes_CH))])
+        client.model.load(together(client.model.flat, down["body"], classifier))
+        return classes_CH
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Tensor) -> Tensor:
+        return F.cross_entropy(self._scores(out.embedding_NH, given), y)
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        means_CH, counts_C = class_means(
+            unit(training_embeddings(client)), client.data.train_label, client.info.classes
+        )
+        rows = rows_upload(unit(means_CH), counts_C)
+        return Upload(
+            {"body": body_of(client.model.flat), **rows.entries},
+            {"body": self.weight_of(client), **rows.weight},
+            rows.wire,
+        )
+
+    def predict(self, client: Client, given: Tensor | None, part: str) -> Tensor:
+        model = client.model
+        if given is None:
+            given, _ = as_layer(model.w[model.flat.classifier], client.info.classes)
+        if part == "all":
+            return torch.cat([self._scores(out.embedding_NH, given) for out in model.outputs()])
+        return self._scores(model.output(model.gathered(part)).embedding_NH, given)
+
+    def _scores(self, z_NH: Tensor, classes_CH: Tensor) -> Tensor:
+        return self.scale * direction(z_NH) @ unit(classes_CH).t()

@@ -1,0 +1,76 @@
+"""FedOPT: the server steps along the mean change of its clients by an optimizer of its own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Ask, Context, Steps, Tree
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import How
+
+# The second moment v of a change d, from beta2, v and d^2.
+SECOND_MOMENTS: dict[str, Callable[[float, Tensor, Tensor], Tensor]] = {
+    "adam": lambda beta2, v, square: beta2 * v + (1 - beta2) * square,
+    "yogi": lambda beta2, v, square: v - (1 - beta2) * square * (v - square).sign(),
+    "adagrad": lambda beta2, v, square: v + square,
+}
+
+
+@dataclass(frozen=True)
+class FedOPT(FedAvg):
+    """Adaptive federated optimization (Reddi et al., ICLR 2021, algorithm 2), and server momentum.
+
+    d = sum_i n_i (w_i - w) / sum_i n_i over the cohort, m <- beta1 m + (1 - beta1) d, w <- w + eta m / (sqrt(v) + tau),
+    without correction of the moments' bias; m starts at 0 and v at tau^2. By `optimizer`:
+
+    - `adam`: v <- beta2 v + (1 - beta2) d^2
+    - `yogi`: v <- v - (1 - beta2) d^2 sign(v - d^2)
+    - `adagrad`: v <- v + d^2
+    - `momentum`: m <- momentum m + d and w <- w + eta m, which FGGP's code calls FedOpt (eta 0.5, momentum 0.9, clients
+      weighed `uniform`). In the long run its steps are eta / (1 - momentum) times FedAvg's, five times there.
+
+    With `momentum`, eta 1 and momentum 0 it is FedAvg. Messages are FedAvg's; moments stay on the server. A cohort
+    without weight leaves model and moments as they are.
+
+    Attributes:
+        optimizer: Of the server.
+        eta: Its learning rate; the paper tries 0.001 to 1.
+        beta1: Decay of the mean change; not for `momentum`.
+        beta2: Decay of the mean squared change, for `adam` and `yogi`.
+        tau: What keeps steps small where changes are small; not for `momentum`.
+        momentum: For `momentum`.
+    """
+
+    optimizer: Literal["momentum", "adam", "yogi", "adagrad"] = "adam"
+    eta: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.eta <= 0 or self.tau <= 0:
+            raise ValueError("eta and tau must be positive")
+        if not all(0 <= decay < 1 for decay in (self.beta1, self.beta2, self.momentum)):
+            raise ValueError("beta1, beta2 and momentum must be at least 0 and below 1")
+
+    def setup(self, ctx: Context) -> Tree:
+        state = {**super().setup(ctx), "m": torch.zeros_like(ctx.initial)}
+        return state if self.optimizer == "momentum" else {**state, "v": torch.full_like(ctx.initial, self.tau**2)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+        if got.weights["w"] > 0:
+            self._step(server, got["w"] - server["w"])
+
+    def _step(self, server: Tree, change: Tensor) -> None:
+        if self.optimizer == "momentum":
+            server["m"] = self.momentum * server["m"] + change
+            server["w"] = server["w"] + self.eta * server["m"]
+            return
+        server["m"] = self.beta1 * server["m"] + (1 - self.beta1) * change
+        server["v"] = SECOND_MOMENTS[self.optimizer](self.beta2, server["v"], change.square())
+        server["w"] = server["w"] + self.eta * server["m"] / (server["v"].sqrt() + self.tau)

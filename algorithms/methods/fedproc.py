@@ -1,0 +1,72 @@
+"""FedProc: embeddings are contrasted with the global prototypes first, and classified later."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Client, Context, Output, Tree
+from algorithms.losses.prototype_losses import contrast
+from algorithms.methods.averaged_rows import AveragedRows
+
+
+@dataclass(frozen=True)
+class Contrasted:
+    """What a client is given once two classes have a prototype.
+
+    Attributes:
+        proto_BH: The known prototypes.
+        class_B: Their classes, int64.
+        share: a_t.
+    """
+
+    proto_BH: Tensor
+    class_B: Tensor
+    share: float
+
+
+@dataclass(frozen=True)
+class FedProc(AveragedRows):
+    """FedProc (Mu et al., 2023): FedAvg with the loss a_t contrast + (1 - a_t) cross-entropy.
+
+    The contrast is the mean over training rows of -log(exp(s_{y_v}) / sum_c exp(s_c)) with
+    s_c = cos(z_v, p_c) / temperature, over the known prototypes, on rows whose class has one. In round t of T, from 1,
+    a_t = alpha (1 - (t - 1) / T). Without two prototypes, as in round 1, the loss is the cross-entropy, as it is for a
+    batch none of whose classes has a prototype: a_1 = 1 would leave nothing to learn. alpha = 0 trains as FedAvg.
+
+    Messages are those of `AveragedRows`, and a_t on the way down.
+
+    Attributes:
+        alpha: a_1; 1 in the paper.
+        schedule: `falling`, or `constant`: a_t = alpha in every round.
+        temperature: Of the contrast; FGGP's code has none, which is 1.
+    """
+
+    alpha: float = 1.0
+    schedule: Literal["falling", "constant"] = "falling"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError("alpha must lie in [0, 1]")
+        if self.temperature <= 0:
+            raise ValueError("temperature must be positive")
+
+    def besides(self, ctx: Context) -> Tree:
+        left = 1 - (ctx.round - 1) / ctx.rounds if self.schedule == "falling" else 1.0
+        return {"share": torch.tensor(self.alpha * left, dtype=torch.float32)}
+
+    def begin(self, client: Client, down: Tree) -> Contrasted | None:  # type: ignore[override]
+        received = super().begin(client, down)
+        if received is None or int(received[1].sum()) < 2 or not self.alpha:
+            return None
+        proto_CH, known_C = received
+        return Contrasted(proto_CH[known_C], known_C.nonzero()[:, 0], float(down["share"]))
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Contrasted | None) -> Tensor:
+        plain = super().loss(out, y, w, given)
+        if given is None or not bool(torch.isin(y, given.class_B).any()):
+            return plain
+        apart = contrast(out.embedding_NH, y, given.proto_BH, given.class_B, self.temperature)
+        return given.share * apart + (1 - given.share) * plain

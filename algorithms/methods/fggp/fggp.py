@@ -1,0 +1,333 @@
+"""FGGP: clients of several domains train one extractor, whose features are classified by prototypes of all of them."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.base import Ask, Client, Context, Output, Replies, Steps, Term, Trainer, Tree, Upload
+from algorithms.client_model import ROWS_AT_A_TIME
+from algorithms.draws import Stream
+from algorithms.generated_graph import EdgeOptions
+from algorithms.losses.prototypes import class_means
+from algorithms.methods.body import body_of, classifier_of, together
+from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
+from algorithms.methods.fggp.class_prototypes import (
+    LEAST_MASS,
+    certain_classes,
+    certain_prototypes,
+    contrast_of_views,
+)
+from algorithms.methods.fggp.clusters import Clusters, summed_up
+from algorithms.methods.fggp.global_view import GlobalView
+from algorithms.methods.fggp.requirements import require_fitting
+from algorithms.nearest import nearest
+from algorithms.protocol import MODEL, How
+from algorithms.training.local_training import finite_loss
+from algorithms.training.together import label_loss, weighted_sum
+
+GENERATOR = "generator"
+
+
+@dataclass
+class Given:
+    """What a client was given.
+
+    Attributes:
+        bank: Entries that predict; None while there is none.
+        round: Number of the round; 0 where nobody was told.
+    """
+
+    bank: Bank | None = None
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class FGGP(FedAvg):
+    """FGGP: federated graph learning with generalizable prototypes, for clients whose graphs are of several domains.
+
+    A model is an extractor and a classifier; the feature of a node is z = ReLU(embedding), always. The server averages
+    extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` begins every
+    visit as the common initial one, which ties the features of all clients to each other.
+
+    Prediction (FCPP). A client sends the prototypes of its classes, means of z weighted by how certain every node is
+    (eq. 4), of its own trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
+    finds is the bank. A node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the
+    bank. A class that no client of a round sent keeps its entries. The bank is sent with every download and not kept;
+    where there is none yet, the labelled prototypes of the client's own stand for it.
+
+    Training (GKIC) minimises, over all nodes of the client, in steps of the whole graph,
+
+        CE(U) + CE(U^g) + beta * contrast(c, c^g) + gamma * L_reg                                       (eq. 9)
+
+    where U and c are scores and prototypes on the graph, U^g and c^g on a second view: A', the graph and an edge from
+    every node to its k' nearest by the received extractor (eq. 6), or a graph that a generator, averaged as the
+    extractor is, draws from A' (eq. 7). Classes and certainties of c^g are those of c, without gradients; a class
+    counts from a mass of 1 on. Neighbours are found anew when the round is a multiple of `knn_every`, when those that a
+    client keeps are of more than twice as many rounds ago, or when it has none.
+
+    Down: the extractor's P_f parameters (all P under `head_mode: average`), the generator's P_G, B (H + 1) scalars of
+    the bank, and the round's number where neighbours are looked for. Up: P_f, P_G, n_i, and H + 2 scalars (prototype,
+    class, mass) of every class that the client has a label of. `gkic: off` trains on CE(U) alone, and any model will
+    do. With `fcpp: false` nothing is sent but parameters and the classifier predicts, so that it must be averaged; with
+    `gkic: off` beside it this is FedAvg, to the bit with `engine.path: loop`. A client without training nodes does not
+    train and has no weight. `model.init` has to be `shared`.
+
+    Where the paper is silent, or its formulas and its code disagree: an edge is drawn with its probability, generated
+    graphs serve all layers, the classifier's too (see `GeneratedGraph`); the contrast has the own class in its
+    denominators (`contrast_form: literal` is eq. 8); `vote: class_nearest` gives a node to the class of its nearest
+    entry, so that it does not matter how many entries a class has. Of two balanced votes it is the one for a class of
+    several domains: `class_avg` takes it for such a class that most of its entries are far.
+
+    Attributes:
+        fcpp: The bank predicts, or else the classifier.
+        gkic: The second view: `both`; A' alone (`knn_only`); generated from A (`gen_only`); there is none (`off`).
+        head_mode: The classifier begins as the common initial one (`reset`), stays with its client (`personal`), or is
+            averaged with the rest (`average`).
+        cluster: How prototypes of a class become entries, see `summed_up`.
+        finch_min: Fewer prototypes of a class are not clustered: FINCH merges any two or three.
+        domains: Clusters of a class with `cluster: kmeans`.
+        eps: Cosine distance of `cluster: dbscan`.
+        bank: A class's new entries `replace` its old ones, or the newest `slots` of it stay (`ring`).
+        slots: As above.
+        vote: See `votes`; `sum_cos` is the paper's, `softmax_sum` that of its code.
+        k: Entries that vote on a node.
+        vote_temperature: Of `softmax_sum` and `class_avg`.
+        need_label: A client sends no prototype of a class that it has no label of.
+        tau: Temperature of the contrast.
+        beta: Weight of the contrast.
+        contrast_form: `infonce`, or `literal`.
+        gamma: Weight of L_reg.
+        neighbours: k'.
+        knn_every: Rounds.
+        lam: Lambda, what A' weighs beside the generator.
+        random_pairs: Of every node, that may become edges beside those of A'.
+        similarity: Of two nodes, `cosine` or `max`, see `EdgeOptions`.
+        draw: `logistic`, or `gumbel` as eq. 7 is written.
+        edge_temperature: Of the relaxed draw.
+        hidden: Width of the generator.
+    """
+
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    fcpp: bool = True
+    gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
+    head_mode: Literal["reset", "personal", "average"] = "reset"
+    cluster: Clusters = "finch"
+    finch_min: int = 4
+    domains: int = 6
+    eps: float = 0.1
+    bank: Literal["replace", "ring"] = "replace"
+    slots: int = 20
+    vote: Vote = "class_nearest"
+    k: int = 20
+    vote_temperature: float = 0.1
+    need_label: bool = True
+    tau: float = 0.5
+    beta: float = 1.0
+    contrast_form: Literal["infonce", "literal"] = "infonce"
+    gamma: float = 1.0
+    neighbours: int = 3
+    knn_every: int = 10
+    lam: float = 0.5
+    random_pairs: int = 5
+    similarity: Literal["cosine", "max"] = "cosine"
+    draw: Literal["logistic", "gumbel"] = "logistic"
+    edge_temperature: float = 1.0
+    hidden: int = 128
+
+    def __post_init__(self) -> None:
+        if not self.fcpp and self.head_mode != "average":
+            raise ValueError("without fcpp the classifier predicts, which needs head_mode: average")
+        if min(self.finch_min, self.domains, self.slots, self.k, self.neighbours, self.knn_every, self.hidden) < 1:
+            raise ValueError("finch_min, domains, slots, k, neighbours, knn_every and hidden must be at least 1")
+        if min(self.tau, self.vote_temperature, self.eps) <= 0:
+            raise ValueError("tau, vote_temperature and eps must be positive")
+        if min(self.beta, self.gamma) < 0:
+            raise ValueError("beta and gamma must not be negative")
+        _ = self._edges
+
+    @property
+    def _edges(self) -> EdgeOptions:
+        return EdgeOptions(self.random_pairs, self.lam, self.similarity, self.edge_temperature, self.draw)
+
+    @property
+    def _generates(self) -> bool:
+        return self.gkic in ("both", "gen_only")
+
+    @property
+    def _completes(self) -> bool:
+        return self.gkic in ("both", "knn_only")
+
+    def models(self) -> Mapping[str, Mapping[str, Any] | None]:
+        generator = {GENERATOR: {"name": "topology", "hidden": self.hidden}}
+        return {MODEL: None, **(generator if self._generates else {})}
+
+    # The server.
+
+    def setup(self, ctx: Context) -> Tree:
+        model = ctx.build(MODEL, 0)
+        require_fitting(ctx, model, self.gkic != "off", self._generates, self.head_mode != "average")
+        server = {"w": model.w.detach().clone() if self.head_mode == "average" else body_of(model)}
+        if self._generates:
+            server[GENERATOR] = ctx.build(GENERATOR, 0).w.detach().clone()
+        return server
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        shared = dict(server)
+        if self._completes:
+            shared["round"] = torch.tensor(ctx.round, dtype=torch.int32)
+        up = {name: How.SUM for name in ("w", GENERATOR) if name in server}
+        prototypes = dict.fromkeys(("proto", "proto.class", "proto.mass"), How.LIST) if self.fcpp else {}
+        got = yield Ask("train", {**up, **prototypes}, shared=shared)
+        if got.weights["w"] > 0:
+            server.update({name: got[name] for name in up})
+        if self.fcpp:
+            self._fill_bank(server, ctx, got)
+
+    def _fill_bank(self, server: Tree, ctx: Context, got: Replies) -> None:
+        proto_PH, class_P = torch.cat(got.lists["proto"]), torch.cat(got.lists["proto.class"]).long()
+        old = Bank.read(server)
+        if len(proto_PH):
+            fresh = summed_up(
+                proto_PH,
+                class_P,
+                ctx.classes,
+                self.cluster,
+                self.finch_min,
+                self.domains,
+                self.eps,
+                ctx.random("clusters"),
+            )
+            old = renewed(old, fresh, self.slots if self.bank == "ring" else None)
+            server.update(old.sent())
+            ctx.notes["mass"] = float(torch.cat(got.lists["proto.mass"]).mean())
+        if old is not None:
+            counts_C = torch.bincount(old.class_B, minlength=ctx.classes)
+            ctx.notes["bank"] = float(len(old.class_B))
+            ctx.notes["entries of a class, least"] = float(counts_C.min())
+            ctx.notes["entries of a class, most"] = float(counts_C.max())
+
+    def global_model(self, server: Tree) -> Tree:
+        return {name: server[name] for name in ("w", "bank", "bank.class") if name in server}
+
+    # The clients.
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        model = client.model
+        if "w" in down and self.head_mode == "average":
+            model.load(down["w"])
+        elif "w" in down:
+            # A model begins a visit with its initial parameters.
+            head = client.state["head"] if "head" in client.state else classifier_of(model.flat)
+            model.load(together(model.flat, down["w"], head))
+        if GENERATOR in down:
+            client.models[GENERATOR].load(down[GENERATOR])
+        return Given(Bank.read(down), int(down["round"]) if "round" in down else 0)
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        if self.gkic == "off" or not client.info.train:
+            return trainer.fit(client, given)
+        model, generator = client.model, client.models.get(GENERATOR)
+        near_NK = self._nearest(client, given) if self._completes else None
+        view = GlobalView(model, near_NK, generator, self._edges, client.rng("generated graph"))
+        own = model.gathered("all")
+        draws, loss = Stream(client.data.device, model.random("train")), torch.zeros(())
+        with ExitStack() as stack:
+            optimizers = [stack.enter_context(trainer.optimizer(client, name)) for name in client.models]
+            model.module.train()
+            for _ in range(trainer.options.epochs):
+                for optimizer in optimizers:
+                    optimizer.zero_grad(set_to_none=False)
+                with draws:
+                    around, regularizer = view.draw()
+                    loss = self._objective(client, model(own), model(around), regularizer)
+                    loss.backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return finite_loss(float(loss.detach()))
+
+    def _objective(self, client: Client, own: Output, other: Output, regularizer: Term | None) -> Tensor:
+        """Equation 9; only a generator has a regularizer."""
+        return weighted_sum(
+            (1.0, lambda: label_loss(client, own, "all")),
+            (1.0, lambda: label_loss(client, other, "all")),
+            (self.beta, lambda: self._contrast(client, own, other)),
+            *(((self.gamma, regularizer),) if regularizer is not None else ()),
+        )
+
+    def _contrast(self, client: Client, own: Output, other: Output) -> Tensor:
+        class_N, certain_N = certain_classes(own.logits_NC, client.data.train, client.data.train_label)
+        (own_CH, mass_C), (other_CH, _) = (
+            certain_prototypes(feature(out), class_N, certain_N, client.info.classes) for out in (own, other)
+        )
+        there_C = mass_C >= LEAST_MASS
+        return contrast_of_views(own_CH[there_C], other_CH[there_C], self.tau, self.contrast_form == "literal")
+
+    def _nearest(self, client: Client, given: Given) -> Tensor:
+        """The neighbours that the client keeps, found anew if it is time."""
+        kept, now = client.state, given.round
+        old = "knn" not in kept or now - int(kept["knn.round"]) > 2 * self.knn_every
+        if old or now % self.knn_every == 0:
+            out = client.model.output(client.model.gathered("all"))
+            kept["knn"] = nearest(feature(out), self.neighbours)
+            kept["knn.round"] = torch.tensor(now, dtype=torch.int32)
+        return kept["knn"]
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        flat, weight = client.model.flat, self.weight_of(client)
+        sent = {"w": client.model.w if self.head_mode == "average" else body_of(flat)}
+        if self.head_mode == "personal":
+            client.state["head"] = classifier_of(flat)
+        if self._generates:
+            sent[GENERATOR] = client.models[GENERATOR].w
+        # The weight is one number for both.
+        wire = {name: w.nbytes for name, w in sent.items() if name == GENERATOR}
+        weights = dict.fromkeys(sent, weight)
+        return Upload({**sent, **(self._prototypes(client) if self.fcpp else {})}, weights, wire)
+
+    def _prototypes(self, client: Client) -> Tree:
+        """Those of the classes that the client may speak for."""
+        classes, data = client.info.classes, client.data
+        answers = list(client.model.outputs())
+        logits_NC = torch.cat([out.logits_NC for out in answers])
+        class_N, certain_N = certain_classes(logits_NC, data.train, data.train_label)
+        z_NH = torch.cat([feature(out) for out in answers])
+        proto_CH, mass_C = certain_prototypes(z_NH, class_N, certain_N, classes)
+        there_C = mass_C >= LEAST_MASS
+        if self.need_label:
+            there_C &= torch.bincount(data.train_label, minlength=classes) > 0
+        found_J = there_C.nonzero()[:, 0]
+        return {"proto": proto_CH[found_J], "proto.class": found_J.int(), "proto.mass": mass_C[found_J]}
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        if not self.fcpp:
+            return super().predict(client, given, part)
+        if part == "all":
+            z_NH = torch.cat([feature(out) for out in client.model.outputs()])
+        else:
+            z_NH = feature(client.model.output(client.model.gathered(part)))
+        bank = given.bank or self._own_bank(client)
+        if bank is None:
+            # Without a bank and without a label nothing speaks for any class.
+            return z_NH.new_zeros(len(z_NH), client.info.classes)
+        blocks = z_NH.split(ROWS_AT_A_TIME)
+        scores = [votes(z, bank, client.info.classes, self.vote, self.k, self.vote_temperature) for z in blocks]
+        return torch.cat(scores)
+
+    def _own_bank(self, client: Client) -> Bank | None:
+        """Means of the client's own training nodes, by class; None if it has none."""
+        if not client.info.train:
+            return None
+        z_NH = feature(client.model.output(client.model.gathered("train")))
+        means_CH, counts_C = class_means(z_NH, client.data.train_label, client.info.classes)
+        return Bank(means_CH[counts_C > 0], counts_C.nonzero()[:, 0])
+
+
+def feature(out: Output) -> Tensor:
+    """z, `[N, H]`: the embedding where it is positive."""
+    return F.relu(out.embedding_NH)

@@ -1,0 +1,115 @@
+"""FPL: FedAvg whose clients contrast with clusters of all clients' prototypes and approach their means."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from algorithms.losses.alignment import mean_square
+from algorithms.losses.finch import class_clusters
+from algorithms.losses.prototype_losses import contrast
+from algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
+from algorithms.methods.class_rows import training_embeddings
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import How
+
+
+@dataclass(frozen=True)
+class Bank:
+    """What a client is given beside the model.
+
+    Attributes:
+        centre_BH: Centres of clusters.
+        class_B: Their classes, int64.
+        mean_CH: Unbiased prototypes: mean centre of every class.
+        known_C: Classes that have one.
+    """
+
+    centre_BH: Tensor
+    class_B: Tensor
+    mean_CH: Tensor
+    known_C: Tensor
+
+
+@dataclass(frozen=True)
+class FPL(FedAvg):
+    """FPL (Huang et al., CVPR 2023): FedAvg with the loss cross-entropy + cluster contrast + pull towards the mean.
+
+    The server clusters the prototypes p_ic of every class by `losses.finch`; the centres m of all classes are the bank,
+    and u_c is the mean of the class's centres: a cluster of one client weighs as much as one of many. A class that
+    nobody in the cohort has keeps its centres. In the first round there is no bank.
+
+    The contrast, of weight `cpcl`, is the mean over training rows of -log(S+ / (S+ + S-)), S the sum of
+    exp(cos(z_v, m) / tau) over the centres of the row's class and of all others; the pull, of weight `upcr`, the mean
+    squared error between z_v and u_{y_v}, on rows whose class has one. Without both it trains as FedAvg.
+
+    Down: w, the B centres, and their classes as int32, P + B H + B scalars. Up: w_i, n_i, the p_ic of the C_i classes
+    that the client trains on, P + 1 + C_i H scalars, and a bit for every class. p_ic are means of embeddings in
+    evaluation mode after training.
+
+    Attributes:
+        cpcl: Weight of the contrast; 1 in the paper.
+        upcr: Weight of the pull; 1 in the paper.
+        tau: Temperature of the contrast; 0.02 in the paper.
+        cluster_from: A class with fewer prototypes keeps them all; 1 clusters always, as in the paper, by which two or
+            three clients are one cluster however far apart they are.
+    """
+
+    cpcl: float = 1.0
+    upcr: float = 1.0
+    tau: float = 0.02
+    cluster_from: int = 4
+
+    def __post_init__(self) -> None:
+        if self.cpcl < 0 or self.upcr < 0:
+            raise ValueError("cpcl and upcr must not be negative")
+        if self.tau <= 0 or self.cluster_from < 1:
+            raise ValueError("tau must be positive and cluster_from at least 1")
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        up = {"w": How.SUM, "proto": How.KEEP, "present": How.KEEP}
+        got = yield Ask("train", up, shared=dict(server))
+        if got.weights["w"] > 0:
+            server["w"] = got["w"]
+        present_NC = torch.stack([from_bits(sent, ctx.classes) for sent in got["present"]])
+        if not bool(present_NC.any()):
+            return
+        centre_BH, class_B = class_clusters(
+            got["proto"][present_NC], present_NC.nonzero()[:, 1], ctx.classes, self.cluster_from
+        )
+        if "bank" in server:
+            old = ~torch.isin(server["bank.class"], class_B)
+            centre_BH = torch.cat([server["bank"][old], centre_BH])
+            class_B = torch.cat([server["bank.class"][old].long(), class_B])
+        class_B, order = class_B.sort(stable=True)
+        server["bank"], server["bank.class"] = centre_BH[order], class_B.int()
+        ctx.notes["clusters"] = float(len(class_B))
+
+    def begin(self, client: Client, down: Tree) -> Bank | None:
+        super().begin(client, down)
+        if "bank" not in down:
+            return None
+        centre_BH, class_B = down["bank"], down["bank.class"].long()
+        mean_CH, count_C = class_means(centre_BH, class_B, client.info.classes)
+        return Bank(centre_BH, class_B, mean_CH, count_C > 0)
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Bank | None) -> Tensor:
+        total = super().loss(out, y, w, given)
+        if given is None:
+            return total
+        z_NH = out.embedding_NH
+        if self.cpcl:
+            total = total + self.cpcl * contrast(z_NH, y, given.centre_BH, given.class_B, self.tau)
+        if self.upcr:
+            total = total + mean_square(z_NH, y, given.mean_CH, given.known_C, self.upcr)
+        return total
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        sent = super().upload(client, given, phase)
+        classes = client.info.classes
+        mean_CH, count_C = class_means(training_embeddings(client), client.data.train_label, classes)
+        present_C = count_C > 0
+        entries = {**sent.entries, "proto": mean_CH, "present": bits(present_C)}
+        return Upload(entries, sent.weight, {"proto": row_bytes(present_C, mean_CH.shape[1])})

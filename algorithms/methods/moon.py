@@ -1,0 +1,84 @@
+"""MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.base import Client, Context, Given, Output, Trainer, Tree
+from algorithms.losses.prototypes import direction, unit
+from algorithms.methods.class_rows import training_embeddings
+from algorithms.methods.fedavg import FedAvg
+from storage.errors import ShoalError
+
+# Where a client's state holds the parameters that it had after its last training, `[P]`.
+PREVIOUS = "previous"
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Directions of the training rows' embeddings, of length one, in evaluation mode.
+
+    Attributes:
+        sent_NH: By the model that the client was sent.
+        previous_NH: By the model that it had after its last training.
+    """
+
+    sent_NH: Tensor
+    previous_NH: Tensor
+
+
+@dataclass(frozen=True)
+class MOON(FedAvg):
+    """MOON (Li, He and Song, CVPR 2021): FedAvg with the loss cross-entropy + mu * mean over training rows of
+
+        -log(e^(cos(z, z_sent) / tau) / (e^(cos(z, z_sent) / tau) + e^(cos(z, z_previous) / tau)))
+
+    A client keeps the parameters that its last training left, not the embeddings they give, which are far larger. At
+    its first visit it has none, and trains on cross-entropy alone. Embeddings are those before the classifier, without
+    the paper's projection; the constant ones are of evaluation mode. OpenFGL contrasts all nodes of a client, FGGP the
+    training rows, as here. All rows are taken in one step. Messages are FedAvg's; mu = 0 trains as FedAvg.
+
+    Attributes:
+        mu: Weight of the contrast; the paper tries 0.1 to 10, OpenFGL has 1, FGGP 5.
+        tau: Temperature; 0.5 in the paper.
+    """
+
+    mu: float = 1.0
+    tau: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError("mu must not be negative")
+        if self.tau <= 0:
+            raise ValueError("tau must be positive")
+
+    def setup(self, ctx: Context) -> Tree:
+        if ctx.train.batch_size is not None:
+            raise ShoalError("train.batch_size: MOON takes all rows in one step; leave it out")
+        return super().setup(ctx)
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        if not self.mu or not client.info.train:
+            return trainer.fit(client, None)
+        loss = trainer.fit(client, self._anchors(client))
+        client.state[PREVIOUS] = client.model.w
+        return loss
+
+    def _anchors(self, client: Client) -> Anchors | None:
+        if PREVIOUS not in client.state:
+            return None
+        w = client.model.w.clone()
+        sent_NH = unit(training_embeddings(client))
+        client.model.load(client.state[PREVIOUS])
+        previous_NH = unit(training_embeddings(client))
+        client.model.load(w)
+        return Anchors(sent_NH, previous_NH)
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: Anchors | None) -> Tensor:
+        plain = super().loss(out, y, w, given)
+        if given is None:
+            return plain
+        z_NH = direction(out.embedding_NH)
+        further_N = (z_NH * (given.previous_NH - given.sent_NH)).sum(1)
+        return plain + self.mu * F.softplus(further_N / self.tau).mean()

@@ -1,0 +1,162 @@
+"""FedNH: whole rounds written out, its server by hand, and what stands where the classifier was."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from algorithms.backbones.output import Output
+from algorithms.methods.fednh import FedNH
+from algorithms.protocol import Ask, How, Replies
+from engine.commands.export import PREDICTIONS, export
+from engine.commands.run import run as run_config
+from engine.rounds.server import Server
+from storage.errors import ShoalError
+
+Run = Callable[..., Server]
+Keys = Mapping[str, Any]
+NAME = {"algorithm.name": "fednh"}
+
+
+def normal(row: Any) -> np.ndarray:
+    row = np.asarray(row, dtype=np.float64)
+    return row / np.linalg.norm(row) if np.linalg.norm(row) > 0 else row
+
+
+def cosines(z_NH: Tensor, classes: list[np.ndarray]) -> Tensor:
+    rows = [[(z @ torch.from_numpy(w).float()) / (z @ z).sqrt().clamp_min(1e-9) for w in classes] for z in z_NH]
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def bodies(module: nn.Module) -> list[nn.Parameter]:
+    top = module.head.linears[-1]  # type: ignore
+    return [p for p in module.parameters() if p is not top.weight and p is not top.bias]
+
+
+def body_of(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in bodies(module)])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"algorithm.scale": 3.0, "algorithm.rho": 0.4, "algorithm.weight": "train", "train.batch_size": 2},
+        # The parameters of its attention lie behind the classifier.
+        {"model.name": "gamlp", "algorithm.weight": "uniform"},
+    ],
+)
+def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[Server], list[Any]], more: Keys) -> None:
+    server = start({**patchy, **NAME, "model.hidden": 8, **more})
+    clients, scale, rho = plain_clients(server), more.get("algorithm.scale", 20.0), more.get("algorithm.rho", 0.9)
+    body = body_of(clients[0].module)
+    assert torch.equal(server.state.server["body"], body)
+    assert server.state.server.keys() == {"body", "classes"}
+    classes = [row.double().numpy() for row in server.state.server["classes"]]
+    for a in range(4):
+        np.testing.assert_allclose([classes[a] @ w for w in classes], np.eye(4)[a] * 4 / 3 - 1 / 3, atol=1e-6)
+
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        total, count, up = torch.zeros_like(body), 0, 0
+        sums, rows = np.zeros((4, 8)), np.zeros(4)
+        for client in (clients[i] for i in cohort):
+            nn.utils.vector_to_parameters(body.clone(), bodies(client.module))
+            # Classifiers are not read, and their moments are nobody's business.
+            loss = lambda out, y: F.cross_entropy(scale * cosines(out.embedding_NH, classes), y)  # noqa: E731
+            client.train(number, loss, more.get("train.batch_size", 100))
+            n = {"nodes": 14, "train": len(client.y), "uniform": 1}[more.get("algorithm.weight", "nodes")]
+            n *= len(client.y) > 0
+            total, count = total + n * body_of(client.module), count + n
+            found = client.embeddings()
+            for c, z in found.items():
+                mean = normal(np.mean([normal(row) for row in z], 0))
+                sums[c], rows[c] = sums[c] + len(z) * mean, rows[c] + len(z)
+            up += 4 * (len(body) + 1 + 8 * len(found) + 4)
+        body = total / count if count else body
+        for c in np.flatnonzero(rows):
+            classes[c] = normal(rho * classes[c] + (1 - rho) * normal(sums[c]))
+        down = len(cohort) * 4 * (len(body) + 4 * 8)
+        assert (line["bytes_up"], line["bytes_down"]) == (up, down)
+        held = server.state.server
+        torch.testing.assert_close(held["body"], body, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(held["classes"], np.stack(classes), rtol=1e-3, atol=1e-5)
+        assert line["scopes"].keys() == {"trained", "served", "global"}
+        module = clients[0].module
+        nn.utils.vector_to_parameters(held["body"].clone(), bodies(module))
+        for i, client in enumerate(clients):
+            with torch.no_grad():
+                z = module.eval()([client.view.hop(k) for k in module.inputs]).embedding_NH
+            predicted = cosines(z, [row.double().numpy() for row in held["classes"]]).argmax(1)
+            for part, chosen in enumerate((client.view.val, client.view.test)):
+                right = [int(client.view.label[r]) for r in chosen.tolist() if client.view.label[r] == predicted[r]]
+                expected = np.bincount(right, minlength=4)
+                np.testing.assert_array_equal(server.state.scores["global"][i][part, 2], expected)
+
+
+def test_the_server_by_hand(make_context: Callable[..., Any]) -> None:
+    method = FedNH(rho=0.5)
+    start = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    server = {"body": torch.zeros(2), "classes": start}
+
+    def send(weight: float, counts: list[float]) -> Ask:
+        steps = method.round(server, make_context(1, 4), [0])
+        ask = next(steps)
+        assert isinstance(ask, Ask)
+        # Class 1 has means without a direction.
+        proto = torch.tensor([[0.0, 0.5], [0, 0], [-3, 0], [9, 9]])
+        weights = {"body": torch.tensor(weight), "proto": torch.tensor(counts)[:, None]}
+        with pytest.raises(StopIteration):
+            steps.send(Replies([0], {"body": torch.ones(2), "proto": proto}, weights))
+        return ask
+
+    ask = send(0.0, [0.0] * 4)
+    assert (ask.phase, ask.up) == ("train", {"body": How.SUM, "proto": How.SUM})
+    assert (ask.shared["body"].tolist(), ask.shared["classes"].tolist()) == ([0, 0], start.tolist())
+    assert server["body"].tolist() == [0, 0]
+    assert torch.equal(server["classes"], start)
+    send(2.0, [1.0, 3.0, 2.0, 0.0])
+    assert server["body"].tolist() == [1, 1]
+    root = 0.5**0.5
+    torch.testing.assert_close(server["classes"], torch.tensor([[root, root], [0, 1], [-1, 0], [0, -1]]))
+    assert method.global_model(server).keys() == {"body", "classes"}
+
+
+def test_a_row_without_a_direction_teaches_nothing() -> None:
+    z = torch.tensor([[0.0, 0.0], [1.0, 2.0]], requires_grad=True)
+    loss = FedNH().loss(Output(torch.zeros(2, 2), z), torch.tensor([0, 1]), torch.zeros(1), torch.eye(2))
+    loss.backward()
+    assert z.grad is not None
+    assert z.grad[0].tolist() == [0, 0]
+    assert 0 < float(z.grad[1].abs().max()) < 20
+
+
+@pytest.mark.parametrize("model", ["gcn", "gamlp", "mlp"])
+def test_the_exported_model_alone_predicts_the_same(configure: Callable[..., Any], tmp_path: Path, model: str) -> None:
+    keys = {**NAME, "rounds": 2, "run.root": str(tmp_path), "run.tensorboard": False, "model.name": model}
+    out = export(run_config(configure(keys)))
+    models = load_file(out / "models.safetensors")
+    assert {name.split("/")[0] for name in models} == {"global"}
+    (top,) = [name for name in models if name.endswith(".bias") and len(models[name]) == 4 and "linears" in name]
+    assert not models[top].any()
+    weight = models[top.replace("bias", "weight")]
+    torch.testing.assert_close(weight.norm(dim=1), torch.ones(4))
+    assert (out / PREDICTIONS).exists()
+
+
+@pytest.mark.parametrize("model", [{"name": "sgc"}, {"name": "gamlp", "layers": 1}])
+def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) -> None:
+    with pytest.raises(ShoalError, match=rf"^model\.layers: FedNH .* a {model['name']} of one layer .* or fedavg$"):
+        start({**NAME, "model": model})
+
+
+@pytest.mark.parametrize("wrong", [{"scale": 0}, {"scale": -1}, {"rho": -0.1}, {"rho": 1.1}])
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedNH(**wrong)

@@ -1,0 +1,96 @@
+"""FedOPT in whole rounds, its server entry by entry in plain Python, and where it is FedAvg."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from algorithms.methods.fedopt import FedOPT
+from engine.rounds.server import Server
+
+Run = Callable[..., Server]
+Keys = Mapping[str, Any]
+OTHER = {"eta": 0.3, "beta1": 0.6, "beta2": 0.7, "tau": 0.02, "momentum": 0.5}
+
+
+def stepped(kind: str, o: Mapping[str, float], w: list[float], m: list[float], v: list[float], d: list[float]) -> None:
+    """One step of the server on lists of numbers."""
+    for k, change in enumerate(d):
+        if kind == "momentum":
+            m[k] = o["momentum"] * m[k] + change
+            w[k] += o["eta"] * m[k]
+            continue
+        m[k] = o["beta1"] * m[k] + (1 - o["beta1"]) * change
+        if kind == "adam":
+            v[k] = o["beta2"] * v[k] + (1 - o["beta2"]) * change**2
+        elif kind == "adagrad":
+            v[k] += change**2
+        elif v[k] > change**2:
+            v[k] -= (1 - o["beta2"]) * change**2
+        elif v[k] < change**2:
+            v[k] += (1 - o["beta2"]) * change**2
+        w[k] += o["eta"] * m[k] / (math.sqrt(v[k]) + o["tau"])
+
+
+@pytest.mark.parametrize("options", [{}, OTHER])
+@pytest.mark.parametrize("kind", ["momentum", "adam", "yogi", "adagrad"])
+def test_rounds_written_out(
+    start: Run,
+    patchy: Keys,
+    plain_average: Callable[..., Any],
+    assert_averaged: Callable[..., None],
+    kind: str,
+    options: Mapping[str, float],
+) -> None:
+    chosen = {f"algorithm.{name}": value for name, value in options.items()}
+    keys = {**patchy, "algorithm.name": "fedopt", "model.hidden": 3, "algorithm.weight": "train", **chosen}
+    server = start({**keys, "algorithm.optimizer": kind} if kind != "adam" or options else keys)
+    plain = plain_average(server, "train")
+    o = {"eta": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3, "momentum": 0.9, **options}
+    w, m, v = plain.w.tolist(), [0.0] * len(plain.w), [o["tau"] ** 2] * len(plain.w)
+    assert ("v" in server.state.server) == (kind != "momentum")
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        before = plain.w
+        plain.round(number, cohort, lambda module, out, y: F.cross_entropy(out.logits_NC, y))
+        # Round 4 has nobody with a training row: nothing decays, and momentum moves nothing.
+        assert (cohort == [3]) == torch.equal(before, plain.w)
+        if cohort != [3]:
+            stepped(kind, o, w, m, v, (plain.w - before).tolist())
+        plain.w = torch.tensor(w)
+        assert_averaged(server, plain)
+        held = server.state.server
+        torch.testing.assert_close(held["m"], torch.tensor(m), rtol=1e-3, atol=1e-5)
+        if kind != "momentum":
+            torch.testing.assert_close(held["v"], torch.tensor(v), rtol=1e-3, atol=1e-7)
+        p = len(w)
+        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+
+
+def test_a_step_as_large_as_the_change_is_fedavg(run: Run) -> None:
+    keys = {"participation.ratio": 0.7}
+    plain = {"algorithm.optimizer": "momentum", "algorithm.eta": 1.0, "algorithm.momentum": 0.0}
+    fedavg, fedopt = run(keys), run({**keys, "algorithm.name": "fedopt", **plain})
+    torch.testing.assert_close(fedopt.state.server["w"], fedavg.state.server["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_yogi_where_moment_and_change_are_equal() -> None:
+    server = {"w": torch.zeros(1), "m": torch.zeros(1), "v": torch.ones(1)}
+    FedOPT(optimizer="yogi")._step(server, torch.ones(1))
+    assert server["v"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"eta": 0}, {"eta": -1}, {"tau": 0}, {"beta1": 1}, {"beta2": -0.1}, {"momentum": 1}, {"beta2": 1}, {"beta1": -1}],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FedOPT(**wrong)  # type: ignore[arg-type]
+
+
+def test_options_at_their_ends() -> None:
+    FedOPT(beta1=0, beta2=0, momentum=0)

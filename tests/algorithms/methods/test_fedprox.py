@@ -1,0 +1,50 @@
+"""FedProx in whole rounds written out, and without its term."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones.output import Output
+from algorithms.methods.fedprox import FedProx
+from engine.rounds.server import Server
+
+Run = Callable[..., Server]
+Keys = Mapping[str, Any]
+
+
+@pytest.mark.parametrize("more", [{}, {"algorithm.mu": 2.0, "algorithm.weight": "train", "train.batch_size": 2}])
+def test_rounds_written_out(
+    start: Run, patchy: Keys, plain_average: Callable[..., Any], assert_averaged: Callable[..., None], more: Keys
+) -> None:
+    server = start({**patchy, "algorithm.name": "fedprox", "model.hidden": 8, **more})
+    plain, mu = plain_average(server, more.get("algorithm.weight", "nodes")), more.get("algorithm.mu", 0.01)
+
+    def loss(module: nn.Module, out: Output, y: Tensor) -> Tensor:
+        w = torch.cat([p.flatten() for p in module.parameters()])
+        moved = [(now - sent) ** 2 for now, sent in zip(w, plain.w)]
+        return F.cross_entropy(out.logits_NC, y) + mu * 0.5 * torch.stack(moved).sum()
+
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        plain.round(number, cohort, loss, more.get("train.batch_size", 100))
+        assert_averaged(server, plain)
+        p = len(plain.w)
+        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+
+
+def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
+    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.path": "loop"}
+    fedavg = run({**keys, "algorithm.name": "fedavg"})
+    assert torch.equal(
+        run({**keys, "algorithm.name": "fedprox", "algorithm.mu": 0.0}).state.server["w"], fedavg.state.server["w"]
+    )
+    assert not torch.equal(run({**keys, "algorithm.name": "fedprox"}).state.server["w"], fedavg.state.server["w"])
+
+
+def test_a_negative_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match="mu"):
+        FedProx(mu=-1)

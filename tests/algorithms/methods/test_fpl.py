@@ -1,0 +1,182 @@
+"""FPL: its loss and its server by hand, and whole rounds written out."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones import build
+from algorithms.backbones.output import Output
+from algorithms.losses.prototypes import bits
+from algorithms.methods.fpl import FPL, Bank
+from algorithms.protocol import Ask, How, Replies
+from engine.rounds.server import Server
+from storage.view import View
+
+Run = Callable[..., Server]
+Keys = Mapping[str, Any]
+Centres = dict[int, list[np.ndarray]]
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum() / (a.square().sum().sqrt() * b.square().sum().sqrt())
+
+
+def terms(z_NH: Tensor, y: Tensor, centres: Centres, tau: float) -> tuple[Tensor, Tensor]:
+    """The contrast and the pull of a batch, row by row."""
+    apart, pulls = [], []
+    for z, c in zip(z_NH, y.tolist()):
+        if c not in centres:
+            continue
+        mean = torch.from_numpy(np.mean(centres[c], 0)).float()
+        pulls.append((z - mean).square().mean())
+        exps = {
+            k: [(cosine(z, torch.from_numpy(m).float()) / tau).exp() for m in found] for k, found in centres.items()
+        }
+        if len(centres) > 1:
+            own, all_ = torch.stack(exps[c]).sum(), torch.stack([e for found in exps.values() for e in found]).sum()
+            apart.append(-(own / all_).log())
+    zero = torch.zeros(())
+    return torch.stack(apart).mean() if apart else zero, torch.stack(pulls).mean() if pulls else zero
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"algorithm.tau": 0.3},
+        {"algorithm.tau": 0.5, "algorithm.cpcl": 2.0, "algorithm.upcr": 3.0, "algorithm.cluster_from": 1},
+        {"algorithm.cpcl": 0.0, "train.batch_size": 2, "algorithm.weight": "train"},
+        {"algorithm.upcr": 0.0, "algorithm.tau": 0.4, "model.name": "gamlp"},
+    ],
+)
+def test_rounds_written_out(
+    start: Run, patchy: Keys, plain_average: Callable[..., Any], assert_averaged: Callable[..., None], more: Keys
+) -> None:
+    server = start({**patchy, "algorithm.name": "fpl", "model.hidden": 8, **more})
+    plain = plain_average(server, more.get("algorithm.weight", "nodes"))
+    o = {name: more.get(f"algorithm.{name}", value) for name, value in {"cpcl": 1, "upcr": 1, "tau": 0.02}.items()}
+    centres: Centres = {}
+
+    def loss(module: nn.Module, out: Output, y: Tensor) -> Tensor:
+        apart, pull = terms(out.embedding_NH, y, centres, o["tau"])
+        return F.cross_entropy(out.logits_NC, y) + o["cpcl"] * apart + o["upcr"] * pull
+
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        plain.round(number, cohort, loss, more.get("train.batch_size", 100))
+        p, bank, up = len(plain.w), sum(map(len, centres.values())), 0
+        fresh: Centres = {}
+        for i in cohort:
+            found = plain.clients[i].embeddings()
+            up += 4 * (p + 1 + 8 * len(found)) + 1
+            for c, rows in found.items():
+                fresh.setdefault(c, []).append(rows.mean(0))
+        # No class has more than three prototypes in a cohort: they are one cluster, or kept apart.
+        assert max(map(len, fresh.values()), default=0) <= 3
+        if "algorithm.cluster_from" in more:
+            fresh = {c: [np.mean(found, 0)] for c, found in fresh.items()}
+        centres |= fresh
+        assert (line["bytes_up"], line["bytes_down"]) == (up, len(cohort) * 4 * (p + 9 * bank))
+        assert_averaged(server, plain)
+        held = server.state.server
+        assert held["bank.class"].tolist() == [c for c in sorted(centres) for _ in centres[c]]
+        expected = np.stack([m for c in sorted(centres) for m in centres[c]])
+        np.testing.assert_allclose(held["bank"], expected, rtol=2e-3, atol=1e-5)
+
+
+def replies(proto: list[list[list[float] | None]]) -> Replies:
+    """Of clients whose prototype of every class is given; None: a class that a client lacks."""
+    rows = torch.tensor([[row or [9.0, 9.0] for row in client] for client in proto])
+    present = torch.stack([bits(torch.tensor([row is not None for row in client])) for client in proto])
+    weight = torch.tensor(1.0)
+    return Replies(list(range(len(proto))), {"w": torch.ones(2), "proto": rows, "present": present}, {"w": weight})
+
+
+def test_the_bank_by_hand(make_context: Callable[..., Any]) -> None:
+    method, server = FPL(), {"w": torch.zeros(2)}
+
+    def send(proto: list[list[list[float] | None]]) -> Ask:
+        ctx = make_context(len(proto), 3)
+        steps = method.round(server, ctx, range(len(proto)))
+        ask = next(steps)
+        assert isinstance(ask, Ask)
+        with pytest.raises(StopIteration):
+            steps.send(replies(proto))
+        told = any(row is not None for client in proto for row in client)
+        assert ctx.notes == ({"clusters": float(len(server["bank"]))} if told else {})
+        return ask
+
+    ask = send([[None, None, None]])
+    assert ask.up == {"w": How.SUM, "proto": How.KEEP, "present": How.KEEP}
+    assert ask.phase == "train"
+    assert list(server) == ["w"]
+    # Class 2: two directions of two clients each. Class 0: too few to cluster.
+    four = [[1.0, 0.0], [3.0, 0.2], [0.0, 1.0], [0.2, 5.0]]
+    ask = send([[[2.0, i], None, row] if i < 2 else [None, None, row] for i, row in enumerate(four)])
+    assert ask.shared.keys() == {"w"}
+    assert server["bank.class"].tolist() == [0, 0, 2, 2]
+    torch.testing.assert_close(server["bank"], torch.tensor([[2, 0], [2, 1], [2, 0.1], [0.1, 3]]))
+    assert server["bank.class"].dtype == torch.int32
+    before = server["bank"]
+    # Class 0 is told anew, class 1 for the first time, class 2 by nobody.
+    ask = send([[[7.0, 7.0], [1.0, 1.0], None]])
+    assert torch.equal(ask.shared["bank"], before)
+    assert server["bank.class"].tolist() == [0, 1, 2, 2]
+    torch.testing.assert_close(server["bank"], torch.tensor([[7, 7], [1, 1], [2, 0.1], [0.1, 3]]))
+    held = dict(server)
+    send([[None, None, None]])
+    assert torch.equal(server["bank"], held["bank"])
+
+
+def test_loss_by_hand() -> None:
+    z = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    out, y = Output(torch.zeros(3, 3), z), torch.tensor([0, 0, 2])
+    # Class 2 has no centre. Cosines of row 0: 1 and 0 to its own, 0.6 to the other; of row 1: 0, 1 and 0.8.
+    centre, owner = torch.tensor([[2.0, 0], [0, 1], [3, 4]]), torch.tensor([0, 0, 1])
+    bank = Bank(centre, owner, torch.tensor([[1.0, 0.5], [3, 4], [0, 0]]), torch.tensor([True, True, False]))
+    first, second = (math.log(1 + math.exp(c / 0.5) / (math.exp(2) + 1)) for c in (0.6, 0.8))
+    pull = ((0 + 0.25) / 2 + (1 + 2.25) / 2) / 2
+    found = FPL(cpcl=2, upcr=3, tau=0.5).loss(out, y, torch.zeros(1), bank)
+    torch.testing.assert_close(found, torch.tensor(math.log(3) + 2 * (first + second) / 2 + 3 * pull))
+    assert float(FPL().loss(out, y, torch.zeros(1), None)) == pytest.approx(math.log(3))
+
+
+def test_unbiased_prototypes_weigh_clusters_not_clients(
+    make_view: Callable[..., View], make_client: Callable[..., Any]
+) -> None:
+    client = make_client(make_view(3, [], [0, 1, 2], [0], 3), build("sgc", 3, 3, 0, 0.0, {"layers": 1}))
+    w = client.model.w.clone() + 1
+    assert FPL().begin(client, {"w": w}) is None
+    assert torch.equal(client.model.w, w)
+    down = {"w": w, "bank": torch.tensor([[1.0, 3], [5, 5], [3, 5]]), "bank.class": torch.tensor([0, 2, 2]).int()}
+    given = FPL().begin(client, down)
+    assert given is not None
+    assert given.mean_CH.tolist() == [[1, 3], [0, 0], [4, 5]]
+    assert given.known_C.tolist() == [True, False, True]
+    assert (given.class_B.tolist(), given.class_B.dtype) == ([0, 2, 2], torch.int64)
+    assert torch.equal(given.centre_BH, down["bank"])
+
+
+def test_without_its_terms_it_is_fedavg_to_the_last_bit(run: Run) -> None:
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
+    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]
+    off = {"algorithm.name": "fpl", "algorithm.cpcl": 0.0, "algorithm.upcr": 0.0}
+    assert torch.equal(run({**keys, **off}).state.server["w"], fedavg)
+    assert not torch.equal(run({**keys, "algorithm.name": "fpl"}).state.server["w"], fedavg)
+
+
+@pytest.mark.parametrize("wrong", [{"cpcl": -1}, {"upcr": -1}, {"tau": 0}, {"tau": -1}, {"cluster_from": 0}])
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        FPL(**wrong)
+
+
+def test_labels_outside_the_training_rows_change_nothing(run: Run) -> None:
+    plain, shuffled = (run({"algorithm.name": "fpl"}, rounds=3, graph=graph) for graph in ("plain", "shuffled"))
+    for name, tensor in plain.state.server.items():
+        assert torch.equal(tensor, shuffled.state.server[name]), name

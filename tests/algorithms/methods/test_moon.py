@@ -1,0 +1,96 @@
+"""MOON in whole rounds written out, by hand, and without its term."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones.output import Output
+from algorithms.methods.moon import MOON, Anchors
+from engine.rounds.server import Server
+from storage.errors import ShoalError
+
+Run = Callable[..., Server]
+Keys = Mapping[str, Any]
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"algorithm.mu": 4.0, "algorithm.tau": 0.2, "algorithm.weight": "train", "model.name": "gamlp"}]
+)
+def test_rounds_written_out(
+    start: Run,
+    patchy: Keys,
+    plain_average: Callable[..., Any],
+    module_of: Callable[..., nn.Module],
+    assert_averaged: Callable[..., None],
+    more: Keys,
+) -> None:
+    server = start({**patchy, "algorithm.name": "moon", "model.hidden": 8, **more})
+    plain = plain_average(server, more.get("algorithm.weight", "nodes"))
+    mu, tau = more.get("algorithm.mu", 1.0), more.get("algorithm.tau", 0.5)
+    previous: dict[int, Tensor] = {}
+
+    for number in range(1, 8):
+        line, cohort = server.round(), server.cohort(number)
+        constant = {}
+        for i in (i for i in cohort if i in previous):
+            view, found = plain.clients[i].view, []
+            for w in (plain.w, previous[i]):
+                module = module_of(server, w).eval()
+                with torch.no_grad():
+                    found.append(module([view.hop(k)[view.train] for k in module.inputs]).embedding_NH)
+            constant[plain.clients[i].module] = found
+
+        def loss(module: nn.Module, out: Output, y: Tensor, constant: dict[nn.Module, Any] = constant) -> Tensor:
+            total = F.cross_entropy(out.logits_NC, y)
+            if module not in constant:
+                return total
+            terms = []
+            for z, sent, before in zip(out.embedding_NH, *constant[module]):
+                near, far = (torch.exp(F.cosine_similarity(z, other, dim=0) / tau) for other in (sent, before))
+                terms.append(-torch.log(near / (near + far)))
+            return total + mu * torch.stack(terms).mean()
+
+        plain.round(number, cohort, loss)
+        previous |= {i: plain.clients[i].w for i in cohort if len(plain.clients[i].y)}
+        assert_averaged(server, plain)
+        kept = {i: state["previous"] for i, state in server.state.clients.items() if "previous" in state}
+        assert kept.keys() == previous.keys()
+        for i, w in previous.items():
+            torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-5)
+        p = len(plain.w)
+        assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
+
+
+def test_loss_by_hand() -> None:
+    out = Output(torch.zeros(2, 3), torch.tensor([[2.0, 0.0], [3.0, 4.0]]))
+    anchors = Anchors(torch.tensor([[1.0, 0], [0, 1]]), torch.tensor([[0.0, 1], [1, 0]]))
+    # Cosines with what was sent 1 and 0.8, with what was there 0 and 0.6.
+    terms = [math.log(1 + math.exp((far - near) / 0.25)) for near, far in ((1, 0), (0.8, 0.6))]
+    found = MOON(mu=3, tau=0.25).loss(out, torch.tensor([0, 1]), torch.zeros(1), anchors)
+    assert float(found) == pytest.approx(math.log(3) + 3 * sum(terms) / 2)
+    assert float(MOON().loss(out, torch.tensor([0, 1]), torch.zeros(1), None)) == pytest.approx(math.log(3))
+
+
+def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
+    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]
+    off = run({**keys, "algorithm.name": "moon", "algorithm.mu": 0.0})
+    assert torch.equal(off.state.server["w"], fedavg)
+    assert not any("previous" in kept for kept in off.state.clients.values())
+    assert not torch.equal(run({**keys, "algorithm.name": "moon"}).state.server["w"], fedavg)
+
+
+def test_batches_are_refused(start: Run) -> None:
+    with pytest.raises(ShoalError, match=r"^train\.batch_size: MOON takes all rows in one step; leave it out$"):
+        start({"algorithm.name": "moon", "train.batch_size": 4})
+
+
+@pytest.mark.parametrize("wrong", [{"mu": -1}, {"tau": 0}, {"tau": -1}])
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        MOON(**wrong)
