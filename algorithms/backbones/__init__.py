@@ -36,7 +36,13 @@ BACKBONES = {
 # What a method may name in `models()`, and no config: networks without a classifier.
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
-HEAD_DROPOUT, READOUT, FANOUTS = "head_dropout", "readout", "fanouts"
+HEAD_DROPOUT, READOUT = "head_dropout", "readout"
+# Options that are for models of nodes: what a graph task leaves them at, and why.
+OF_NODES: dict[str, tuple[object, str]] = {
+    "fanouts": (None, "a graph task reads whole graphs, not drawn neighbours"),
+    "norm": ("none", "a graph task reads several graphs at once, and normalises none by the nodes of another"),
+    "head": ("linear", "a graph task pools nodes before the classifier, which passes no messages"),
+}
 
 
 def backbone(name: str, headless: bool = False) -> type[nn.Module]:
@@ -124,10 +130,11 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
     }
     if name in BACKBONES:
         known[HEAD_DROPOUT] = bool
-    if task == "graph" and FANOUTS in known and options.get(FANOUTS) is not None:
-        raise ShoalError(f"model.{FANOUTS}: a graph task reads whole graphs, not drawn neighbours; leave it out")
-    if task == "graph" and name in BACKBONES:
+    if task == "graph":
         known[READOUT] = Pooling
+        for key, (plain, why) in OF_NODES.items():
+            if key in known and options.get(key, plain) != plain:
+                raise ShoalError(f"model.{key}: {why}; leave it out")
     elif READOUT in options:
         raise ShoalError(f"model.{READOUT}: is for graph tasks (task: graph), a node task pools nothing; leave it out")
     for key, value in options.items():

@@ -70,10 +70,10 @@ class ClientGraphs:
         first = torch.arange(len(x_NF) + 1, device=x_NF.device)
         if self.coupled is None:
             return GraphBatch([x_NF] * len(self.hops), (), first)
-        return GraphBatch([x_NF], alike(x_NF, self.coupled.operator, len(self.coupled.convs)).operators, first)
+        return GraphBatch([x_NF], alike(x_NF, self.coupled.operator, self.coupled.depth).operators, first)
 
     def _layers(self, matrix: SparseMatrix | None) -> tuple[SparseMatrix, ...]:
-        return () if self.coupled is None or matrix is None else (matrix,) * len(self.coupled.convs)
+        return () if self.coupled is None or matrix is None else (matrix,) * self.coupled.depth
 
     def _first(self, graphs: Tensor) -> Tensor:
         """First row of every one of some graphs behind one another, and the end of the last."""

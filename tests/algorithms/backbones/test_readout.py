@@ -203,9 +203,16 @@ def test_fresh_is_reset(name: str, readout: str) -> None:
         ),
         ("graph", {"readout": "median"}, "model.readout: must be one of mean, sum, max, attention, found 'median'"),
         ("graph", {"fanouts": [2, 2]}, "model.fanouts: a graph task reads whole graphs, not drawn neighbours; leave"),
+        ("graph", {"norm": "batch"}, "model.norm: a graph task reads several graphs at once, and normalises none by"),
+        ("graph", {"head": "conv"}, "model.head: a graph task pools nodes before the classifier, which passes no"),
     ],
 )
 def test_refused(task: str, options: dict[str, object], line: str) -> None:
     with pytest.raises(ShoalError) as error:
         build("gcn", FEATURES, CLASSES, 0, 0.5, options, task=task)
     assert str(error.value).startswith(line)
+
+
+def test_what_a_graph_task_leaves_plain_may_be_said() -> None:
+    plain = {"fanouts": None, "norm": "none", "head": "linear", "jumping": "max"}
+    assert isinstance(build("gcn", FEATURES, CLASSES, 0, 0.5, plain, task="graph"), Readout)
