@@ -8,16 +8,16 @@ from storage.errors import ShoalError
 ALWAYS, MOST = 1024, 1 << 17
 
 
-def class_count(y: np.ndarray, where: str) -> int:
-    """Number of classes of labels `[N]`, -1 where there is none: one more than the largest.
+def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
+    """Number of classes of labels `[items]` of nodes, or of `what` they are, -1 where there is none: one more than the largest.
 
     Raises:
-        ShoalError: No node has a label, one is below -1, or there would be more classes than labelled nodes; names
+        ShoalError: No item has a label, one is below -1, or there would be more classes than labelled items; names
             the row.
     """
     labelled = int((y >= 0).sum())
     if not labelled:
-        raise ShoalError(f"{where}: no node has a label; there is nothing to learn")
+        raise ShoalError(f"{where}: no {what} has a label; there is nothing to learn")
     row = int(y.argmin())
     if y[row] < -1:
         raise ShoalError(f"{where}: row {row} is {y[row]}; a label is a class from 0, or -1 for none")
@@ -25,7 +25,7 @@ def class_count(y: np.ndarray, where: str) -> int:
     classes = int(y[row]) + 1
     if classes > max(ALWAYS, min(labelled, MOST)):
         raise ShoalError(
-            f"{where}: row {row} has label {y[row]}, which makes {classes} classes, but {labelled} nodes have a label; "
+            f"{where}: row {row} has label {y[row]}, which makes {classes} classes, but {labelled} {what}s have a label; "
             "number the classes from 0 on"
         )
     return classes

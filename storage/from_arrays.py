@@ -39,7 +39,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         items = int(graph_of[-1]) + 1
         what = f"there are {items} graphs; one value a graph"
     y = _labels(arrays["y"], items, where["y"], what)
-    classes = class_count(y, where["y"])
+    classes = class_count(y, where["y"], "node" if graph_of is None else "graph")
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
         split = _integers(split, items, (UNASSIGNED, TEST), where["split"], what).astype(np.int8)
@@ -123,7 +123,7 @@ def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2:
-        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class a node")
+        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class each")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
     return _integers(y, items, (-1, 2**31 - 1), where, what).astype(np.int64)

@@ -19,9 +19,9 @@ from storage.datasets import (
     DataSource,
     data_root,
     fingerprint,
+    items_ahead,
     labels_ahead,
     load_all,
-    nodes_ahead,
     published_contents,
 )
 from storage.datasets.domains import joined_name
@@ -263,9 +263,9 @@ def require_known(config: Config) -> None:
     for each, clients in zip(sources(config), numbers):
         if (labels := labels_ahead(each)) is not None:
             require_task(config, each.dataset, labels)
-        nodes = nodes_ahead(each)
-        if nodes is not None:
-            require_enough_nodes(clients, nodes, each.dataset)
+        items = items_ahead(each)
+        if items is not None:
+            require_enough_nodes(clients, items, each.dataset, config.task)
     if config.data.split == "file":
         read_split_file(config.data.split_file)
 

@@ -155,7 +155,8 @@ class StoreBuilder:
         count = int(assignment.max()) + 1
         data = self.config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
-        needed = stored_bytes(graph.x, layout, self.dtype) + 16 * graph.nodes + 4 * graph.entries
+        a_node = 16 if graph.graph_of is None else 24
+        needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + 4 * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         measured = quality(graph, assignment, count, kept).as_dict()

@@ -56,7 +56,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
         layout: `dense`, or `sparse`: only what is not zero; `auto` is the smaller one of features that are read into
             memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
         row_normalize: Scale the features of every node to sum to one.
-        options: What a dataset of our own making is made from (`sbm`, `digits`).
+        options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
     """
 
     dtype: Literal["float32", "float16"] = "float32"

@@ -57,7 +57,7 @@ def _of_many(graphs: Sequence[Any], name: str) -> Graph:
     if not graphs:
         raise ShoalError("data: an empty list; give at least one graph")
     parts: list[list[np.ndarray]] = [[], [], []]
-    sizes = []
+    sizes: list[int] = []
     for number, data in enumerate(graphs):
         called = f"data[{number}]"
         if not isinstance(data, Data):
@@ -81,8 +81,8 @@ def _of_many(graphs: Sequence[Any], name: str) -> Graph:
         sizes.append(len(x))
     x, edge_index, y = (np.concatenate(kept, axis=axis) for kept, axis in zip(parts, (0, 1, 0)))
     graph = np.repeat(np.arange(len(sizes)), sizes)
-    found = {"x": x, "edge_index": edge_index, "y": y, "graph": graph}
-    return graph_of(name, found, {key: f"data[...].{key}" for key in (*found, *MASKS)})
+    joined = {"x": x, "edge_index": edge_index, "y": y, "graph": graph}
+    return graph_of(name, joined, {key: f"data[...].{key}" for key in (*joined, *MASKS)})
 
 
 def _array(value: Any, where: str) -> np.ndarray:

@@ -5,7 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from storage.datasets import citation_domains, files, flickr, npz_graphs, planetoid, reddit, sbm, tu, twin, twitch
+from storage.datasets import (
+    citation_domains,
+    files,
+    flickr,
+    npz_graphs,
+    planetoid,
+    reddit,
+    sbm,
+    sbm_graphs,
+    tu,
+    twin,
+    twitch,
+)
 from storage.datasets.citation_domains import load_citation_domain
 from storage.datasets.digits import NODES, load_digits
 from storage.datasets.domains import joined
@@ -15,6 +27,7 @@ from storage.datasets.npz_graphs import load_npz_graph
 from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
+from storage.datasets.sbm_graphs import load_sbm_graphs
 from storage.datasets.source import DataSource, data_root
 from storage.datasets.tu import load_tu
 from storage.datasets.twitch import load_twitch
@@ -27,10 +40,10 @@ __all__ = [
     "DataSource",
     "data_root",
     "fingerprint",
+    "items_ahead",
     "labels_ahead",
     "load",
     "load_all",
-    "nodes_ahead",
     "published_contents",
 ]
 
@@ -50,6 +63,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     **dict.fromkeys(tu.NAMES, load_tu),
     "files": files.load_files,
     "sbm": sbm.load_sbm,
+    "sbm-graphs": load_sbm_graphs,
     **dict.fromkeys(PUBLISHED, load_ogb),
     **dict.fromkeys(twin.ORIGINALS, twin.load_twin),
 }
@@ -109,6 +123,9 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content |= {key: getattr(options, key) for key in sbm.FIELDS}
         content["blocks"] = options.blocks or options.classes
         content["homophily"], content["signal"] = sbm.strengths(options)
+    if name == "sbm-graphs":
+        content |= {key: getattr(options, key) for key in sbm_graphs.FIELDS}
+        content["homophily"], content["signal"] = sbm.strengths(options)
     if name in tu.NAMES:
         content |= tu.options_of(name, options)
     if name in PUBLISHED:
@@ -140,8 +157,8 @@ def published_contents(options: DataSource) -> dict[str, str]:
     return {str(path.relative_to(root)): input_digest(path) for path in paths}
 
 
-def nodes_ahead(options: DataSource) -> int | None:
-    """Number of nodes, where it is known before the graph is made; else None.
+def items_ahead(options: DataSource) -> int | None:
+    """Number of nodes, or of graphs, where it is known before they are made; else None.
 
     Raises:
         ShoalError: The name is unknown, or an option is out of range.
@@ -149,7 +166,7 @@ def nodes_ahead(options: DataSource) -> int | None:
     name = _known(options)
     if name in twin.ORIGINALS:
         return twin.Twin.of(name, options).nodes
-    return {"sbm": options.nodes, "digits": NODES}.get(name)
+    return {"sbm": options.nodes, "sbm-graphs": options.graphs, "digits": NODES}.get(name)
 
 
 def labels_ahead(options: DataSource) -> str | None:
@@ -161,7 +178,7 @@ def labels_ahead(options: DataSource) -> str | None:
     name = _known(options)
     if name == "files":
         return None
-    return "graph" if name in tu.NAMES else "node"
+    return "graph" if name in (*tu.NAMES, "sbm-graphs") else "node"
 
 
 def _known(options: DataSource) -> str:

@@ -44,6 +44,7 @@ class DataSource:
             next one.
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
             None: every degree has its own.
+        graphs: Number of graphs G; dataset `sbm-graphs` only, which has the options of `sbm`, too, but no blocks.
     """
 
     dataset: str
@@ -65,6 +66,7 @@ class DataSource:
     seed: Whole = 0
     node_attributes: Flag = False
     degree_cap: Count | None = None
+    graphs: Count = 1000
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from storage.layout import IN_MEMORY, chosen_layout, may_be_sparse, require_poss
 
 def test_every_dataset_is_in_memory_or_always_dense() -> None:
     in_blocks = {name for name, read in LOADERS.items() if read in (load_ogb, twin.load_twin)}
-    assert set(LOADERS) - set(IN_MEMORY) == in_blocks | {"sbm"}
+    assert set(LOADERS) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs"}
     assert may_be_sparse("Cora", None)
     assert not may_be_sparse("ogbn-products", None)
 

@@ -41,7 +41,9 @@ def write_graph(folder: Path, x: np.ndarray) -> DataSource:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    message = r"^data\.dataset: unknown dataset 'coraa'.*cora.*physics.*files, sbm, ogbn-arxiv.*papers100m-like$"
+    message = (
+        r"^data\.dataset: unknown dataset 'coraa'.*cora.*physics.*files, sbm, sbm-graphs, ogbn-arxiv.*papers100m-like$"
+    )
     with pytest.raises(ShoalError, match=message):
         load(DataSource("coraa"))
 
@@ -62,7 +64,7 @@ def test_missing_file_offline_is_one_line(name: str, tmp_path: Path, capfd: pyte
 
 
 def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
-    assert set(LOADERS) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {"digits", "files", "sbm"}
+    assert set(LOADERS) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {"digits", "files", "sbm", "sbm-graphs"}
 
 
 def test_addresses_are_those_of_pyg() -> None:
@@ -122,6 +124,9 @@ def test_fingerprint_holds_what_defines_the_content_and_nothing_else() -> None:
     assert changed(DataSource("digits")) == {"dataset", "row_normalize", "neighbors"}
     assert changed(DataSource("proteins")) == {"dataset", "row_normalize", "node_attributes"}
     assert changed(DataSource("collab")) == {"dataset", "row_normalize", "degree_cap"}
+    assert changed(DataSource("sbm-graphs")) == {
+        "dataset", "row_normalize", "graphs", "nodes", "classes", "features", "degree", "homophily", "signal", "seed",
+    }  # fmt: skip
     assert changed(DataSource("nci1")) == {"dataset", "row_normalize"}
     assert changed(DataSource("pubmed")) == {"dataset", "row_normalize"}
     assert changed(DataSource("sbm")) == {

@@ -369,6 +369,8 @@ def test_sparse_features_of_many_graphs(tmp_path: Path) -> None:
         ("y", [1, 0, 0, 1], r"shape \[4\], but there are 3 graphs; one value a graph"),
         ("split", [1, 2, 3, 3], r"shape \[4\], but there are 3 graphs; one value a graph"),
         ("assignment", [0, 1], r"shape \[2\], but there are 3 graphs; one value a graph"),
+        ("y", [-1, -1, -1], "no graph has a label"),
+        ("y", [0, 5000, -1], "but 2 graphs have a label"),
         ("edge_index", [[0, 1], [1, 2]], "an edge joins node 1 of graph 0 and node 2 of graph 1"),
     ],
 )
