@@ -18,9 +18,10 @@ class ClientInfo:
     Attributes:
         client: Number of the client.
         nodes: Rows of its shard.
-        train: Training rows.
+        train: Training items: rows, or graphs.
         classes: Number of classes C of the federation.
         model: Which of the run's models it trains.
+        graphs: Graphs of its shard, where graphs are what is predicted; None: its rows are.
     """
 
     client: int
@@ -28,6 +29,12 @@ class ClientInfo:
     train: int
     classes: int
     model: int = 0
+    graphs: int | None = None
+
+    @property
+    def items(self) -> int:
+        """How many predictions it has: its rows, or its graphs."""
+        return self.nodes if self.graphs is None else self.graphs
 
 
 @dataclass

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from algorithms.backbones.client_graphs import ClientGraphs
 from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.neighbourhood import Inputs, alike, all_nodes, sampled
+from algorithms.backbones.neighbourhood import Inputs, alike, all_nodes, kept_rows, sampled
 from algorithms.backbones.output import Output
 from algorithms.flat_model import FlatModel
-from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
 
 # What a processor makes of its rows stays in the cache; a GPU is given more at once.
@@ -25,6 +25,7 @@ class ClientModel:
     Attributes:
         flat: The host's model; the next client of a cell trains in the same memory.
         data: View of the client's shard.
+        graphs: Its graphs, where they are what is predicted; None: its rows are.
         random: Seed of a purpose, from (run seed, round, client, model, purpose).
         received: The method replaced the parameters since the client was visited.
     """
@@ -33,6 +34,8 @@ class ClientModel:
         """Takes the parameters that the host's model has now."""
         self.flat, self.data, self.random = flat, data, random
         self.received = False
+        ptr = data.graph_ptr
+        self.graphs = None if ptr is None else ClientGraphs(data, ptr, flat.inputs, flat.coupled)
         self._logits: Tensor | None = None
 
     @property
@@ -65,11 +68,13 @@ class ClientModel:
         self._logits = None
 
     def gathered(self, part: str) -> Inputs:
-        """What the model reads to answer for the rows of `train`, `val` or `test`, or for all rows (`all`).
+        """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
-        whole graph.
+        whole graph. Where items are graphs, these graphs alone.
         """
+        if self.graphs is not None:
+            return self.graphs.all() if part == "all" else self.graphs.part(part)
         rows: Tensor | None = None if part == "all" else getattr(self.data, part)
         if (coupled := self.coupled) is not None:
             return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
@@ -77,35 +82,34 @@ class ClientModel:
         if rows is None or (mapped and len(rows) == self.data.nodes):
             # All rows, in their order: they lie in the map already.
             return [self.data.whole(k) for k in self.flat.inputs]
-        return [self.data.memo((part, k), partial(self._gathered, k, rows)) for k in self.flat.inputs]
-
-    def _gathered(self, k: int, rows: Tensor) -> Features:
-        found = self.data.rows(k, rows)
-        # Made now, while it is known that it stays: every step needs it.
-        return found.prepared() if isinstance(found, SparseMatrix) else found
+        return [self.data.memo((part, k), partial(kept_rows, self.data, k, rows)) for k in self.flat.inputs]
 
     def logits(self) -> Tensor:
-        """Logits of all rows in evaluation mode, float32 `[N, C]`; computed once for the current parameters."""
+        """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
         if self._logits is None:
             self._logits = torch.cat([out.logits_NC for out in self.outputs()])
         return self._logits
 
     def logits_of(self, part: str) -> Tensor:
-        """Logits of the rows of `train`, `val` or `test`, float32 `[rows, C]`."""
-        rows: Tensor = getattr(self.data, part)
-        if self._logits is not None or self.coupled is not None:
-            return self.logits()[rows]
+        """Logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
+        items: Tensor = getattr(self.data, part)
+        # A part of one graph needs all its nodes, a part of several graphs only theirs.
+        if self._logits is not None or (self.coupled is not None and self.graphs is None):
+            return self.logits()[items]
         return self.output(self.gathered(part)).logits_NC
 
     def outputs(self) -> Iterator[Output]:
-        """Output for all rows in evaluation mode, without gradients; rows of hops a block at a time."""
+        """Output for all items in evaluation mode, without gradients; rows of hops a block at a time."""
+        rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
+        if self.graphs is not None:
+            yield from map(self.output, self.graphs.successive(rows))
+            return
         if (coupled := self.coupled) is not None:
             out = self.output(all_nodes(self.data, coupled.operator, coupled.depth))
             # A pass over the whole graph: what is scored next needs no second one.
             self._logits = out.logits_NC
             yield out
             return
-        rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
         for start in range(0, self.data.nodes, rows):
             yield self.output([self.data.block(k, start, start + rows) for k in self.flat.inputs])
 
@@ -116,7 +120,10 @@ class ClientModel:
             return self.flat(inputs)
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
-        """The model on some rows, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        """The model on some items, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        if self.graphs is not None:
+            batch = self.graphs.some(rows)
+            return lambda: self.flat(batch)
         if (coupled := self.coupled) is not None:
             if coupled.fanouts:
                 rng = np.random.default_rng(self.random("neighbours of some rows"))
@@ -129,6 +136,8 @@ class ClientModel:
 
     def alike(self, x_NF: Tensor) -> Inputs:
         """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        if self.graphs is not None:
+            return self.graphs.alike(x_NF)
         if (coupled := self.coupled) is not None:
             return alike(x_NF, coupled.operator, coupled.depth)
         return [x_NF] * len(self.flat.inputs)

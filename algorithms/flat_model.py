@@ -12,6 +12,7 @@ from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
+from algorithms.backbones.readout import Readout
 
 # In float32.
 CACHE_LINE = 16
@@ -44,8 +45,15 @@ class FlatModel:
         self.w = nn.Parameter(flat)
         self.w.grad = gradient
 
+    @property
+    def _backbone(self) -> nn.Module:
+        inner = self.module
+        while isinstance(inner, Adapted | Readout):
+            inner = inner.backbone
+        return inner
+
     def _first_weights(self) -> Sequence[nn.Parameter]:
-        inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
+        inner = self._backbone
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
 
     def _room_for(self, values: Tensor) -> Tensor:
@@ -79,8 +87,13 @@ class FlatModel:
     @property
     def coupled(self) -> Coupled | None:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
-        inner = self.module.backbone if isinstance(self.module, Adapted) else self.module
+        inner = self._backbone
         return inner if isinstance(inner, Coupled) else None
+
+    @property
+    def reads_graphs(self) -> bool:
+        """Whether it answers for whole graphs."""
+        return any(isinstance(module, Readout) for module in self.module.modules())
 
     @property
     def classifier(self) -> slice:

@@ -8,6 +8,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from storage.ranges import ranges
+
 # Said once a process, of all matrices.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
@@ -127,11 +129,21 @@ class SparseMatrix:
         indptr, indices, values = self.parts()
         starts = indptr[rows].long()
         counts = indptr[rows + 1].long() - starts
-        ends = counts.cumsum(0)
-        places = torch.arange(int(counts.sum()), device=self.device)
-        places += (starts - ends + counts).repeat_interleave(counts)
-        found = torch.cat([ends.new_zeros(1), ends]).int()
-        return SparseMatrix.of(found, indices[places], values[places], self.shape[1])
+        places = ranges(starts, counts)
+        return SparseMatrix.of(_starts(counts), indices[places], values[places], self.shape[1])
+
+    def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
+        """Some square blocks on the diagonal of a matrix that has no other entries, as a matrix of these alone.
+
+        Args:
+            first: First row of every block and the end of the last, int64 `[G + 1]`.
+            blocks: Numbers of the blocks, int64 `[g]`, in the order asked for.
+        """
+        found = _diagonal_blocks(self.csr, first, blocks)
+        known = self._transposed
+        if known is not None:
+            known = found if known is self.csr else _diagonal_blocks(known, first, blocks)
+        return SparseMatrix(found, known)
 
     def to_dense(self) -> Tensor:
         """The matrix as a dense tensor `[N, M]` of its type."""
@@ -169,6 +181,25 @@ def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
     # Where its parts lie, whatever device a block around this has chosen.
     device = numbers.device
     return torch.sparse_csr_tensor(starts, places, numbers, size=size, device=device, check_invariants=False)
+
+
+def _diagonal_blocks(csr: Tensor, first: Tensor, blocks: Tensor) -> Tensor:
+    indptr, indices, values = _parts(csr)
+    top, end = first[blocks], first[blocks + 1]
+    rows = ranges(top, end - top)
+    entry = indptr[top].long()
+    entries = indptr[end].long() - entry
+    places = ranges(entry, entries)
+    # How far a block moves up and to the left.
+    moved = top - (end - top).cumsum(0) + (end - top)
+    columns = indices[places] - moved.repeat_interleave(entries).int()
+    return _csr(_starts(indptr[rows + 1] - indptr[rows]), columns, values[places], len(rows))
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Row starts, int32 `[n + 1]`, of rows with so many entries, `[n]`."""
+    ends = counts.cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends]).int()
 
 
 def _parts(csr: Tensor) -> tuple[Tensor, Tensor, Tensor]:

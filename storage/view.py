@@ -11,6 +11,7 @@ from torch import Tensor
 
 from storage.apart import apart
 from storage.kernel import Kernel
+from storage.ranges import ranges
 from storage.rows import CsrRows, Rows
 from storage.shard import Shard
 from storage.sparse_matrix import Features, SparseMatrix
@@ -86,9 +87,11 @@ class View:
         client: Number of the client.
         classes: Number of classes C of the whole federation.
         nodes: Rows N of the shard.
+        items: What has a label each: rows, or the graphs of the shard.
+        graph_ptr: First row of every graph and the end of the last, int64 `[G + 1]`; None: items are rows.
         device: Where its tensors are, except those that are said to be in the map.
         kernel: How its hops were computed; None: nothing was.
-        train, val, test: Row numbers, int64.
+        train, val, test: Numbers of items, int64.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class View:
         """
         self.client = shard.client
         self.classes = classes
-        self.nodes = shard.nodes
+        self.nodes, self.items = shard.nodes, shard.items
         self.entries = shard.entries
         self.device = device
         self.kernel = kernel
@@ -127,7 +130,8 @@ class View:
             torch.from_numpy(rows).long().to(device) for rows in (split.train, split.val, split.test)
         )
         self._hops = [_features(rows) for rows in (shard.x, *hops)]
-        self._row = int(split.train[0]) if len(split.train) else 0
+        self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
+        self._row = int(self.rows_of(self.train[:1])[0]) if len(split.train) else 0
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
         self._edges: list[tuple[Tensor, Tensor]] = []
@@ -146,6 +150,7 @@ class View:
         sees whole arrays that were overwritten behind torch's back.
         """
         named = {"train": self.train, "val": self.val, "test": self.test}
+        named |= {} if self.graph_ptr is None else {"graph_ptr": self.graph_ptr}
         named |= {name: self.__dict__[name] for name in ("label", "train_label") if name in self.__dict__}
         for name, tensor in named.items():
             # No tensor of these is made by writing into it.
@@ -242,14 +247,22 @@ class View:
 
     @cached_property
     def label(self) -> Tensor:
-        """Label of every row, int64 `[N]`; -1 is unlabelled. A method may read it at training rows only."""
-        return self._build(lambda: torch.from_numpy(self._shard.label).long().to(self.device))
+        """Label of every item, int64 `[items]`; -1 is unlabelled. A method may read it at training items only."""
+        return self._build(lambda: torch.from_numpy(self._shard.item_label).long().to(self.device))
 
     @cached_property
     def train_label(self) -> Tensor:
-        """Label of every training row, int64."""
-        rows = self.train.cpu()
-        return self._build(lambda: torch.from_numpy(self._shard.label).index_select(0, rows).long().to(self.device))
+        """Label of every training item, int64."""
+        chosen = self.train.cpu()
+        label = self._shard.item_label
+        return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
+
+    def rows_of(self, items: Tensor) -> Tensor:
+        """Rows of some items, int64: the items themselves, or the nodes of every graph, one graph behind the other."""
+        if self.graph_ptr is None:
+            return items
+        first = self.graph_ptr[items]
+        return ranges(first, self.graph_ptr[items + 1] - first)
 
     def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
         """Brings pages of the map into memory before they are needed, by reading a value of each; makes `train_label`.
@@ -261,7 +274,7 @@ class View:
         """
         _ = self.train_label
         for k in hops:
-            _touch(self._hops[k], self.train.cpu() if training else None)
+            _touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
         if edges:
             for part in (self._shard.indptr, self._shard.indices):
                 part[:: PAGE // part.itemsize].sum()

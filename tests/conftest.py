@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_graphs import write_graphs
 from torch import nn
 
 from algorithms.backbones import build
@@ -124,6 +125,14 @@ def configure(graphs: Mapping[str, Path]) -> Callable[..., Config]:
         return parse_config(tree, "test")
 
     return configure
+
+
+@pytest.fixture(scope="session")
+def graph_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Keys of a config whose clients hold many small graphs, and predict them."""
+    folder = tmp_path_factory.mktemp("graph_task")
+    path = write_graphs(folder / "graphs")
+    return {"task": "graph", "data.path": str(path), "data.store": str(folder / "store"), "model.name": "gcn"}
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from torch import nn
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.choice import MOST_LAYERS, WIDEST
 from algorithms.backbones.output import Output
+from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
@@ -35,7 +36,13 @@ BACKBONES = {
 # What a method may name in `models()`, and no config: networks without a classifier.
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
-HEAD_DROPOUT = "head_dropout"
+HEAD_DROPOUT, READOUT = "head_dropout", "readout"
+# Options that are for models of nodes: what a graph task leaves them at, and why.
+OF_NODES: dict[str, tuple[object, str]] = {
+    "fanouts": (None, "a graph task reads whole graphs, not drawn neighbours"),
+    "norm": ("none", "a graph task reads several graphs at once, and normalises none by the nodes of another"),
+    "head": ("linear", "a graph task pools nodes before the classifier, which passes no messages"),
+}
 
 
 def backbone(name: str, headless: bool = False) -> type[nn.Module]:
@@ -70,6 +77,7 @@ def build(
     options: Mapping[str, object],
     embedding: int | None = None,
     headless: bool = False,
+    task: str = "node",
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
@@ -80,9 +88,11 @@ def build(
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
-            `head_dropout`: whether there is dropout before the classifier, true by default.
+            `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
+        task: What the model answers for: every `node`, or every `graph`.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
@@ -90,6 +100,29 @@ def build(
     cls = backbone(name, headless)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
+    _require_options(name, cls, options, task)
+    if name in HEADLESS:
+        return cls(features, classes, hops, dropout, **options)
+    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT)}
+    readout: Any = options.get(READOUT, "mean")
+
+    def of_classes(classes: int) -> nn.Module:
+        module = cls(features, classes, hops, dropout, **own)
+        return Readout(module, readout, dropout) if task == "graph" else module
+
+    module = of_classes(classes)
+    if embedding is not None and embedding != width_of(module):
+        module = Adapted(of_classes(embedding), embedding, classes, dropout)
+    module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
+    return module
+
+
+def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
+    """Checks names, types and bounds of options.
+
+    Raises:
+        ShoalError: As `build` does.
+    """
     known = {
         key: parameter.annotation
         for key, parameter in inspect.signature(cls).parameters.items()
@@ -97,6 +130,13 @@ def build(
     }
     if name in BACKBONES:
         known[HEAD_DROPOUT] = bool
+    if task == "graph":
+        known[READOUT] = Pooling
+        for key, (plain, why) in OF_NODES.items():
+            if key in known and options.get(key, plain) != plain:
+                raise ShoalError(f"model.{key}: {why}; leave it out")
+    elif READOUT in options:
+        raise ShoalError(f"model.{READOUT}: is for graph tasks (task: graph), a node task pools nothing; leave it out")
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
@@ -110,14 +150,6 @@ def build(
                 raise ShoalError(f"model.{key}: must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
                 raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
-    own = {key: value for key, value in options.items() if key != HEAD_DROPOUT}
-    module = cls(features, classes, hops, dropout, **own)
-    if name in HEADLESS:
-        return module
-    if embedding is not None and embedding != width_of(module):
-        module = Adapted(cls(features, embedding, hops, dropout, **own), embedding, classes, dropout)
-    module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
-    return module
 
 
 def _kind(annotation: Any) -> str:

@@ -24,6 +24,7 @@ class Head(nn.Module):
     Attributes:
         drops_embedding: There is dropout before the last layer, too (`model.head_dropout`); what gives a head of one
             layer its input sees to that.
+        pooled: Embeddings of rows are pooled before the last layer, and none is dropped before they are.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Head(nn.Module):
         assert activation in ("relu", "prelu"), activation
         self.dropout = dropout
         self.drops_embedding = True
+        self.pooled = False
         self.gain = gain
         widths = [features, *[hidden] * (layers - 1), classes]
         # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
@@ -101,7 +103,7 @@ class Head(nn.Module):
         """What becomes of the first layer's output; its input is the embedding where no other layer follows."""
         for number, linear in enumerate(list(self.linears)[1:], start=2):
             embedding = F.relu(x) if self.prelu is None else self.prelu(x)
-            drops = self.drops_embedding or number < len(self.linears)
+            drops = number < len(self.linears) or (self.drops_embedding and not self.pooled)
             x = linear(drop(embedding, self.dropout, self.training) if drops else embedding)
         assert embedding is not None
         return Output(x, embedding)

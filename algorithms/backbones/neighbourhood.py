@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.backbones.graph_batch import GraphBatch
 from storage.neighbours import Drawn, draw_neighbours
 from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
@@ -29,8 +30,8 @@ class Neighbourhood(NamedTuple):
     rows: Tensor | None = None
 
 
-# Rows of hops for a decoupled backbone, a neighbourhood for a coupled one.
-Inputs = Sequence[Features] | Neighbourhood
+# Rows of hops for a decoupled backbone, a neighbourhood for a coupled one, several graphs for one with a readout.
+Inputs = Sequence[Features] | Neighbourhood | GraphBatch
 
 
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
@@ -42,11 +43,22 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
             loops in D. `attention`: the pattern of A + I, weighed by the layer.
         layers: Number of layers L.
     """
+    return Neighbourhood(data.whole(0), (matrix_of_all(data, operator),) * layers)
+
+
+def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
+    """The matrix of all nodes of a client; arguments as for `all_nodes`."""
     if operator == "sum":
-        matrix = SparseMatrix(data.adjacency, data.adjacency)
-    else:
-        matrix = data.memo(("operator", operator), lambda: _operator(data, operator))
-    return Neighbourhood(data.whole(0), (matrix,) * layers)
+        return SparseMatrix(data.adjacency, data.adjacency)
+    matrix: SparseMatrix = data.memo(("operator", operator), lambda: _operator(data, operator))
+    return matrix
+
+
+def kept_rows(data: View, k: int, items: Tensor) -> Features:
+    """The rows of some items in hop k, float32, for many steps."""
+    found = data.rows(k, data.rows_of(items))
+    # Made now, while it is known that it stays: every step needs it.
+    return found.prepared() if isinstance(found, SparseMatrix) else found
 
 
 def sampled(

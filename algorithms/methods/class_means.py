@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,7 @@ class ClassMeans(Local):
         weight: Training nodes that a class mean counts for.
     """
 
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     hops: int = 2
     at_least: int = 2
     noise: float = 0.0

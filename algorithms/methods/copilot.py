@@ -48,4 +48,4 @@ class WithCopilot(Algorithm):
         return down
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.nodes)})
+        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items)})

@@ -16,7 +16,7 @@ class FedAvg(Algorithm):
 
     Attributes:
         weight: n_i counts all `nodes` of a client (as OpenFGL and the FedGTA paper's code do), its `train` nodes, or
-            every client once (`uniform`).
+            every client once (`uniform`); in graph tasks graphs in the place of nodes.
     """
 
     weight: Literal["nodes", "train", "uniform"] = "nodes"
@@ -37,5 +37,5 @@ class FedAvg(Algorithm):
 
     def weight_of(self, client: Client) -> float:
         """n_i; zero for a client without a training node."""
-        size = {"nodes": client.info.nodes, "train": client.info.train, "uniform": 1}[self.weight]
+        size = {"nodes": client.info.items, "train": client.info.train, "uniform": 1}[self.weight]
         return float(size) if client.info.train else 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,7 @@ class FedGTA(Algorithm):
         cold_start: Where a newcomer starts after round 1: `warm` or `init`.
     """
 
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     eps: float = 0.5
     lp_steps: int = 5
     lp_seed_weight: float = 0.5

@@ -109,7 +109,7 @@ class FedKD(WithCopilot):
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         copilot = client.models[COPILOT]
         sent = compressed(copilot.flat, copilot.w - client.state[BASE], float(given["energy"]))
-        weight = float(client.info.nodes) if client.info.train else 0.0
+        weight = float(client.info.items) if client.info.train else 0.0
         size = sum(part.nbytes for part in sent.values()) + 4
         return Upload({"change": expanded(copilot.flat, sent)}, {"change": weight}, {"change": size})
 

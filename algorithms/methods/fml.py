@@ -71,4 +71,4 @@ class FML(WithCopilot):
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         trained = client.info.train or (self.rows == "all" and self.beta < 1)
-        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.nodes) if trained else 0.0})
+        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items) if trained else 0.0})

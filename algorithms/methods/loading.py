@@ -119,6 +119,11 @@ def mixing_methods() -> list[str]:
     return [name for name in METHODS if _class(MethodSpec(name, {})).mixed_models]
 
 
+def methods_for(task: str) -> list[str]:
+    """Names of our methods that can train for a task."""
+    return [name for name in METHODS if task in _class(MethodSpec(name, {})).tasks]
+
+
 def _class(spec: MethodSpec) -> type[Algorithm]:
     if spec.source is None:
         module_name, _, cls_name = METHODS[spec.name].partition(":")

@@ -36,7 +36,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
-from engine.wire.models import assign_models, named_kinds, require_mixable
+from engine.wire.models import assign_models, named_kinds, require_mixable, require_supported
 from partition import require_enough_nodes
 from partition.domains import require_own_clients
 from partition.from_file import by_file
@@ -62,6 +62,7 @@ def show_plan(config: Config) -> None:
         ShoalError: What the run itself would be refused for: method, model, dataset, device, precision.
     """
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_supported(config, algorithm)
     require_mixable(config, algorithm)
     device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
     path = store_path(config)
@@ -93,9 +94,9 @@ def show_plan(config: Config) -> None:
     clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0]
     model_of = assign_models(config, clients)
-    infos = [
-        ClientInfo(i, nodes // clients, int(share * items / clients), classes, model_of[i]) for i in range(clients)
-    ]
+    graphs = items // clients if what == "graph" else None
+    train_items = int(share * items / clients)
+    infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs) for i in range(clients)]
     plan = plan_of(config, algorithm.whole_graph)
     cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
     cells = form_cells(cohort, infos, config.engine.cell_size)
@@ -108,6 +109,7 @@ def show_plan(config: Config) -> None:
         "dropout": train.dropout,
         "bfloat16": bfloat16,
         "sparse": values is not None,
+        "task": config.task,
     }
     kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
     models = [kind.flat for kind in kinds[MODEL]]
@@ -115,10 +117,10 @@ def show_plan(config: Config) -> None:
     # Of a client that memory would not hold beside the models' work on it, a part is measured.
     mean, edges = infos[0], entries // clients
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
-    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part))
+    few = None if graphs is None else max(1, int(graphs * part))
+    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few)
     a_row = None if values is None else values // nodes
-    graphs = max(1, int(items / clients * part)) if what == "graph" else None
-    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row, graphs)
+    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row)
     torch.set_num_threads(config.engine.threads)
     epoch, forward = np.array([_measure(*pair, mean_client, measured, train) for pair in zip(models, paths)]).T / part
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
@@ -169,13 +171,12 @@ def _span(seconds: np.ndarray) -> str:
     return f"{low} ms" if low == high else f"{low} to {high} ms"
 
 
-def _mean_client(
-    info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None, graphs: int | None
-) -> View:
+def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None) -> View:
     """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
-    graph = None if graphs is None else np.arange(info.nodes) * min(graphs, info.nodes) // max(info.nodes, 1)
+    few = info.graphs
+    graph = None if few is None else np.arange(info.nodes) * min(few, info.nodes) // max(info.nodes, 1)
     # Of small graphs every edge stays in its own.
     starts, sizes = (0, max(info.nodes, 1)) if graph is None else _spans(np.repeat(graph, np.diff(indptr)), graph)
     indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)

@@ -39,7 +39,7 @@ def export(run: Path) -> Path:
 
     Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
     2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
-    `global` if there is one.
+    `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`.
 
     Raises:
         ShoalError: No folder of a finished run, or its last checkpoint cannot be used, or the store is another one.
@@ -98,7 +98,7 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
 def _predicted(algorithm: Algorithm, visit: Visit) -> Tensor:
     client = visit.client
     try:
-        return predicted_classes(algorithm, client, visit.given, "all", client.info.nodes)
+        return predicted_classes(algorithm, client, visit.given, "all", client.info.items)
     except ShoalError as error:
         raise ShoalError(f"client {client.info.client}: {error.line}", error.detail) from error
 
@@ -126,10 +126,10 @@ def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]
 def _describe(job: Job, store: Store, client: int, columns: dict[str, list[np.ndarray]]) -> None:
     shard, split = store.shard(client), store.split(job.split, client)
     described = {
-        "node": shard.node,
-        "client": np.full(shard.nodes, client, dtype=np.int32),
-        "label": shard.label,
-        "part": to_codes(split, shard.nodes),
+        "node" if shard.graph is None else "graph": shard.item,
+        "client": np.full(shard.items, client, dtype=np.int32),
+        "label": shard.item_label,
+        "part": to_codes(split, shard.items),
     }
     for name, values in described.items():
         columns.setdefault(name, []).append(values)

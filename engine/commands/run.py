@@ -20,7 +20,7 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sections import ParticipationOptions
 from engine.wire.job import make_job
-from engine.wire.models import require_mixable
+from engine.wire.models import require_mixable, require_supported
 from storage.errors import ShoalError
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         KeyboardInterrupt: The user stopped it; a checkpoint is written.
     """
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_supported(config, algorithm)
     require_mixable(config, algorithm)
     folder = RunFolder(config)
     try:

@@ -49,8 +49,8 @@ class Domains:
     def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo]) -> None:
         """Of what a store says of its domains, and of the sizes of their whole graphs, where these are evaluated."""
         self._records = records
-        self._nodes = {info.client: info.nodes for info in graphs}
-        self.graphs = list(self._nodes)
+        self._items = {info.client: info.items for info in graphs}
+        self.graphs = list(self._items)
 
     def summarize_graphs(self, scores: Mapping[int, np.ndarray]) -> dict[str, Any]:
         """The numbers of scope `domains`.
@@ -64,7 +64,7 @@ class Domains:
             the accuracy of the best class for all domains (`constant`), a mean over domains, and that class
             (`constant_class`); and by domain the numbers of `rates`.
         """
-        result = summarize(scores, self._nodes, PARTS_OF_GRAPHS)
+        result = summarize(scores, self._items, PARTS_OF_GRAPHS)
         named = {self._records[place].name: scores[i] for place, i in enumerate(self.graphs) if i in scores}
         for part, table in result.items():
             of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}

@@ -29,7 +29,7 @@ class Evaluator:
         """Of a method, on clients of these sizes, which may come from several domains."""
         self._keeps_model, self._shares_part = algorithm.keeps_model, algorithm.shares_part
         self._everyone = [info.client for info in infos]
-        self._nodes = {info.client: info.nodes for info in infos}
+        self._items = {info.client: info.items for info in infos}
         self._domains = domains
 
     def evaluate(self, exchange: Exchange, global_model: Tree) -> dict[str, Any]:
@@ -63,10 +63,10 @@ class Evaluator:
 
     def _summarize(self, scope: str, counts: Mapping[int, np.ndarray]) -> dict[str, Any]:
         if self._domains is None:
-            return summarize(counts, self._nodes)
+            return summarize(counts, self._items)
         if scope == DOMAINS:
             return self._domains.summarize_graphs(counts)
-        found = summarize(counts, self._nodes)
+        found = summarize(counts, self._items)
         self._domains.add_to(found, counts)
         return found
 

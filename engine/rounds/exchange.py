@@ -126,7 +126,8 @@ class Exchange:
         self.draft.restore(client, self._before)
 
     def _cost(self, ids: Sequence[int]) -> float:
-        return float(sum(self._infos[i].nodes + 10 * self._infos[i].train for i in ids))
+        infos = [self._infos[i] for i in ids]
+        return float(sum(info.nodes + 10 * info.train * info.nodes / max(info.items, 1) for info in infos))
 
 
 def _pick(trees: Mapping[int, Tree], ids: Sequence[int]) -> dict[int, Tree]:

@@ -85,7 +85,7 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
 
 
 def summarize(
-    scores: Mapping[int, np.ndarray], nodes: Mapping[int, int], parts: Sequence[str] = PARTS
+    scores: Mapping[int, np.ndarray], items: Mapping[int, int], parts: Sequence[str] = PARTS
 ) -> dict[str, Any]:
     """All weightings of one scope.
 
@@ -93,11 +93,11 @@ def summarize(
 
     Args:
         scores: Counts by client, `[parts, 3, C]`; after rightly predicted rows there may be more kinds of counts.
-        nodes: All rows of every client's shard.
+        items: How many every client has: rows of its shard, or graphs.
         parts: Names of the parts.
 
     Returns:
-        For every part with rows: accuracy weighted by all nodes (`nodes`, as OpenFGL and FedGTA's code), by evaluated
+        For every part with rows: accuracy weighted by all items (`nodes`, as OpenFGL and FedGTA's code), by evaluated
         rows (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
         clients (`f1_clients`); minimum, median, maximum over clients.
     """
@@ -106,13 +106,13 @@ def summarize(
         return result
     clients = sorted(scores)
     every_BPKC = np.stack([scores[i] for i in clients])
-    nodes_B = np.array([nodes[i] for i in clients])
+    items_B = np.array([items[i] for i in clients])
     rows_BP = every_BPKC[:, :, SUPPORT].sum(2)
     for part, name in enumerate(parts):
         scored = rows_BP[:, part] > 0
         if not scored.any():
             continue
-        counts, rows, size = every_BPKC[scored, part], rows_BP[scored, part], nodes_B[scored]
+        counts, rows, size = every_BPKC[scored, part], rows_BP[scored, part], items_B[scored]
         right = counts[:, CORRECT].sum(1)
         accuracy = right / rows
         result[name] = {

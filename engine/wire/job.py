@@ -136,6 +136,7 @@ class Job:
             dropout=self.train.dropout,
             bfloat16=self.precision == "bfloat16",
             sparse=manifest.layout == "sparse",
+            task="node" if manifest.graphs is None else "graph",
         )
 
     def initial(self, kind: Kind, name: str, client: int) -> Tensor:
@@ -156,9 +157,9 @@ class Job:
 
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
-        counts = store.manifest.splits[self.split].counts
+        counts, classes = store.manifest.splits[self.split].counts, store.manifest.classes
         return [
-            ClientInfo(c.client, c.nodes, counts[c.client][0], store.manifest.classes, self.model_of[c.client])
+            ClientInfo(c.client, c.nodes, counts[c.client][0], classes, self.model_of[c.client], c.graphs)
             for c in store.manifest.clients
         ]
 
@@ -168,7 +169,10 @@ class Job:
             return []
         counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
         first = len(self.model_of)
-        return [ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes) for g in graphs.manifest.clients]
+        return [
+            ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs)
+            for g in graphs.manifest.clients
+        ]
 
     def is_graph(self, number: int) -> bool:
         """Whether a number is that of a domain's whole graph, and not of a client."""

@@ -16,7 +16,7 @@ from algorithms.client import ClientInfo
 from algorithms.context import ModelInfo
 from algorithms.faults import Malformed, code_of
 from algorithms.flat_model import FlatModel
-from algorithms.methods.loading import mixing_methods
+from algorithms.methods.loading import methods_for, mixing_methods
 from algorithms.protocol import MODEL
 from engine.settings.config import Config
 from engine.settings.sizes import size
@@ -156,6 +156,7 @@ def build_models(
     bfloat16: bool = False,
     sparse: bool = False,
     headless: bool = False,
+    task: str = "node",
 ) -> list[FlatModel]:
     """The models of a run; several have embeddings of one width, by adapters.
 
@@ -169,6 +170,7 @@ def build_models(
         bfloat16: Multiply in bfloat16.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
+        task: What models answer for: every `node`, or every `graph`.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
@@ -176,7 +178,7 @@ def build_models(
     models = []
     for number, choice in enumerate(choices):
         try:
-            module = build(choice.name, features, classes, hops, dropout, choice.options, embedding, headless)
+            module = build(choice.name, features, classes, hops, dropout, choice.options, embedding, headless, task)
         except ShoalError as error:
             if len(choices) == 1 or not error.line.startswith("model."):
                 raise
@@ -199,6 +201,19 @@ def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[
     return list(numbers)
 
 
+def require_supported(config: Config, algorithm: Algorithm) -> None:
+    """Refuses a method that is not for the task of a config.
+
+    Raises:
+        ShoalError: It is not.
+    """
+    if config.task not in algorithm.tasks:
+        raise ShoalError(
+            f"task: {config.algorithm.name} is for {' and '.join(sorted(algorithm.tasks))} tasks, found {config.task}; "
+            f"take a method for {config.task} tasks ({', '.join(methods_for(config.task))})"
+        )
+
+
 def require_mixable(config: Config, algorithm: Algorithm) -> None:
     """Refuses a list of models for a method whose clients must share one, and models that no dataset could be for.
 
@@ -217,5 +232,6 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
         assign_models(config, config.partition.clients)
     hops, train = config.propagation.hops, config.train
     bfloat16 = config.engine.precision == "bfloat16"
-    shape = {"features": 1, "classes": 1, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
+    shape: dict[str, Any] = {"features": 1, "classes": 1, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
+    shape["task"] = config.task
     require_fitting(algorithm, models, config.heterogeneity.embedding, config.memory_limit(), **shape)

@@ -17,7 +17,7 @@ from engine.preparing.prepare import require_known, store_path
 from engine.records.run_folder import run_path
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import load_config
-from engine.wire.models import require_mixable
+from engine.wire.models import require_mixable, require_supported
 
 REAL = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs").glob("*.yaml"))]
 NAN, INF = float("nan"), float("inf")
@@ -122,6 +122,7 @@ def _look_at(file: Path, overrides: tuple[str, ...]) -> None:
     config = load_config(file, overrides)
     if not config.algorithm.name.endswith(".py:Y"):
         method = load(describe(config.algorithm.name, config.algorithm.options))
+        require_supported(config, method)
         require_mixable(config, method)
         plan_of(config, method.whole_graph)
     chosen_device(config)

@@ -79,6 +79,14 @@ MODELS: dict[str, dict[str, Any]] = {
     **{f"{name}, neighbours drawn": {"model.name": name, "model.fanouts": [3, 2]} for name in COUPLED},
     "gcn, batches of drawn neighbours": {"model.name": "gcn", "model.fanouts": [3, 2], "train.batch_size": 4},
 }
+GRAPHS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"model.name": "sage", "model.readout": "sum", "train.batch_size": 2},
+    "max, batches": {"model.name": "gin", "model.readout": "max", "train.batch_size": 2},
+    "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
+    "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2},
+    "hops": {"model.name": "mlp", "model.readout": "max", "algorithm.name": "fedtgp"},
+}
 MIXED = {
     "model": [
         {"name": "gcn", "hidden": 8},
@@ -223,6 +231,12 @@ def test_a_server_there(run: Run, other: torch.device, method: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_models(run: Run, run_there: Run, model: str) -> None:
     keys = {**KEYS, **MODELS[model]}
+    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+
+
+@pytest.mark.parametrize("model", GRAPHS)
+def test_graphs(run: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
+    keys = {**KEYS, **graph_task, **GRAPHS[model]}
     assert_same(run_there(keys), run(keys, rounds=ROUNDS))
 
 

@@ -39,6 +39,9 @@ AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_a
 # Whose copilots have embeddings as wide as the clients' own models.
 COPILOTS = ("fml", "fedkd", "fedgkc")
 FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}
+# That train clients of small graphs, too; those lie beside the one graph.
+OF_GRAPHS = ("local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING)
+SMALL_GRAPHS = "small-graphs"
 
 Keys = dict[str, Any]
 
@@ -68,7 +71,28 @@ def write_graph(folder: Path) -> Path:
         np.save(folder / f"{name}.npy", array)
     few = np.where(np.abs(arrays["x"]) > 0.7, arrays["x"], 0)
     np.savez(folder.with_suffix(".npz"), **{**arrays, "x": few})
+    _write_small_graphs(folder.with_name(SMALL_GRAPHS))
     return folder
+
+
+def _write_small_graphs(folder: Path) -> None:
+    """60 rings and stars in six clients; the first is one node, client 5 has no training graph."""
+    rng = np.random.default_rng(12)
+    count = 60
+    sizes = rng.integers(3, 12, size=count)
+    sizes[0] = 1
+    first, y = np.concatenate([[0], np.cumsum(sizes)]), rng.integers(3, size=count)
+    edges = [
+        (first[g] + i, first[g] + (0 if y[g] else (i + 1) % sizes[g])) for g in range(count) for i in range(sizes[g])
+    ]
+    graph, assignment = np.repeat(np.arange(count), sizes), np.arange(count) % 6
+    split = np.tile([1, 1, 2, 3, 3], (6, 2)).T.ravel().astype(np.int8)
+    split[(assignment == 5) & (split == 1)] = 0
+    x = (np.eye(3, 5)[y][graph] + rng.standard_normal((len(graph), 5))).astype(np.float32)
+    arrays = {"edge_index": np.array(edges).T, "x": x, "y": y, "split": split, "assignment": assignment, "graph": graph}
+    folder.mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
 
 
 def matrix() -> dict[str, Keys]:
@@ -133,6 +157,17 @@ def matrix() -> dict[str, Keys]:
         "model": {**COUPLED, "fanouts": [2, 3]},
         "train": {"epochs": 2, "batch_size": 4},
     }
+    for method in OF_GRAPHS:
+        of_method = {"name": method, "copilot": COUPLED} if method in COPILOTS else {"name": method}
+        for model in (DECOUPLED, COUPLED):
+            runs[f"graphs {method} {model['name']}"] = {"task": "graph", "algorithm": of_method, "model": model}
+    for readout, model in {"sum": "gin", "max": "sage", "attention": "gat"}.items():
+        runs[f"graphs fedavg {readout} {model}"] = {
+            "task": "graph",
+            "model": {"name": model, "hidden": 8, "readout": readout},
+            "train": {"epochs": 2, "batch_size": 3},
+            "participation": {"ratio": 0.67},
+        }
     return runs
 
 
@@ -162,6 +197,9 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     if layout == "sparse":
         plain["data"]["path"] = str(graph.with_suffix(".npz"))
     store = f"store-{plain['data'].get('dtype', 'float32')}-{layout}"
+    if plain.get("task") == "graph":
+        plain["data"]["path"] = str(graph.with_name(SMALL_GRAPHS))
+        store = f"store-of-{SMALL_GRAPHS}"
     plain["data"]["store"] = str(graph.parent / store)
     return parse_config(plain, name)
 

@@ -25,6 +25,8 @@ RESUMED = [
     "fedpg attention",
     "fedgkc several models",
     "fggp participation 0.3",
+    "graphs fedavg max sage",
+    "graphs fedtgp gcn",
 ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,7 @@ class FedGKC(WithCopilot):
         ramp: Rounds over which all weights of distillation rise linearly; 0: none.
     """
 
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"

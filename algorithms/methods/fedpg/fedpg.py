@@ -82,6 +82,7 @@ class FedPG(Algorithm):
     server_weight_decay: float = 5e-4
     keeps_model: ClassVar[bool] = True
     mixed_models: ClassVar[bool] = True
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.hops <= HOPS:

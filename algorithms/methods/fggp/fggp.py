@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +113,7 @@ class FGGP(FedAvg):
         hidden: Width of the generator.
     """
 
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"

@@ -57,6 +57,16 @@ def test_what_fits_the_device(path: str, device: str, expected: list[str]) -> No
     assert training_paths(path, device, Algorithm(), models("sgc", "gcn", "recursive"), WHOLE) == expected
 
 
+@pytest.mark.parametrize("embedding", [None, 3])
+def test_graphs_are_trained_in_the_loop(embedding: int | None) -> None:
+    pooled = [FlatModel(build(name, 5, 4, 2, 0.5, {}, embedding, task="graph")) for name in ("sgc", "gcn")]
+    for device in ("cpu", "cuda"):
+        assert training_paths("auto", device, Algorithm(), pooled, WHOLE) == ["loop", "loop"]
+    for path in ("stacked", "closed_form"):
+        with pytest.raises(ShoalError, match=rf"^engine\.path: {path} needs a node task \(task: node\); use loop$"):
+            training_paths(path, "cpu", Algorithm(), pooled, WHOLE)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("path", "why"),

@@ -1,0 +1,114 @@
+"""A backbone of nodes that answers for whole graphs: the embeddings of a graph's nodes become one.
+
+Axes: N nodes of G graphs that lie behind one another, H width of the embedding.
+"""
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.dropout import drop
+from algorithms.backbones.graph_batch import GraphBatch
+from algorithms.backbones.head import Head
+from algorithms.backbones.output import Output
+
+Pooling = Literal["mean", "sum", "max", "attention"]
+POOLINGS = get_args(Pooling)
+
+
+class Readout(nn.Module):
+    """Pooling between a backbone and its last linear layer, which then answers for graphs.
+
+    `mean`, `sum` and `max` are PyG's aggregations of these names, `attention` is its `AttentionalAggregation` with a
+    linear gate (Li et al., ICLR 2016, eq. 7 without a transform of the nodes): sum_v softmax_v(a z_v) z_v, the softmax
+    over the nodes of a graph, which would not see a bias. Dropout before the classifier falls on the embeddings of
+    graphs.
+    """
+
+    def __init__(self, backbone: nn.Module, readout: Pooling, dropout: float) -> None:
+        """Draws the gate of `attention` from torch's default generator.
+
+        Args:
+            backbone: What embeds nodes.
+            readout: How.
+            dropout: Probability that an entry of a graph's embedding is dropped in training.
+        """
+        super().__init__()
+        self.backbone: Any = backbone
+        self.inputs = backbone.inputs
+        self.readout = readout
+        self.dropout = dropout
+        self.head.pooled = True
+        width = self.head.linears[-1].in_features
+        self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None  # type: ignore[arg-type]
+
+    @property
+    def head(self) -> Head:
+        """The backbone's own, whose last layer reads embeddings of graphs."""
+        return self.backbone.head
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        self.backbone.reset_parameters()
+        if self.gate is not None:
+            self.gate.reset_parameters()
+
+    def forward(self, batch: GraphBatch) -> Output:
+        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        embedding_GH = self.pool(self._nodes(batch), batch.first)
+        drops = self.head.drops_embedding
+        read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
+        return Output(self.head.linears[-1](read_GH), embedding_GH)
+
+    def _nodes(self, batch: GraphBatch) -> Tensor:
+        """Embeddings of all nodes, float32 `[N, H]`."""
+        if isinstance(self.backbone, Coupled):
+            (x_NF,) = batch.hops
+            return self.backbone.embed(x_NF, batch.operators)
+        return self.backbone(batch.hops).embedding_NH.float()
+
+    def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
+        """Embeddings of graphs, `[G, H]`.
+
+        Args:
+            z_NH: Embeddings of nodes.
+            first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
+        """
+        if self.readout == "max":
+            return _Highest.apply(z_NH, first)
+        if self.gate is None:
+            return _reduced(z_NH, first, self.readout)
+        score_N1 = self.gate(z_NH)
+        highest_G1 = _reduced(score_N1.detach(), first, "max")
+        weight_N1 = (score_N1 - _spread(highest_G1, first)).exp()
+        return _reduced(weight_N1 * z_NH, first, "sum") / _reduced(weight_N1, first, "sum")
+
+
+def _reduced(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
+    return torch.segment_reduce(rows_NH, how, offsets=first, axis=0)
+
+
+def _spread(z_GH: Tensor, first: Tensor) -> Tensor:
+    """What every node has of its graph, `[N, H]`."""
+    return z_GH.repeat_interleave(first.diff(), dim=0)
+
+
+class _Highest(torch.autograd.Function):
+    """The largest entries of a graph; nodes that share one, as zeros after ReLU do, share its gradient.
+
+    torch's own gradient gives each of them all of it, and PyG's less than all where the largest is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z_NH: Tensor, first: Tensor) -> Tensor:
+        highest_GH = _reduced(z_NH, first, "max")
+        ctx.save_for_backward(z_NH, first, highest_GH)
+        return highest_GH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        z_NH, first, highest_GH = ctx.saved_tensors
+        largest_NH = (z_NH == _spread(highest_GH, first)).to(z_NH.dtype)
+        return largest_NH * _spread(gradients[0] / _reduced(largest_NH, first, "sum"), first), None

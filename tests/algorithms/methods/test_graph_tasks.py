@@ -1,0 +1,222 @@
+"""Whole rounds over clients of small graphs, against PyG alone: its loader's batches, layers and pooling."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, global_mean_pool
+
+from algorithms.backbones import build
+from algorithms.methods.loading import METHODS, methods_for
+from engine.rounds.server import Server
+from engine.wire.randomness import key
+from storage.graph import TEST, TRAIN, VAL
+from storage.view import View
+
+Start = Callable[..., Server]
+HIDDEN, ROUNDS, EPOCHS, DROPOUT = 8, 3, 2, 0.5
+NODE_ONLY = {"fedgta", "fedgen", "fedpg", "fedgkc", "fggp", "class_means"}
+SGD = {
+    "model": {"name": "gcn", "hidden": HIDDEN},
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": 0.9,
+    "train.weight_decay": 0.01,
+    "train.epochs": EPOCHS,
+    "train.dropout": DROPOUT,
+}
+
+
+class Net(nn.Module):
+    """GCN, mean pooling, a linear layer; parameters are named as in an export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Module()
+        self.backbone.head = nn.Module()
+        self.backbone.head.linears = nn.ModuleList([nn.Linear(HIDDEN, CLASSES)])
+        self.backbone.convs = nn.ModuleList([GCNConv(FEATURES, HIDDEN), GCNConv(HIDDEN, HIDDEN)])
+
+    def embed(self, batch: Batch) -> Tensor:
+        first, second = self.backbone.convs
+        x = F.dropout(F.relu(first(batch.x, batch.edge_index)), DROPOUT, self.training)
+        return global_mean_pool(second(x, batch.edge_index), batch.batch)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.backbone.head.linears[0](F.dropout(self.embed(batch), DROPOUT, self.training))
+
+    def load(self, w: Tensor) -> None:
+        ours = build("gcn", FEATURES, CLASSES, 2, DROPOUT, {"hidden": HIDDEN}, task="graph")
+        nn.utils.vector_to_parameters(w.clone(), ours.parameters())
+        self.load_state_dict(dict(ours.named_parameters()))
+
+    @property
+    def w(self) -> dict[str, Tensor]:
+        return {name: p.detach().double().clone() for name, p in self.named_parameters()}
+
+
+class PlainClient:
+    """A client as PyG alone has it."""
+
+    def __init__(self, number: int, folder: Path, view: View) -> None:
+        """Reads its graphs from the published arrays, their nodes in the order of the shard, which dropout sees."""
+        arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
+        self.number = number
+        self.module = Net()
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        self.graphs: list[Data] = []
+        mine = np.flatnonzero(arrays["assignment"] == number)
+        self.split, self.y = arrays["split"][mine], arrays["y"][mine]
+        for graph in mine:
+            nodes = view.node[arrays["graph"][view.node] == graph]
+            place = {int(node): row for row, node in enumerate(nodes)}
+            pairs = [(int(a), int(b)) for a, b in arrays["edge_index"].T if int(a) in place and a != b]
+            edges = sorted({(place[p], place[q]) for a, b in pairs for p, q in ((a, b), (b, a))})
+            index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
+            self.graphs.append(Data(x=torch.from_numpy(arrays["x"][nodes]), edge_index=index))
+
+    def batch(self, graphs: np.ndarray) -> Batch:
+        return Batch.from_data_list([self.graphs[g] for g in graphs])
+
+    def train(self, round_number: int, size: int | None) -> None:
+        rows = np.flatnonzero(self.split == TRAIN)
+        torch.manual_seed(key(0, round_number, self.number, "train"))
+        self.module.train()
+        for _ in range(EPOCHS):
+            order = rows if size is None or size >= len(rows) else rows[torch.randperm(len(rows)).numpy()]
+            for start in range(0, len(rows), size or max(len(rows), 1)):
+                chosen = order[start : start + (size or len(rows))]
+                self.optimizer.zero_grad()
+                F.cross_entropy(self.module(self.batch(chosen)), torch.from_numpy(self.y[chosen])).backward()
+                self.optimizer.step()
+
+    def counts(self) -> np.ndarray:
+        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
+        self.module.eval()
+        with torch.no_grad():
+            predicted = self.module(self.batch(np.arange(len(self.graphs)))).argmax(1).tolist()
+        for part, code in enumerate((VAL, TEST)):
+            for g in np.flatnonzero(self.split == code):
+                found[part, 0, self.y[g]] += 1
+                found[part, 1, predicted[g]] += 1
+                found[part, 2, self.y[g]] += self.y[g] == predicted[g]
+        return found
+
+
+@pytest.fixture
+def plain(graph_task: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server], list[PlainClient]]:
+    def plain(server: Server) -> list[PlainClient]:
+        return [PlainClient(i, Path(graph_task["data.path"]), view) for i, view in enumerate(views(server))]
+
+    return plain
+
+
+def keys_of(graph_task: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**graph_task, **SGD, **more}.items() if name != "model.name"}
+
+
+def copilot_of(name: str) -> dict[str, Any]:
+    return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_fedavg_is_that_of_pyg(
+    start: Start, graph_task: dict[str, Any], plain: Callable[[Server], list[PlainClient]], size: int | None
+) -> None:
+    """Parameters, counts of predictions and weights, whole batches or three graphs a step, dropout included."""
+    server = start({**keys_of(graph_task), "rounds": ROUNDS, "train.batch_size": size})
+    clients = plain(server)
+    assert [len(client.graphs) for client in clients] == list(OF_CLIENT)
+    assert {graph.num_nodes for client in clients for graph in client.graphs} >= {1, 4}
+    assert [info.items for info in server.infos] == list(OF_CLIENT)
+    assert not (clients[WITHOUT_TRAIN].split == TRAIN).any()
+    assert not (clients[WITHOUT_TEST].split == TEST).any()
+    w = server.state.server["w"]
+    for number in range(1, ROUNDS + 1):
+        line = server.round()
+        for client in clients:
+            client.module.load(w)
+            client.train(number, size)
+        weights = {client.number: len(client.graphs) for client in clients if client.number != WITHOUT_TRAIN}
+        trained = {i: clients[i].module.w for i in weights}
+        for client in clients:
+            np.testing.assert_array_equal(server.state.scores["trained"][client.number], client.counts())
+        total = sum(weights.values())
+        mean = {name: sum(weights[i] * trained[i][name] for i in weights) / total for name in trained[0]}
+        w = server.state.server["w"]
+        for client in clients:
+            client.module.load(w)
+        for name, value in clients[0].module.w.items():
+            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-5)
+        counts = {client.number: client.counts() for client in clients}
+        for i, found in counts.items():
+            np.testing.assert_array_equal(server.state.scores["global"][i], found)
+        tested = {i: found[1] for i, found in counts.items() if found[1, 0].any()}
+        assert WITHOUT_TEST not in tested
+        share = sum(OF_CLIENT[i] * t[2].sum() / t[0].sum() for i, t in tested.items())
+        assert line["scopes"]["global"]["test"]["nodes"] == pytest.approx(share / sum(OF_CLIENT[i] for i in tested))
+
+
+def test_prototypes_are_means_over_graphs(
+    start: Start, graph_task: dict[str, Any], plain: Callable[[Server], list[PlainClient]]
+) -> None:
+    """FedProto's after a round, from the embeddings of training graphs by the models that clients keep."""
+    server = start({**keys_of(graph_task), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
+    clients = plain(server)
+    server.round()
+    sums, counts = torch.zeros(CLASSES, HIDDEN), np.zeros(CLASSES)
+    for client in clients:
+        client.module.load(server.state.clients[client.number]["model.w"])
+        client.module.eval()
+        for g in np.flatnonzero(client.split == TRAIN):
+            with torch.no_grad():
+                sums[client.y[g]] += client.module.embed(client.batch(np.array([g])))[0]
+            counts[client.y[g]] += 1
+    assert server.state.server["known"].tolist() == [True, True, False, False]
+    means = sums[:2] / torch.from_numpy(counts[:2, None]).float()
+    torch.testing.assert_close(server.state.server["proto"][:2], means, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - NODE_ONLY))
+@pytest.mark.parametrize("model", ["gin", "gamlp"])
+def test_every_method_trains(run: Callable[..., Server], graph_task: dict[str, Any], name: str, model: str) -> None:
+    keys = {**graph_task, "model.name": model, "algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
+    server = run({**keys, **copilot_of(name)}, rounds=3)
+    counts = sum(server.state.scores["served"].values())
+    assert counts[0, 0].sum() + counts[1, 0].sum() == 18
+    if name != "global":
+        assert server.state.scores["served"][ONE_GRAPH].sum() == 0
+    for tree in (server.state.server, *server.state.clients.values()):
+        for entry, t in tree.items():
+            assert bool(torch.isfinite(t.float()).all()), entry
+
+
+@pytest.mark.parametrize(("name", "entry"), [("fml", "w"), ("fedkd", "change"), ("lg_fedavg", "w")])
+def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded: Any, name: str, entry: str) -> None:
+    server = start({**graph_task, "algorithm.name": name, **copilot_of(name)}, pool=recorded.on)
+    server.round()
+    found = {i: float(weights[entry][1]) for i, weights in recorded.weighted.items()}
+    # The own model teaches the copilot over all graphs in FML, with training graphs or without.
+    untrained = float(OF_CLIENT[WITHOUT_TRAIN]) if name == "fml" else 0.0
+    assert found == {**dict(enumerate(map(float, OF_CLIENT))), WITHOUT_TRAIN: untrained}
+
+
+def test_which_methods_are_for_graphs() -> None:
+    assert set(methods_for("node")) == set(METHODS)
+    assert set(METHODS) - set(methods_for("graph")) == NODE_ONLY
+
+
+def test_the_odd_graphs_are_there(graph_task: dict[str, Any]) -> None:
+    folder = Path(graph_task["data.path"])
+    sizes, y = np.bincount(np.load(folder / "graph.npy")), np.load(folder / "y.npy")
+    assert sizes[ONE_NODE] == 1
+    of_edge = np.load(folder / "graph.npy")[np.load(folder / "edge_index.npy")[0]]
+    assert NO_EDGES not in of_edge
+    assert not (y == CLASSES - 2).any()
