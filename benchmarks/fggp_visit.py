@@ -1,6 +1,6 @@
 """What a client of FGGP costs, by part, beside FedAvg: neighbours, drawn graph, training, prototypes.
 
-    python benchmarks/fggp_visit.py [--quick] [--nodes 300 22000 222000] [--repeats 3] [--hidden 128]
+    python benchmarks/fggp_visit.py [--quick] [--nodes 300 22000 222000] [--repeats 3] [--hidden 128] [--methods fedavg …]
 
 Synthetic clients of 128 features. Small ones are like a chunk of Twitch: 2 classes, about 2 neighbours, 60 % of the
 nodes to train on; those above 1,000 nodes like papers100M's on 500 clients: 172 classes, about 29 neighbours, 1.4 %. A
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="*", default=[300, 22_000, 222_000])
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--methods", nargs="*", default=[], help="rows of the table, such as fedavg; all of them else")
     args = parser.parse_args()
     torch.set_num_threads(1)
     table = Table(title=f"a visit of six epochs, width {args.hidden}")
@@ -95,6 +96,8 @@ def main() -> None:
     for nodes in [300] if args.quick else args.nodes:
         client, base = client_of(nodes, args.hidden), 0.0
         for name, method, anew in METHODS:
+            if args.methods and name not in args.methods:
+                continue
             sent, seconds, memory = visit(client, method, anew), [], []
             for _ in range(args.repeats):
                 with Peak() as peak:
