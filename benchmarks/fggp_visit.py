@@ -1,6 +1,7 @@
 """What a client of FGGP costs, by part, beside FedAvg: neighbours, drawn graph, training, prototypes.
 
-    python benchmarks/fggp_visit.py [--quick] [--nodes 300 22000 222000] [--repeats 3] [--hidden 128] [--methods fedavg …]
+    python benchmarks/fggp_visit.py [--quick] [--nodes 300 22000 222000] [--repeats 3] [--hidden 128]
+        [--methods fedavg …]
 
 Synthetic clients of 128 features. Small ones are like a chunk of Twitch: 2 classes, about 2 neighbours, 60 % of the
 nodes to train on; those above 1,000 nodes like papers100M's on 500 clients: 172 classes, about 29 neighbours, 1.4 %. A
