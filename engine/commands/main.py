@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from engine.screen.interrupt import Interrupted, end_children, end_now, listen, listen_no_more
+from engine.screen.interrupt import Interrupted, end_children, listen, listen_no_more
 
 
 def main() -> None:
@@ -41,9 +41,6 @@ def command() -> None:
         print(f"shoal: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as end:
-        # Ray has a handler of its own while it starts.
-        if end.code == signal.SIGTERM:
-            end_now(signal.SIGTERM)
         # Typer makes 130 of every interruption.
         by = _interruption(end)
         sys.exit(end.code if by is None else 128 + by)

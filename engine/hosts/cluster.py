@@ -6,11 +6,12 @@ import os
 import secrets
 import signal
 import socket
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ray
 
@@ -40,18 +41,15 @@ def connect(config: Config) -> None:
     _probe(config.ray.address)
     # Ray's own messages would drown the table; errors still come through as exceptions.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        if config.ray.address is None:
-            # Without an address Ray would join whatever cluster was started on this machine last.
-            ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
-        else:
-            ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
+        with _sigterm_kept():
+            if config.ray.address is None:
+                # Without an address Ray would join whatever cluster was started on this machine last.
+                ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
+            else:
+                ray.init(address=config.ray.address, runtime_env={"py_modules": _packages()}, **quiet)
     except Exception as error:
         raise _unreachable(config.ray.address or "this machine", error) from error
-    finally:
-        # Ray takes it for itself.
-        _handle(signal.SIGTERM, on_sigterm)
     tensor_transport.register()
     try:
         _require_resources(config)
@@ -60,10 +58,20 @@ def connect(config: Config) -> None:
         raise
 
 
-def _handle(number: int, handler: Any) -> None:
-    """Only the main thread may say how a signal is handled; in others Ray left it alone, too."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(number, handler)
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Nobody changes what SIGTERM does meanwhile.
+
+    Ray would take it while it starts, and answer with an exception; one that is raised in a callback of a fork, of
+    which it does many, is printed and lost, and the run goes on as if nobody had asked it to stop.
+    """
+    change = signal.signal
+
+    def keep(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number == signal.SIGTERM else change(number, handler)
+
+    with patch.object(signal, "signal", keep):
+        yield
 
 
 def _probe(address: str | None) -> None:

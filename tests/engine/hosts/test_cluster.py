@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray._private.utils import set_sigterm_handler
 
-from engine.hosts.cluster import _room, connect, places
+from engine.hosts.cluster import _room, _sigterm_kept, connect, places
 from engine.settings.config import Config
 from engine.settings.sections import ResourcesConfig
 from storage.errors import ShoalError
@@ -97,3 +99,20 @@ def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
     assert "engine.hosts 9000 with resources.cpus_per_host 1 and gpus_per_host 0: the cluster has room for " in errors
     assert " beside the server (resources.server_cpus 0.5, server_gpus 0) (1 machines, " in errors
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_ray_cannot_take_sigterm_while_it_starts() -> None:
+    """A run that is told to stop while Ray starts must stop, and not lose it in a callback of a fork."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _sigterm_kept():
+            set_sigterm_handler(lambda number, frame: None)
+            assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+            # Nothing else is held back.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        set_sigterm_handler(signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
