@@ -10,7 +10,6 @@ from pyarrow import csv as arrow_csv
 
 from storage.datasets.dgcnn_text import read_dgcnn_text
 from storage.datasets.download import published
-from storage.datasets.features import compact
 from storage.datasets.source import DataSource, data_root, reading
 from storage.errors import ShoalError
 from storage.from_arrays import graph_from_arrays
@@ -90,7 +89,7 @@ def _graph(
         parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
     arrays = {"edge_index": edges, "graph": graph, "y": np.unique(y, return_inverse=True)[1]}
     if parts:
-        arrays["x"] = compact(sp.hstack([x for x, _ in parts]).toarray())
+        arrays["x"] = sp.hstack([x for x, _ in parts], format="csr", dtype=np.float32)
         arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
     else:
         arrays["x"] = sp.csr_array((len(graph), 1), dtype=np.float32)
