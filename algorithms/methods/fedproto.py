@@ -4,19 +4,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.base import Client, Output
-from algorithms.losses.alignment import mean_square
+from algorithms.base import Client
+from algorithms.methods.aligned import Aligned
 from algorithms.methods.class_rows import ClassRows, training_embeddings
 
 
 @dataclass(frozen=True)
-class FedProto(ClassRows):
+class FedProto(Aligned, ClassRows):
     """FedProto (Tan et al., AAAI 2022): prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort.
 
     A client keeps its own model, of any architecture whose embedding has the common width H, and trains it on
-    cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2: the mean squared error, as in the
-    paper's code, so that lam means the same at every width. Classes without a prototype have no such term. Embeddings
-    of the upload are those of evaluation mode. The classifier predicts.
+    cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see `methods.aligned`. Embeddings of the
+    upload are those of evaluation mode. The classifier predicts.
 
     Up: the p_ic of the C_i classes the client trains on and all counts, C_i H + C scalars. Down: the known p_c and a
     bit for every class. A class that nobody in the cohort has keeps its prototype; the paper's further factor
@@ -25,18 +24,6 @@ class FedProto(ClassRows):
     Attributes:
         lam: Weight of the alignment; 1 in the paper, 0.1 on its hardest data.
     """
-
-    lam: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.lam < 0:
-            raise ValueError("lam must not be negative")
-
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: tuple[Tensor, Tensor] | None) -> Tensor:
-        plain = super().loss(out, y, w, given)
-        if not self.lam or given is None:
-            return plain
-        return plain + mean_square(out.embedding_NH, y, *given, weight=self.lam)
 
     def rows_of(self, client: Client) -> Tensor:
         return training_embeddings(client)
