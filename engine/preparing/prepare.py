@@ -194,7 +194,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
         with writing(path / name):
             return StoreBuilder(path / name, own, graph, None, config, store).run(*wanted)
 
-    if store.manifest.domains:
+    if store.manifest.domains and config.evaluation.domains:
         beside(DOMAINS, lambda: None)
     return beside(WHOLE, lambda: _require_room(store, config)) if whole else store
 
