@@ -141,6 +141,16 @@ def test_a_second_prepare_makes_nothing_and_mends_a_graph(make: Callable[..., Co
     assert {p: p.stat().st_mtime_ns for p in files if p != lost} == {p: t for p, t in files.items() if p != lost}
 
 
+def test_whole_graphs_are_made_for_runs_that_are_scored_on_them(make: Callable[..., Config]) -> None:
+    scored = make()
+    unscored = parse_config({**scored.plain(), "evaluation": {"domains": False}}, "two.yaml")
+    path = prepare(unscored).path
+    assert not (path / DOMAINS).exists()
+    files = {p: p.stat().st_mtime_ns for p in path.rglob("*.arrow")}
+    assert prepare(scored).domain_graphs().manifest.clients
+    assert {p: p.stat().st_mtime_ns for p in files} == files
+
+
 def test_verify_reads_the_graphs_too(make: Callable[..., Config]) -> None:
     store = prepare(make())
     assert unnamed_files(store) == []
