@@ -10,10 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.base import Context, Output, Tree
-from algorithms.client import ClientInfo
 from algorithms.methods.fedtgp import FedTGP
 from algorithms.protocol import Replies
-from algorithms.train_options import TrainOptions
 from engine.rounds.server import Server
 from engine.wire.randomness import key
 
@@ -21,41 +19,28 @@ Run = Callable[..., Server]
 Keys = Mapping[str, Any]
 PlainClients = Callable[[Server], list[Any]]
 AssertHolds = Callable[[Server, list[Any]], None]
+Step = Callable[..., tuple[Tree, dict[str, float]]]
 # Two clients with classes 0 and 1, one with class 1 only; nobody has class 2.
 PROTO = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0, 0]], [[0.8, 0.1], [0.1, 1.2], [0, 0]], [[0, 0], [0.0, 0.9], [0, 0]]])
 COUNTS = torch.tensor([[5, 1, 0], [2, 2, 0], [0, 9, 0]], dtype=torch.int32)
 
 
-def context(round_number: int) -> Context:
-    infos = [ClientInfo(i, 9, 3, 3) for i in range(3)]
-    return Context(
-        clients=infos,
-        classes=3,
-        features=2,
-        hops=0,
-        train=TrainOptions(),
-        models={},
-        initial=torch.zeros(1),
-        build=lambda name, number: pytest.fail("no model is asked for"),
-        device=torch.device("cpu"),
-        round=round_number,
-        rounds=2,
-        seed=0,
-        random=lambda purpose: 1,
-    )
+@pytest.fixture
+def server_step(make_context: Callable[..., Context]) -> Step:
+    """Gives a round on hand-made uploads: what was sent, and the notes."""
+
+    def server_step(server: Tree, proto: Tensor, counts: Tensor, **options: Any) -> tuple[Tree, dict[str, float]]:
+        ctx = make_context(3, 3)
+        steps = FedTGP(**options).round(server, ctx, range(len(proto)))
+        ask = next(steps)
+        with pytest.raises(StopIteration):
+            steps.send(Replies(list(range(len(proto))), {"proto": proto, "counts": counts}, {}))
+        return dict(ask.shared), ctx.notes  # type: ignore[union-attr]
+
+    return server_step
 
 
-def server_step(server: Tree, proto: Tensor, counts: Tensor, **options: Any) -> tuple[Tree, dict[str, float]]:
-    """A round on hand-made uploads: what was sent, and the notes."""
-    ctx = context(1)
-    steps = FedTGP(**options).round(server, ctx, range(len(proto)))
-    ask = next(steps)
-    with pytest.raises(StopIteration):
-        steps.send(Replies(list(range(len(proto))), {"proto": proto, "counts": counts}, {}))
-    return dict(ask.shared), ctx.notes  # type: ignore[union-attr]
-
-
-def test_anchors_come_to_lie_at_their_classes() -> None:
+def test_anchors_come_to_lie_at_their_classes(server_step: Step) -> None:
     server: Tree = {}
     sent, notes = server_step(server, PROTO, COUNTS, server_steps=300)
     assert sent == {}
@@ -68,12 +53,12 @@ def test_anchors_come_to_lie_at_their_classes() -> None:
     assert len(sent["proto.rows"]) == 2
 
 
-def test_the_margin_of_far_prototypes_is_capped() -> None:
+def test_the_margin_of_far_prototypes_is_capped(server_step: Step) -> None:
     assert server_step({}, 1000 * PROTO, COUNTS, server_steps=1)[1]["margin"] == 100
     assert server_step({}, 1000 * PROTO, COUNTS, server_steps=1, margin_cap=5.0)[1]["margin"] == 5
 
 
-def test_padding_is_never_read() -> None:
+def test_padding_is_never_read(server_step: Step) -> None:
     clean: Tree = {}
     server_step(clean, PROTO, COUNTS)
     poisoned = PROTO.clone()
@@ -84,7 +69,7 @@ def test_padding_is_never_read() -> None:
         assert torch.equal(dirty[name], tensor), name
 
 
-def test_the_order_of_clients_changes_nothing() -> None:
+def test_the_order_of_clients_changes_nothing(server_step: Step) -> None:
     left: Tree = {}
     right: Tree = {}
     server_step(left, PROTO, COUNTS)
@@ -92,7 +77,7 @@ def test_the_order_of_clients_changes_nothing() -> None:
     torch.testing.assert_close(left["proto"], right["proto"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_class_nobody_trains_on_this_time_stays_known() -> None:
+def test_a_class_nobody_trains_on_this_time_stays_known(server_step: Step) -> None:
     server: Tree = {}
     server_step(server, PROTO, COUNTS)
     server_step(server, PROTO[2:], COUNTS[2:])
@@ -102,7 +87,7 @@ def test_a_class_nobody_trains_on_this_time_stays_known() -> None:
     assert torch.equal(server["proto"], before)
 
 
-def test_nobody_has_anything() -> None:
+def test_nobody_has_anything(server_step: Step) -> None:
     server: Tree = {}
     server_step(server, PROTO, torch.zeros_like(COUNTS))
     sent, _ = server_step(server, PROTO, torch.zeros_like(COUNTS))
