@@ -38,10 +38,13 @@ HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
 HEAD_DROPOUT, READOUT = "head_dropout", "readout"
 # Options that are for models of nodes: what a graph task leaves them at, and why.
-OF_NODES: dict[str, tuple[object, str]] = {
-    "fanouts": (None, "a graph task reads whole graphs, not drawn neighbours"),
-    "norm": ("none", "a graph task reads several graphs at once, and normalises none by the nodes of another"),
-    "head": ("linear", "a graph task pools nodes before the classifier, which passes no messages"),
+OF_NODES: dict[str, tuple[tuple[object, ...], str]] = {
+    "fanouts": ((None,), "a graph task reads whole graphs, not drawn neighbours"),
+    "norm": (
+        ("none", "layer"),
+        "a graph task reads several graphs at once, and normalises none by nodes of another",
+    ),
+    "head": (("linear",), "a graph task pools nodes before the classifier, which passes no messages"),
 }
 
 
@@ -133,7 +136,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
     if task == "graph":
         known[READOUT] = Pooling
         for key, (plain, why) in OF_NODES.items():
-            if key in known and options.get(key, plain) != plain:
+            if key in known and options.get(key, plain[0]) not in plain:
                 raise ShoalError(f"model.{key}: {why}; leave it out")
     elif READOUT in options:
         raise ShoalError(f"model.{READOUT}: is for graph tasks (task: graph), a node task pools nothing; leave it out")

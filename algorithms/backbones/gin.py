@@ -1,5 +1,7 @@
 """GIN: sums over neighbours, then an MLP."""
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch_geometric.nn import GINConv
 
@@ -9,10 +11,14 @@ from storage.sparse_matrix import Features, SparseMatrix
 
 
 class GIN(Coupled):
-    """Graph Isomorphism Network (Xu et al., 2019): h'_i = LayerNorm(MLP((1 + e) h_i + sum_{j in N(i)} h_j)).
+    """Graph Isomorphism Network (Xu et al., 2019): h'_i = norm(MLP((1 + e) h_i + sum_{j in N(i)} h_j)).
 
-    e is learnt and starts at 0; the MLP is linear, ReLU, linear. LayerNorm keeps the sums of hubs in bounds; the
+    e is learnt and starts at 0; the MLP is linear, ReLU, linear. The norm is LayerNorm (`layer`), which keeps the sums
+    of hubs in bounds, or `none`, which keeps how much a node sums up: readouts of whole graphs live from that. The
     paper's batch normalisation has running statistics, which are not exchanged.
+
+    Attributes:
+        norm: As above.
     """
 
     operator = "sum"
@@ -26,15 +32,33 @@ class GIN(Coupled):
         *,
         hidden: int = 64,
         layers: int = 2,
+        norm: Literal["layer", "none"] = "layer",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used."""
+        """As for `Coupled`; `hops` is not used.
+
+        Args:
+            features: See there.
+            classes: See there.
+            hops: Not used.
+            dropout: See there.
+            hidden: See there.
+            layers: See there.
+            norm: `layer` or `none`.
+            fanouts: See there.
+
+        Raises:
+            ShoalError: As there.
+        """
 
         def conv(layer: int, width: int, out: int) -> GINConv:
-            mlp = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out), nn.LayerNorm(out))
-            return GINConv(mlp, train_eps=True)
+            scaled = [nn.LayerNorm(out)] if norm == "layer" else []
+            return GINConv(
+                nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out), *scaled), train_eps=True
+            )
 
         super().__init__(features, classes, dropout, hidden, layers, fanouts, conv)
+        self.norm = norm
 
     def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
         first, *others = conv.nn

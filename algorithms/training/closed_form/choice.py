@@ -56,8 +56,9 @@ def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
         return "dropout before the classifier (no model.head_dropout: false) of a model that reads hops"
     if model.coupled is not None and model.coupled.fanouts:
         return "the whole graph in every step (no model.fanouts)"
-    if getattr(model.module, "norm", "none") != "none" or getattr(model.module, "conv_head", False):
-        return "model.norm: none and model.head: linear"
+    usual = "layer" if name == "gin" else "none"
+    if getattr(model.module, "norm", usual) != usual or getattr(model.module, "conv_head", False):
+        return f"model.norm: {usual} and model.head: linear"
     if name == "gat" and model.w.device.type not in ("cpu", "meta"):
         return "a processor, for gat"
     if model.bfloat16:

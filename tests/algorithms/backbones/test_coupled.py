@@ -14,6 +14,10 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 from algorithms.backbones import BACKBONES, backbone, build
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
+from algorithms.flat_model import FlatModel
+from algorithms.methods.fedavg import FedAvg
+from algorithms.training.closed_form.choice import needed_for_closed_form
+from storage.errors import ShoalError
 from storage.view import View
 
 NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
@@ -100,7 +104,7 @@ def dense_layer(name: str, conv: nn.Module, a: Tensor, x: Tensor, initial: Tenso
     if name == "gin":
         h = (1 + p["eps"]) * x + a @ x
         h = F.relu(h @ p["nn.0.weight"].T + p["nn.0.bias"]) @ p["nn.2.weight"].T + p["nn.2.bias"]
-        return F.layer_norm(h, (HIDDEN,), p["nn.3.weight"], p["nn.3.bias"])
+        return F.layer_norm(h, (HIDDEN,), p["nn.3.weight"], p["nn.3.bias"]) if "nn.3.weight" in p else h
     if name == "gcnii":
         beta = np.log(0.5 / (layer + 1) + 1)
         mixed = 0.9 * norm @ x + 0.1 * initial
@@ -123,6 +127,18 @@ def test_equals_dense_algebra(name: str, view: View) -> None:
     for layer, conv in enumerate(model.convs):
         x = dense_layer(name, conv, a, F.relu(x) if layer and name != "gcnii" else x, initial, layer)
     torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
+
+
+def test_gin_without_a_norm_keeps_how_much_a_node_sums_up(view: View) -> None:
+    model = make("gin", layers=3, norm="none").eval()
+    a, x = view.adjacency.to_dense().double(), view.x.double()
+    for layer, conv in enumerate(model.convs):
+        x = dense_layer("gin", conv, a, F.relu(x) if layer else x, x, layer)
+    torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
+    assert needed_for_closed_form(FedAvg(), FlatModel(model)) == "model.norm: layer and model.head: linear"
+    assert needed_for_closed_form(FedAvg(), FlatModel(make("gin", norm="layer"))) is None
+    with pytest.raises(ShoalError, match=r"model.norm: must be one of layer, none, found 'batch'"):
+        make("gin", norm="batch")
 
 
 OPTIONS = {
