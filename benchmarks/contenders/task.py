@@ -102,6 +102,23 @@ class GraphTask(Rounds):
     shapes: dict[str, list[int]]
 
 
+@dataclass(frozen=True)
+class ItemTask(Rounds):
+    """Rounds of clients that have many small graphs each; one pass over them a round.
+
+    Attributes:
+        store: Folder of Shoal's store with their shards.
+        split: Name of the split in it.
+        model: `gin` or `gcn`.
+        batch: Graphs of a step.
+    """
+
+    store: str
+    split: str
+    model: str
+    batch: int
+
+
 @cache
 def read(path: str, kind: type[R]) -> R:
     """The task of a file, as far as `kind` knows it, one thread set for all mathematics of this process."""
