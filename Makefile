@@ -1,6 +1,8 @@
 # Everything a new machine needs: `make run`, `make test`. `make help` lists the rest.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests start Ray, and kill and wait for processes: two at a time keep two cores busy.
+WORKERS ?= 2
 SOURCES := engine algorithms storage partition
 
 .PHONY: help run test test-all lint mutants clean
@@ -13,10 +15,10 @@ run: .venv/installed ## run the quickstart
 	$(BIN)/shoal run configs/quickstart.yaml
 
 test: .venv/installed-test ## every test that is not marked slow
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 test-all: .venv/installed-test ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff check .

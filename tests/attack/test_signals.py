@@ -85,7 +85,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
         time.sleep(pause)
         if process.poll() is None:
             send(process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     deadline = time.monotonic() + 5
     while left_over(mark) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
     "resources": {"cpus_per_host": 0.3},
     "run": {"checkpoint_every": 2, "tensorboard": False},
 }
-PATIENCE = 120
+PATIENCE = 240
 
 
 class Runs:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 HOSTS = 3
-PATIENCE = 120
+PATIENCE = 240
 PREFIX = "shoal-test-"
 HEAD = "10.77.0.10:6379"
 # A cut link is noticed after a few seconds instead of a minute.

@@ -104,7 +104,7 @@ def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     assert "--resume" in errors
     (folder,) = config.parent.glob("runs/*")
