@@ -29,9 +29,7 @@ class Annotated(NamedTuple):
     graph: ItemGraph
 
 
-def annotate(
-    client: Client, confident: float | None = None, similar: int = 0, embeddings: bool = True
-) -> Annotated:
+def annotate(client: Client, confident: float | None = None, similar: int = 0, embeddings: bool = True) -> Annotated:
     """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more.
 
     Args:
