@@ -41,8 +41,8 @@ class FedPG(Algorithm):
     client's graphs that are among its `similar` nearest ones by the cosine of z, or have it among theirs, whatever
     their split; labels have no say in who is near. They are found from the model as it is when a visit begins and again
     before its upload, so that they stand still in training; the alignment computes the graphs that have weight in a
-    prototype anew in every step, with gradients. A client with one graph has prototypes of hop 0 alone. The paper has
-    tasks of graphs in Tables VIII and IX and does not say what their hops are; this is our choice.
+    prototype anew in every step, with gradients. A client with one graph has prototypes of hop 0 alone. This stands for
+    the tasks of graphs in Tables VIII and IX of the paper; which similarity, how many and when are our choice.
 
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
