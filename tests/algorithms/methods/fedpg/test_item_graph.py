@@ -33,7 +33,7 @@ def dense(graph: ItemGraph) -> np.ndarray:
         mine = columns[starts[row] : starts[row + 1]]
         assert (np.diff(mine) > 0).all()
         found[row, mine] = 1
-    assert starts[-1] == len(columns)
+    assert (len(starts), starts[-1]) == (graph.items + 1, len(columns))
     return found
 
 
