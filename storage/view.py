@@ -186,6 +186,11 @@ class View:
         return self._hops[k]
 
     @property
+    def items_are_rows(self) -> bool:
+        """Whether what is predicted are the nodes themselves, so that their edges are those of items."""
+        return self.graph_ptr is None
+
+    @property
     def features(self) -> int:
         """Width F of the features."""
         return int(self._hops[0].shape[1])

@@ -36,6 +36,7 @@ class ClassMeans(Local):
         weight: Training nodes that a class mean counts for.
     """
 
+    # It hands on a node with the features of an average one; there is no such graph.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     hops: int = 2
     at_least: int = 2

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +70,6 @@ class FedGen(LGFedAvg):
         hidden: Width of G's hidden layer.
     """
 
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     alpha: float = 10.0
     beta: float = 10.0
     decay: float = 0.98

@@ -56,6 +56,7 @@ class FedGTA(Algorithm):
         cold_start: Where a newcomer starts after round 1: `warm` or `init`.
     """
 
+    # Clients are compared by labels that spread along the edges between what is predicted.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     eps: float = 0.5
     lp_steps: int = 5

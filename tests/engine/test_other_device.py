@@ -86,6 +86,9 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
     "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2},
     "hops": {"model.name": "mlp", "model.readout": "max", "algorithm.name": "fedtgp"},
+    "similar ones": {"model.name": "mlp", "algorithm.name": "fedpg", "algorithm.similar": 2},
+    "similar ones, attention": {**ATTENTION, "model.readout": "attention", "algorithm.similar": 3},
+    "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
 }
 MIXED = {
     "model": [

@@ -40,7 +40,10 @@ AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_a
 COPILOTS = ("fml", "fedkd", "fedgkc")
 FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}
 # That train clients of small graphs, too; those lie beside the one graph.
-OF_GRAPHS = ("local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING)
+OF_GRAPHS = (
+    "local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING, "fedgen",
+    "fedpg",
+)  # fmt: skip
 SMALL_GRAPHS = "small-graphs"
 
 Keys = dict[str, Any]

@@ -77,6 +77,7 @@ class FedGKC(WithCopilot):
         ramp: Rounds over which all weights of distillation rise linearly; 0: none.
     """
 
+    # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     alpha: float = 0.6
     beta: float = 0.2

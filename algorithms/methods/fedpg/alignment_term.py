@@ -48,10 +48,10 @@ class Reach(NamedTuple):
     present_LC: Tensor
 
 
-def reach_of(client: Client, nodes: Annotated, targets: Targets) -> Reach | None:
+def reach_of(nodes: Annotated, targets: Targets) -> Reach | None:
     """What the alignment of a visit looks at; None if no prototype of the client has a target."""
     hops = len(targets.known_LC) - 1
-    weight_LN, counts_LC = hop_weights(client.data, nodes.class_N, nodes.centre_N, hops)
+    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, hops)
     present_LC = (counts_LC > 0) & targets.known_LC
     if not bool(present_LC.any()):
         return None
@@ -64,13 +64,13 @@ def by_node(client: Client, reach: Reach) -> Term:
 
     Hop 1 measures the means of neighbours, hop 2 the prototype.
     """
-    (class_N, centre_N, _), rows = reach.nodes, reach.rows
+    (class_N, centre_N, _, graph), rows = reach.nodes, reach.rows
     class_R, centre_R = class_N[rows], centre_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
     hops = len(target_LCH) - 1
     forward = client.model.forward(rows)
     if hops >= 1:
-        means, mean_class = neighbour_means(client.data, class_N, centre_N, rows)
+        means, mean_class = neighbour_means(graph, class_N, centre_N, rows)
 
     def term() -> Tensor:
         z_RH = unit(forward().embedding_NH)
@@ -112,7 +112,7 @@ def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Te
         reach: Its nodes.
         lr: Learning rate of the scorer.
     """
-    (class_N, centre_N, z_NH), hops = reach.nodes, len(reach.target_LCH) - 1
+    (class_N, centre_N, z_NH, graph), hops = reach.nodes, len(reach.target_LCH) - 1
     scorer = client.state.get(SCORER)
     if scorer is None:
         scorer = start_scorer(hops, z_NH.shape[1], client.rng("attention"))
@@ -121,6 +121,6 @@ def attended_weights(client: Client, reach: Reach, lr: float) -> Callable[[], Te
     def weights() -> Tensor:
         train_scorer(client.state, lr)
         g_HN = attention_weights(client.state[SCORER], z_NH)
-        return hop_weights(client.data, class_N, centre_N, hops, g_HN)[0][:, reach.rows]
+        return hop_weights(graph, class_N, centre_N, hops, g_HN)[0][:, reach.rows]
 
     return weights

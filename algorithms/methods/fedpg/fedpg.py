@@ -12,7 +12,7 @@ from algorithms.losses.prototype_generator import PrototypeGenerator, train_gene
 from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
 from algorithms.losses.prototypes import bit_bytes, noisy, pack, row_bytes, unpack
 from algorithms.methods.fedpg.alignment_term import Targets, attended_weights, by_node, by_prototype, reach_of
-from algorithms.methods.fedpg.annotation import annotate
+from algorithms.methods.fedpg.annotation import Annotated, annotate
 from algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
 from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, train_scorer
 from algorithms.methods.fedpg.personal_targets import Uploads, personal_targets
@@ -37,12 +37,20 @@ class FedPG(Algorithm):
     rounds of absence is compared by it; a newcomer is sent the universal prototypes. A prototype that does not exist is
     nowhere read. mu = 0 is Local to the bit.
 
+    With `task: graph` the items are graphs, z is what the readout gives, and the neighbours of a graph are those of the
+    client's graphs that are among its `similar` nearest ones by the cosine of z, or have it among theirs, whatever
+    their split; labels have no say in who is near. They are found from the model as it is when a visit begins and again
+    before its upload, so that they stand still in training; the alignment computes the graphs that have weight in a
+    prototype anew in every step, with gradients. A client with one graph has prototypes of hop 0 alone. This stands for
+    the tasks of graphs in Tables VIII and IX of the paper; which similarity, how many and when are our choice.
+
     Where the paper is silent or contradicts itself: a hop averages over the centres that have such neighbours; hop 2
     counts walks; attention weights are not divided once more by their number; the margin makes the server's task
     harder; eq. 5 weighs by the number of training nodes of the class.
 
     Attributes:
         hops: 0 (no neighbours), 1 or 2; the paper has the depth of the shallowest model, its code 2.
+        similar: Nearest graphs of a graph, with `task: graph` alone; 5 is our choice.
         mu: Weight of the alignment; the paper tunes it in [0, 1] and recommends 0.5.
         alignment: `node`: mean over the present prototypes of the mean squared distance of their nodes (hop 1: means
             of neighbours; hop 2: the prototype); `prototype`: eq. 6, sum over them of |P - target|, not squared.
@@ -64,6 +72,7 @@ class FedPG(Algorithm):
     """
 
     hops: int = 2
+    similar: int = 5
     mu: float = 0.5
     alignment: Literal["node", "prototype"] = "node"
     targets: Literal["federated", "own"] = "federated"
@@ -82,11 +91,12 @@ class FedPG(Algorithm):
     server_weight_decay: float = 5e-4
     keeps_model: ClassVar[bool] = True
     mixed_models: ClassVar[bool] = True
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.hops <= HOPS:
             raise ValueError(f"hops must be 0 to {HOPS}")
+        if self.similar < 1:
+            raise ValueError("similar must be at least 1; hops: 0 is without neighbours")
         for name in ("alpha", "noise", "cross_hop"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1]")
@@ -171,8 +181,7 @@ class FedPG(Algorithm):
     def regularizer(self, client: Client, given: Targets | None) -> Term | None:
         if not self.mu or given is None:
             return None
-        nodes = annotate(client, self.pseudo_centres, embeddings=self.attention == "node")
-        reach = reach_of(client, nodes, given)
+        reach = reach_of(self._annotated(client, embeddings=self.attention == "node"), given)
         if reach is None:
             return None
         if self.alignment == "node":
@@ -183,12 +192,15 @@ class FedPG(Algorithm):
             term = by_prototype(client, reach, lambda: reach.weight_LR)
         return lambda: self.mu * term()
 
+    def _annotated(self, client: Client, embeddings: bool = True) -> Annotated:
+        return annotate(client, self.pseudo_centres, self.similar if self.hops else 0, embeddings)
+
     def upload(self, client: Client, given: Targets | None, phase: str) -> Upload:
-        class_N, centre_N, z_NH = annotate(client, self.pseudo_centres)
+        class_N, centre_N, z_NH, graph = self._annotated(client)
         g_HN = None
         if SCORER in client.state:
             g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
-        weight_LN, counts_LC = hop_weights(client.data, class_N, centre_N, self.hops, g_HN)
+        weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, self.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
         present_LC = counts_LC > 0
         if self.targets == "own":

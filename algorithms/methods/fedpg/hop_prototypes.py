@@ -11,6 +11,8 @@ weight v_hu for every node, computed once a round. Walks of two steps are counte
 of a centre of c: of the entries of w's row just those matter that end in c, so that never more entries are held than
 the adjacency has.
 
+Where items are not nodes, nodes here are items, and A is that of `item_graph`.
+
 Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centres themselves; S centres.
 """
 
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from algorithms.losses.prototypes import class_sums
-from storage.view import View
+from algorithms.methods.fedpg.item_graph import ItemGraph
 
 HOPS = 2
 
@@ -77,12 +79,12 @@ class Walks(NamedTuple):
 
 
 def hop_weights(
-    data: View, annotation_N: Tensor, centre_N: Tensor, hops: int, attention_HN: Tensor | None = None
+    graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, hops: int, attention_HN: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Weight of every node in the prototypes of its annotation, and how many centres each prototype rests on.
 
     Args:
-        data: The client's graph.
+        graph: Of the client's nodes.
         annotation_N: Class of every node, int64; at centres their own.
         centre_N: Nodes whose class is trusted, bool.
         hops: 0, 1 or 2.
@@ -91,46 +93,46 @@ def hop_weights(
     Returns:
         Weights, float32 `[L, N]`, and counts, int32 `[L, C]`; a prototype without a centre has count 0.
     """
-    classes, centres = data.classes, centre_N.nonzero()[:, 0]
+    classes, centres = graph.classes, centre_N.nonzero()[:, 0]
     class_S = annotation_N[centres]
     counts = [torch.bincount(class_S, minlength=classes)]
     weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
     # Differences of sums: float64 makes counts exact and what should vanish vanish.
-    ones_N = torch.ones(data.nodes, dtype=torch.float64)
-    for hop, walks in enumerate(_walks(data, annotation_N, centres, hops)):
+    ones_N = torch.ones(graph.items, dtype=torch.float64)
+    for hop, walks in enumerate(_walks(graph, annotation_N, centres, hops)):
         found_S = walks.mass(ones_N) > 0.5
         counts.append(torch.bincount(class_S[found_S], minlength=classes))
         g_N = ones_N if attention_HN is None else attention_HN[hop].double()
         mass_S = torch.where(found_S, walks.mass(g_N), 1)
         share_S = found_S / (mass_S * counts[-1].clamp_min(1)[class_S])
-        weights.append((g_N * walks.spread(share_S, data.nodes)).clamp_min(0).float())
+        weights.append((g_N * walks.spread(share_S, graph.items)).clamp_min(0).float())
     return torch.stack(weights), torch.stack(counts).int()
 
 
-def _walks(data: View, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
+def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -> Iterator[Walks]:
     """Walks of one step, then of two, as many as `hops`."""
-    count, classes = len(centres), data.classes
-    owner, near = _neighbours(data, centres)
+    count, classes = len(centres), graph.classes
+    owner, near = _neighbours(graph, centres)
     class_E = annotation_N[centres][owner]
     if hops >= 1:
         alike = annotation_N[near] == class_E
-        once = Incidence(owner[alike], near[alike], (count, data.nodes))
+        once = Incidence(owner[alike], near[alike], (count, graph.items))
         yield Walks([once], centres, torch.zeros(count, dtype=torch.float64))
     if hops >= 2:
         pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
         middle = (pairs // classes).unique_consecutive()
-        owner_2, far = _neighbours(data, middle)
+        owner_2, far = _neighbours(graph, middle)
         key = middle[owner_2] * classes + annotation_N[far]
         place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
         wanted = pairs[place] == key
         first = Incidence(owner, pair_E, (count, len(pairs)))
-        second = Incidence(place[wanted], far[wanted], (len(pairs), data.nodes))
+        second = Incidence(place[wanted], far[wanted], (len(pairs), graph.items))
         yield Walks([first, second], centres, torch.bincount(owner, minlength=count).double())
 
 
-def _neighbours(data: View, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The entries of some rows of the adjacency: position of the row in `rows`, and column, int64."""
-    first, column = data.edges
+    first, column = graph.edges
     start = first[rows].long()
     degree = first[rows + 1].long() - start
     owner = torch.arange(len(rows)).repeat_interleave(degree)
@@ -151,11 +153,11 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
     return torch.stack(sums)
 
 
-def neighbour_means(data: View, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The means that hop 1 averages, one for every centre with a neighbour of its class.
 
     Args:
-        data: The client's graph.
+        graph: Of the client's nodes.
         annotation_N: As for `hop_weights`.
         centre_N: As for `hop_weights`.
         rows: Ascending nodes, R in number, all neighbours of weight among them.
@@ -164,7 +166,7 @@ def neighbour_means(data: View, annotation_N: Tensor, centre_N: Tensor, rows: Te
         Weights of the rows in the means, float32 CSR `[centres, R]`, and the classes of the centres, int64.
     """
     centre = centre_N.nonzero()[:, 0]
-    owner, neighbour = _neighbours(data, centre)
+    owner, neighbour = _neighbours(graph, centre)
     alike = annotation_N[neighbour] == annotation_N[centre[owner]]
     owner, neighbour = owner[alike], neighbour[alike]
     count = torch.bincount(owner, minlength=len(centre))

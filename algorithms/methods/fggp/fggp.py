@@ -113,6 +113,7 @@ class FGGP(FedAvg):
         hidden: Width of the generator.
     """
 
+    # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"

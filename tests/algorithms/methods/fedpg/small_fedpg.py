@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pyg_clients
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,9 +41,14 @@ class PlainClient:
         self.scorers: list[tuple[Tensor, Tensor]] = []
         self.scorer_optimizer: torch.optim.Optimizer | None = None
         self.own: Slots = {}
-        near = view.adjacency.to_dense()
-        far = near @ near
-        self.walks = [torch.eye(view.nodes), near, far - far.diag().diag()][: options.hops + 1]
+
+    def near(self, z: Tensor) -> Tensor:
+        """Which items are neighbours, `[N, N]`."""
+        return self.view.adjacency.to_dense()
+
+    def ours(self, w: Tensor) -> Tensor:
+        """Parameters as the engine keeps them, in the order of the module's."""
+        return w
 
     def output(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Logits and unit embeddings in the module's present mode."""
@@ -60,13 +66,15 @@ class PlainClient:
         self.module.eval()
         logits, z = self.output(slice(None))
         best = logits.softmax(1).max(1)
-        annotation, centre = best.indices, torch.zeros(self.view.nodes, dtype=torch.bool)
+        annotation, centre = best.indices, torch.zeros(self.view.items, dtype=torch.bool)
         if self.options.pseudo_centres is not None:
             centre = best.values >= self.options.pseudo_centres
         for v in self.view.train.tolist():
             annotation[v], centre[v] = self.view.label[v], True
-        slots = {}
-        for level, walks in enumerate(self.walks):
+        near, slots = self.near(z), {}
+        far = near @ near
+        levels = [torch.eye(self.view.items), near, far - far.diag().diag()]
+        for level, walks in enumerate(levels[: self.options.hops + 1]):
             for c in range(CLASSES):
                 ends = walks[centre & (annotation == c)] * (annotation == c)
                 if ends.any():
@@ -137,6 +145,33 @@ class PlainClient:
         for slot, proto in sent.items():
             proto[chosen] += self.own[slot].std(correction=0) * drawn[slot]
         return sent, counts
+
+
+class GraphClient(PlainClient):
+    """A client of small graphs, which are batches of PyG's; their neighbours are found graph by graph."""
+
+    def __init__(self, number: int, view: View, pyg: pyg_clients.PlainClient, options: SimpleNamespace) -> None:
+        super().__init__(number, view, pyg.module, options)
+        self.batch = pyg.batch
+
+    def near(self, z: Tensor) -> Tensor:
+        """Each graph and the others of the largest cosine, both ways."""
+        found = torch.zeros(len(z), len(z))
+        for i, row in enumerate(z.double()):
+            cosine = {j: float(row @ other) for j, other in enumerate(z.double()) if j != i}
+            for j in sorted(cosine, key=lambda j: -cosine[j])[: self.options.similar]:
+                found[i, j] = found[j, i] = 1
+        return found
+
+    def ours(self, w: Tensor) -> Tensor:
+        module = pyg_clients.Net()
+        module.load(w)
+        return flat(module.parameters())
+
+    def output(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        batch = self.batch(torch.arange(self.view.items)[rows].numpy())
+        z, head = self.module.embed(batch), self.module.backbone.head.linears[0]
+        return head(F.dropout(z, pyg_clients.DROPOUT, self.module.training)), unit(z)
 
 
 class PlainServer:

@@ -349,6 +349,7 @@ def test_noise_is_drawn_anew_and_from_a_stream_of_its_own(run: Run) -> None:
     [
         {"hops": 3},
         {"hops": -1},
+        {"similar": 0},
         {"alpha": 1.5},
         {"noise": -0.1},
         {"cross_hop": 2.0},
@@ -366,7 +367,16 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_the_bounds_themselves_are_allowed() -> None:
-    low = {"hops": 0, "mu": 0.0, "alpha": 0.0, "noise": 0.0, "cross_hop": 0.0, "margin_cap": 0.0, "server_steps": 1}
+    low = {
+        "hops": 0,
+        "similar": 1,
+        "mu": 0.0,
+        "alpha": 0.0,
+        "noise": 0.0,
+        "cross_hop": 0.0,
+        "margin_cap": 0.0,
+        "server_steps": 1,
+    }
     high = {"hops": 2, "alpha": 1.0, "noise": 1.0, "cross_hop": 1.0}
     small = {"temperature": 0.01, "server_lr": 1e-4, "attention_lr": 1e-4}
     for options in (low, high, small, {"hops": 1, "attention": "node", "alignment": "prototype"}):

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyg_clients
 import pytest
 import torch
-from small_fedpg import CLASSES, DECAY, EPOCHS, LR, ROUNDS, WIDTH, PlainClient, PlainServer, Slots, flat
+from small_fedpg import CLASSES, DECAY, EPOCHS, LR, ROUNDS, WIDTH, GraphClient, PlainClient, PlainServer, Slots, flat
 from torch import Tensor, nn
 
 from algorithms.methods.fedpg.fedpg import FedPG
@@ -50,7 +52,7 @@ def assert_close(found: Tensor, expected: Tensor, what: Any, atol: float = 1e-5)
 
 def assert_same_client(kept: Tree, client: PlainClient, what: Any) -> None:
     """What a client keeps; the attention of one whose loss has a small gradient has its rounding, scaled by Adam."""
-    assert_close(kept["model.w"], flat(client.module.parameters()), (*what, "parameters"))
+    assert_close(client.ours(kept["model.w"]), flat(client.module.parameters()), (*what, "parameters"))
     assert ("attention" in kept) == bool(client.scorers)
     if client.scorers:
         scorers = torch.stack([torch.cat([inner, outer[:, None]], 1) for inner, outer in client.scorers])
@@ -81,6 +83,7 @@ def assert_same_server(held: Tree, plain: PlainServer, what: Any) -> None:
 # What the paper recommends or its code has; no noise, no attention and no pseudo-centres unless asked for.
 DEFAULTS: dict[str, Any] = {
     "hops": 2,
+    "similar": 5,
     "mu": 0.5,
     "alignment": "node",
     "targets": "federated",
@@ -149,6 +152,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "margin_cap": 3.0,
         "server_steps": 2,
     },
+    # Of small graphs.
+    "graphs, node": {"similar": 2, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
+    "graphs, prototype": {"similar": 4, "alignment": "prototype", "hops": 1, "cross_hop": 1.0, "noise": 0.25},
+    "graphs, attention": {"similar": 1, "alignment": "prototype", "attention": "node", "attention_lr": 0.1},
+    "graphs, own": {"similar": 3, "mu": 0.6, "targets": "own"},
     "own, node": {"mu": 0.8, "targets": "own"},
     "own, attention": {
         "mu": 0.3,
@@ -166,7 +174,10 @@ def test_defaults() -> None:
 
 @pytest.fixture
 def begun(
-    start: Callable[..., Server], views: Callable[..., list[View]], module_of: Callable[..., nn.Module]
+    start: Callable[..., Server],
+    views: Callable[..., list[View]],
+    module_of: Callable[..., nn.Module],
+    graph_task: dict[str, Any],
 ) -> Callable[[dict[str, Any]], tuple[Server, Listening, PlainServer, list[PlainClient]]]:
     """Starts the engine and the small version with some options; half of the clients take part in a round."""
 
@@ -177,8 +188,12 @@ def begun(
             pools.append(Listening(pool))
             return pools[0]
 
-        train = {"epochs": EPOCHS, "lr": LR, "weight_decay": DECAY, "dropout": 0.4}
+        of_graphs = "similar" in chosen
+        dropout = pyg_clients.DROPOUT if of_graphs else 0.4
+        train = {"epochs": EPOCHS, "lr": LR, "weight_decay": DECAY, "dropout": dropout}
         keys = {
+            **(graph_task if of_graphs else {}),
+            "model.hidden": WIDTH,
             "algorithm.name": "fedpg",
             **{f"train.{name}": value for name, value in train.items()},
             **{f"algorithm.{name}": value for name, value in chosen.items()},
@@ -187,9 +202,14 @@ def begun(
         }
         server = start(keys, pool=listen)
         options = SimpleNamespace(**{**DEFAULTS, **chosen})
-        clients = [
-            PlainClient(i, view, module_of(server, server._initial), options) for i, view in enumerate(views(server))
-        ]
+        clients: list[PlainClient] = []
+        for i, view in enumerate(views(server)):
+            if of_graphs:
+                pyg = pyg_clients.PlainClient(i, Path(graph_task["data.path"]), view)
+                pyg.module.load(server._initial)
+                clients.append(GraphClient(i, view, pyg, options))
+            else:
+                clients.append(PlainClient(i, view, module_of(server, server._initial), options))
         return server, pools[0], PlainServer(options), clients
 
     return begun

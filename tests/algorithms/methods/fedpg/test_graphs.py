@@ -1,0 +1,93 @@
+"""FedPG of clients of small graphs: its controls to the bit, and clients and classes that lack something."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
+
+from engine.rounds.server import Server
+from engine.rounds.state import FederationState
+from storage.view import View
+
+Run = Callable[..., Server]
+PG = {"algorithm.name": "fedpg", "algorithm.similar": 2, "model.hidden": 8, "train.dropout": 0.5}
+ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
+every_model = pytest.mark.parametrize("model", ["gin", "gamlp"])
+
+
+@every_model
+def test_without_alignment_it_is_local_to_the_last_bit(run: Run, graph_task: dict[str, Any], model: str) -> None:
+    keys = {**graph_task, **PG, "model.name": model, "train.batch_size": 3, "participation.ratio": 0.7}
+    local = run({**{k: v for k, v in keys.items() if k != "algorithm.similar"}, "algorithm.name": "local"})
+    alone = run({**keys, "algorithm.mu": 0})
+    for i, kept in local.state.clients.items():
+        assert kept.keys() == alone.state.clients[i].keys()
+        for name, tensor in kept.items():
+            assert torch.equal(alone.state.clients[i][name], tensor), (i, name)
+        for scope in ("trained", "served"):
+            np.testing.assert_array_equal(local.state.scores[scope][i], alone.state.scores[scope][i])
+    aligned = run(keys)
+    assert not torch.equal(aligned.state.clients[0]["model.w"], local.state.clients[0]["model.w"])
+
+
+def test_what_clients_lack(run: Run, graph_task: dict[str, Any]) -> None:
+    """One graph has no neighbour, no training graph no prototype; nobody trains on classes 2 and 3."""
+    held = run({**graph_task, **PG}, rounds=2).state.server
+    assert held["present"][ONE_GRAPH].any(1).tolist() == [True, False, False]
+    assert held["counts"][ONE_GRAPH].sum() == 1
+    assert not held["present"][WITHOUT_TRAIN].any()
+    assert not held["counts"][WITHOUT_TRAIN].any()
+    assert held["known"].tolist() == [[True, True, False, False]] * 3
+    assert torch.equal(held["proto"][~held["present"]], torch.zeros(int((~held["present"]).sum()), 8))
+
+
+def test_counts_are_of_graphs(run: Run, views: Callable[..., list[View]], graph_task: dict[str, Any]) -> None:
+    server = run({**graph_task, **PG}, rounds=1)
+    for i, view in enumerate(views(server)):
+        expected = np.bincount(view.label[view.train].numpy(), minlength=CLASSES)
+        np.testing.assert_array_equal(server.state.server["counts"][i], expected)
+
+
+def test_without_hops_nobody_is_looked_for(run: Run, graph_task: dict[str, Any]) -> None:
+    few, many = (run({**graph_task, **PG, "algorithm.hops": 0, "algorithm.similar": k}, rounds=3) for k in (1, 9))
+    one, other = (run({**graph_task, **PG, "algorithm.similar": k}, rounds=3) for k in (1, 9))
+    assert torch.equal(few.state.server["proto"], many.state.server["proto"])
+    assert not torch.equal(one.state.server["proto"][:, 1:], other.state.server["proto"][:, 1:])
+
+
+def test_more_than_there_are_are_all(run: Run, graph_task: dict[str, Any]) -> None:
+    all_others, more = (
+        run({**graph_task, **PG, "algorithm.similar": k}, rounds=3) for k in (max(OF_CLIENT) - 1, 10**9)
+    )
+    assert torch.equal(all_others.state.server["proto"], more.state.server["proto"])
+
+
+@pytest.mark.parametrize("options", [{}, ATTENTIVE])
+def test_cells_and_a_resumed_run_change_nothing(
+    start: Run, graph_task: dict[str, Any], options: dict[str, Any]
+) -> None:
+    keys = {**graph_task, **PG, **options, "participation.ratio": 0.7}
+    undisturbed, first = start(keys), start({**keys, "engine.cell_size": 1})
+    for _ in range(2):
+        first.round()
+    state = FederationState.from_tensors(*first.state.to_tensors())
+    second = start({**keys, "engine.cell_size": 4}, state=state)
+    for _ in range(3):
+        second.round()
+    for _ in range(5):
+        undisturbed.round()
+    expected, found = undisturbed.state.to_tensors()[0], second.state.to_tensors()[0]
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_clients_of_several_models(run: Run, graph_task: dict[str, Any]) -> None:
+    models = [{"name": "gin", "hidden": 8}, {"name": "gamlp", "hidden": 12}, {"name": "sage", "hidden": 8}]
+    keys = {name: value for name, value in {**graph_task, **PG}.items() if not name.startswith("model.")}
+    server = run({**keys, "model": models, "heterogeneity.rule": "round-robin"}, rounds=3)
+    assert server.state.server["proto"].shape == (6, 3, CLASSES, 8)
+    assert all(bool(torch.isfinite(t).all()) for kept in server.state.clients.values() for t in kept.values())
