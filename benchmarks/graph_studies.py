@@ -34,7 +34,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "gcfl+": {"name": "gcfl"},
     "fedstar": {"name": "fedstar"},
     "fedpg": {"name": "fedpg"},
-    "class means (ours)": {"name": "class_means"},
     "global": {"name": "global"},
 }
 # GIN in Errica et al., "A Fair Comparison of Graph Neural Networks for Graph Classification", ICLR 2020, Tables 3 and 4
