@@ -19,7 +19,7 @@ from storage.datasets import (
     twitch,
 )
 from storage.datasets.citation_domains import load_citation_domain
-from storage.datasets.digits import NODES, load_digits
+from storage.datasets.digits import CLASSES, NODES, load_digits
 from storage.datasets.domains import joined
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
@@ -38,6 +38,7 @@ from storage.graph import Graph
 __all__ = [
     "LOADERS",
     "DataSource",
+    "classes_ahead",
     "data_root",
     "fingerprint",
     "items_ahead",
@@ -167,6 +168,20 @@ def items_ahead(options: DataSource) -> int | None:
     if name in twin.ORIGINALS:
         return twin.Twin.of(name, options).nodes
     return {"sbm": options.nodes, "sbm-graphs": options.graphs, "digits": NODES}.get(name)
+
+
+def classes_ahead(options: DataSource) -> int | None:
+    """Number of classes where it is known before the graph is made; else None.
+
+    Raises:
+        ShoalError: The name is unknown.
+    """
+    name = _known(options)
+    if name in PUBLISHED:
+        return PUBLISHED[name].classes
+    if name in twin.ORIGINALS:
+        return twin.ORIGINALS[name].classes
+    return {"sbm": options.classes, "sbm-graphs": options.classes, "digits": CLASSES}.get(name)
 
 
 def labels_ahead(options: DataSource) -> str | None:

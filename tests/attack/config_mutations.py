@@ -56,7 +56,8 @@ KEYS = [
     "train.momentum",
     "train.batch_size", "train.dropout", "train.optimizer", "algorithm", "algorithm.name", "algorithm.eps",
     "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio", "participation.count",
-    "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains", "engine.backend",
+    "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
+    "evaluation.metric", "engine.backend",
     "engine.hosts", "engine.threads", "engine.path", "engine.device", "engine.precision", "engine.cell_size",
     "engine.memory_limit", "engine.cell_timeout", "engine.retries", "resources.cpus_per_host",
     "resources.gpus_per_host", "resources.server_gpus",
@@ -79,6 +80,7 @@ NAMES = {
         "sbm-graphs",
         "sbm-graphs",
     ],
+    "evaluation.metric": ["accuracy", "roc_auc", "average_precision"],
     "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp"],
     "algorithm.name": [*METHODS],
 }
