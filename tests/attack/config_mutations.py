@@ -77,6 +77,8 @@ NAMES = {
         "photo",
         "nci1",
         "collab",
+        "ogbg-molhiv",
+        "ogbg-molpcba",
         "sbm-graphs",
         "sbm-graphs",
     ],
