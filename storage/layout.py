@@ -33,6 +33,9 @@ IN_MEMORY = (
     "proteins",
     "imdb-binary",
     "collab",
+    "ogbg-molhiv",
+    "ogbg-molbace",
+    "ogbg-molbbbp",
 )
 
 

@@ -25,6 +25,7 @@ from engine.preparing.prepare import (
     read_graph,
     require_identity,
     require_known,
+    require_metric,
     require_task,
     require_whole,
     store_path,
@@ -70,6 +71,7 @@ def show_plan(config: Config) -> None:
         manifest = read_manifest(path)
         require_identity(path, manifest, identity(config))
         require_task(config, manifest.name, manifest.item_name)
+        require_metric(config, manifest.name, manifest.classes)
         nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
         items, what = manifest.items, manifest.item_name
         x_bytes, values = manifest.feature_bytes, manifest.feature_values if manifest.layout == "sparse" else None

@@ -95,7 +95,7 @@ class Visit:
         """Counts of the client's predictions; see `engine.rounds.scoring`, of a whole graph `engine.rounds.domains`."""
         count = score_graph if self._opened.job.is_graph(self.client.info.client) else score
         with creating_on(self._opened.device):
-            return count(self._opened.algorithm, self.client, self.given)
+            return count(self._opened.algorithm, self.client, self.given, self._opened.job.metric)
 
     def end(self) -> None:
         """Ends the visit.

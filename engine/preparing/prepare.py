@@ -17,6 +17,7 @@ from engine.settings.sizes import size
 from partition import require_divides_graphs, require_enough_nodes
 from storage.datasets import (
     DataSource,
+    classes_ahead,
     data_root,
     fingerprint,
     items_ahead,
@@ -80,10 +81,12 @@ def read_graph(config: Config) -> Graph:
     """The graph of a config, or its graphs behind one another.
 
     Raises:
-        ShoalError: As for `storage.datasets.load_all`, or its labels are not what the config's task is about.
+        ShoalError: As for `storage.datasets.load_all`, or its labels are not what the config's task and metric are
+            about.
     """
     graph = load_all(sources(config))
     require_task(config, graph.name, graph.item_name)
+    require_metric(config, graph.name, graph.classes)
     return graph
 
 
@@ -100,6 +103,24 @@ def require_task(config: Config, dataset: str, labels: str) -> None:
     """
     if config.task != labels:
         raise ShoalError(f"task: {config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}")
+
+
+def require_metric(config: Config, dataset: str, classes: int) -> None:
+    """Refuses a metric of two classes where there is another number of them.
+
+    Args:
+        config: The run.
+        dataset: Name of the dataset.
+        classes: Its classes.
+
+    Raises:
+        ShoalError: The config's metric is such a one.
+    """
+    metric = config.evaluation.metric
+    if metric != "accuracy" and classes != 2:
+        raise ShoalError(
+            f"evaluation.metric: {metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
+        )
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -180,6 +201,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
         # The task is no part of an identity: the labels of a dataset are of one kind.
         found = Store(path).manifest
         require_task(config, found.name, found.item_name)
+        require_metric(config, found.name, found.classes)
     if store is None:
         with writing(path):
             store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)
@@ -250,7 +272,8 @@ def require_known(config: Config) -> None:
 
     Raises:
         ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
-            be sparse, the file of the split is wrong, or graphs are divided or propagated as only nodes can be.
+            be sparse, the file of the split is wrong, graphs are divided or propagated as only nodes can be, or the
+            metric is for fewer classes.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     if config.task == "graph":
@@ -263,6 +286,10 @@ def require_known(config: Config) -> None:
     for each, clients in zip(sources(config), numbers):
         if (labels := labels_ahead(each)) is not None:
             require_task(config, each.dataset, labels)
+        classes = classes_ahead(each)
+        # Several graphs have the classes of all of them together.
+        if classes is not None and (classes > 2 or isinstance(config.data.dataset, str)):
+            require_metric(config, each.dataset, classes)
         items = items_ahead(each)
         if items is not None:
             require_enough_nodes(clients, items, each.dataset, config.task)

@@ -1,11 +1,12 @@
 """What a finished run comes down to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 from engine.records.environment import environment
 from engine.rounds.domains import BOTH, DOMAINS
+from engine.rounds.metric import ACCURACY, RANKINGS
 from storage.manifest import Manifest
 
 PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
@@ -16,25 +17,48 @@ LAST = 5
 
 
 def weighting_of(scope: str) -> str:
-    """The accuracy that stands for a scope: the mean over domains, or weighted by all nodes of a client."""
+    """The number that stands for a scope: the mean over domains, or weighted by all nodes of a client."""
     return "clients" if scope == DOMAINS else "nodes"
 
 
+def metric_of(numbers: Mapping[str, Any]) -> str:
+    """The metric of the run that the numbers of a part are from."""
+    return next((metric for metric in RANKINGS if metric in numbers), ACCURACY)
+
+
+def chosen(numbers: Mapping[str, Any], scope: str, weighting: str | None = None) -> float | None:
+    """The number by which rounds are chosen: the run's metric; None where it is not defined.
+
+    Args:
+        numbers: Of a part.
+        scope: The scope.
+        weighting: Which one of the metric; None: that of `weighting_of`.
+    """
+    metric = metric_of(numbers)
+    weightings = numbers if metric == ACCURACY else numbers[metric]
+    value: float | None = weightings[weighting or weighting_of(scope)]
+    return value
+
+
 def best_round(lines: Sequence[dict[str, Any]], scope: str, weighting: str | None = None) -> dict[str, Any] | None:
-    """The first logged round with the highest validation accuracy of a scope; None without validation rows.
+    """The first logged round with the highest validation metric of a scope; None where it is defined in none.
 
     Args:
         lines: Of metrics.
         scope: The scope.
-        weighting: Which accuracy; None: that of `weighting_of`.
+        weighting: As for `chosen`.
     """
-    which = weighting or weighting_of(scope)
-    scored = [line for line in lines if "val" in line.get("scopes", {}).get(scope, {})]
-    return max(scored, key=lambda line: line["scopes"][scope]["val"][which], default=None)
+    values = {}
+    for place, line in enumerate(lines):
+        numbers = line.get("scopes", {}).get(scope, {}).get("val")
+        value = None if numbers is None else chosen(numbers, scope, weighting)
+        if value is not None:
+            values[place] = value
+    return lines[max(values, key=values.__getitem__)] if values else None
 
 
 def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memory: int, device: str) -> dict[str, Any]:
-    """Plain values for summary.json: accuracies of the last and the best-validation round, bytes, seconds, memory."""
+    """Plain values for summary.json: numbers of the last and the best-validation round, bytes, seconds, memory."""
     scored = [line for line in lines if "scopes" in line]
     scopes: dict[str, Any] = {}
     for scope in scored[-1]["scopes"] if scored else ():

@@ -7,7 +7,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from engine.records.summary import weighting_of
+from engine.records.summary import chosen, metric_of, weighting_of
 from engine.rounds.domains import DOMAINS
 from storage.atomic import cannot_write
 
@@ -38,6 +38,8 @@ class TensorBoard:
         for scope, parts in line.get("scopes", {}).items():
             for part, numbers in parts.items():
                 scalars[f"accuracy_{part}/{scope}"] = numbers[weighting_of(scope)]
+                if (value := chosen(numbers, scope)) is not None:
+                    scalars[f"{metric_of(numbers)}_{part}/{scope}"] = value
                 if scope == DOMAINS:
                     scalars |= _of_domains(part, numbers)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

@@ -8,34 +8,40 @@ import torch
 
 from algorithms.base import Algorithm, Given
 from algorithms.client import Client, ClientInfo
+from engine.rounds.metric import ACCURACY, AVERAGE_PRECISION, ranks
 from engine.rounds.ranking import mean_auc, twice_wins
-from engine.rounds.scoring import CORRECT, PARTS, SUPPORT, counted, macro_f1, scores_of, summarize
+from engine.rounds.scoring import CORRECT, KINDS, PARTS, SUPPORT, counted, macro_f1, scores_of, summarize
 from storage.manifest import DomainRecord
 
 # The scope, and its parts: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"
 PARTS_OF_GRAPHS = (*PARTS, BOTH)
-WINS = 3
+# Where the area under the ROC curve is the metric of the run, these are its ranks, too.
+WINS = KINDS
 
 
-def score_graph(algorithm: Algorithm, client: Client, given: Given) -> np.ndarray:
+def score_graph(algorithm: Algorithm, client: Client, given: Given, metric: str = ACCURACY) -> np.ndarray:
     """Counts of a whole graph, int64 `[3, 4, C]`: as those of a client, and what `twice_wins` gives.
+
+    With the metric `average_precision` there is a fifth kind behind them, what `ranks` gives.
 
     Raises:
         ShoalError: As for `scores_of`.
     """
     classes = client.info.classes
-    counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + 1, classes), dtype=np.int64)
+    precise = metric == AVERAGE_PRECISION
+    counts = np.zeros((len(PARTS_OF_GRAPHS), WINS + 1 + precise, classes), dtype=np.int64)
     found = [(torch.empty(0, classes), torch.empty(0, dtype=torch.int64))]
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
             scores, label = scores_of(algorithm, client, given, name, len(rows)), client.data.label[rows]
             counts[part, :WINS] = counted(label, scores.argmax(1), classes)
-            counts[part, WINS] = twice_wins(scores, label)
+            counts[part, WINS:] = _ranks(scores, label, precise)
             found.append((scores.detach().double().cpu(), label.cpu()))
     counts[-1, :WINS] = counts[:-1, :WINS].sum(0)
-    counts[-1, WINS] = twice_wins(*(torch.cat(of_parts) for of_parts in zip(*found)))
+    scores, label = (torch.cat(of_parts) for of_parts in zip(*found))
+    counts[-1, WINS:] = _ranks(scores, label, precise)
     return counts
 
 
@@ -46,9 +52,15 @@ class Domains:
         graphs: Numbers under which their whole graphs are evaluated, behind those of clients; empty: they are not.
     """
 
-    def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo]) -> None:
-        """Of what a store says of its domains, and of the sizes of their whole graphs, where these are evaluated."""
-        self._records = records
+    def __init__(self, records: Sequence[DomainRecord], graphs: Sequence[ClientInfo], metric: str = ACCURACY) -> None:
+        """Of what a store says of its domains.
+
+        Args:
+            records: The domains.
+            graphs: Sizes of their whole graphs, where these are evaluated.
+            metric: Of the run.
+        """
+        self._records, self._metric = records, metric
         self._items = {info.client: info.items for info in graphs}
         self.graphs = list(self._items)
 
@@ -56,7 +68,7 @@ class Domains:
         """The numbers of scope `domains`.
 
         Args:
-            scores: Counts by the number of the graph, `[3, 4, C]`.
+            scores: Counts by the number of the graph, as `score_graph` gives them.
 
         Returns:
             For `val`, `test` and both together: what `summarize` gives, a graph being a client; the means over domains
@@ -64,7 +76,7 @@ class Domains:
             the accuracy of the best class for all domains (`constant`), a mean over domains, and that class
             (`constant_class`); and by domain the numbers of `rates`.
         """
-        result = summarize(scores, self._items, PARTS_OF_GRAPHS)
+        result = summarize(scores, self._items, PARTS_OF_GRAPHS, self._metric)
         named = {self._records[place].name: scores[i] for place, i in enumerate(self.graphs) if i in scores}
         for part, table in result.items():
             of_part = {name: counts[PARTS_OF_GRAPHS.index(part)] for name, counts in named.items()}
@@ -81,10 +93,11 @@ class Domains:
 
         Args:
             summary: What `summarize` gave; gets `domains` with the numbers of `rates`, and `balanced`, a mean of them.
-            scores: Counts by client, `[2, 3, C]`.
+            scores: Counts by client, as `score` gives them.
         """
         members = {record.name: [scores[i] for i in sorted(scores) if i in record] for record in self._records}
-        pooled = {name: np.sum(counts, axis=0) for name, counts in members.items() if counts}
+        # Ranks are among the items of one client, and have no sum.
+        pooled = {name: np.sum(counts, axis=0)[:, :KINDS] for name, counts in members.items() if counts}
         for part, table in summary.items():
             by_name = _rates_of({name: counts[PARTS.index(part)] for name, counts in pooled.items()})
             table |= {"balanced": _mean([found["balanced"] for found in by_name.values()]), DOMAINS: by_name}
@@ -94,7 +107,7 @@ def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
     """Numbers of one domain.
 
     Args:
-        counts_KC: Its counts of one part, int64 `[3, C]`, or `[4, C]` with what `twice_wins` gave; with some rows.
+        counts_KC: Its counts of one part, int64 `[3, C]`, or more with what `twice_wins` gave; with some rows.
 
     Returns:
         `accuracy`; macro-F1 over the classes that occur or are predicted (`f1`); mean recall over the classes that
@@ -111,6 +124,12 @@ def rates(counts_KC: np.ndarray) -> dict[str, float | None]:
         **ranked,
         "majority": float(support_C.max() / rows),
     }
+
+
+def _ranks(scores_NC: torch.Tensor, label_N: torch.Tensor, precise: bool) -> np.ndarray:
+    """What `twice_wins` gives, and, where it is asked for, average precision, int64 `[1 or 2, C]`."""
+    wins = twice_wins(scores_NC, label_N)
+    return np.stack([wins, ranks(AVERAGE_PRECISION, scores_NC, label_N)] if precise else [wins])
 
 
 def _rates_of(counts: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:

@@ -18,6 +18,7 @@ from algorithms.client import ClientInfo
 from algorithms.protocol import Tree, is_moment
 from engine.rounds.domains import DOMAINS, Domains
 from engine.rounds.exchange import Exchange
+from engine.rounds.metric import ACCURACY
 from engine.rounds.scoring import summarize
 from engine.rounds.state import FederationState
 
@@ -25,15 +26,21 @@ from engine.rounds.state import FederationState
 class Evaluator:
     """Brings the scores of a run up to date."""
 
-    def __init__(self, algorithm: Algorithm, infos: Sequence[ClientInfo], domains: Domains | None = None) -> None:
-        """Of a method, on clients of these sizes, which may come from several domains."""
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        infos: Sequence[ClientInfo],
+        domains: Domains | None = None,
+        metric: str = ACCURACY,
+    ) -> None:
+        """Of a method, on clients of these sizes, which may come from several domains, by the metric of the run."""
         self._keeps_model, self._shares_part = algorithm.keeps_model, algorithm.shares_part
         self._everyone = [info.client for info in infos]
         self._items = {info.client: info.items for info in infos}
-        self._domains = domains
+        self._domains, self._metric = domains, metric
 
     def evaluate(self, exchange: Exchange, global_model: Tree) -> dict[str, Any]:
-        """Evaluates every client whose model may have changed, and gives accuracies by scope.
+        """Evaluates every client whose model may have changed, and gives all weightings by scope.
 
         Args:
             exchange: Asks clients; its draft gets the scores.
@@ -63,10 +70,10 @@ class Evaluator:
 
     def _summarize(self, scope: str, counts: Mapping[int, np.ndarray]) -> dict[str, Any]:
         if self._domains is None:
-            return summarize(counts, self._items)
+            return summarize(counts, self._items, metric=self._metric)
         if scope == DOMAINS:
             return self._domains.summarize_graphs(counts)
-        found = summarize(counts, self._items)
+        found = summarize(counts, self._items, metric=self._metric)
         self._domains.add_to(found, counts)
         return found
 

@@ -9,24 +9,30 @@ import torch
 from algorithms.base import Algorithm, Given
 from algorithms.client import Client
 from algorithms.faults import Malformed, code_of
+from engine.rounds.metric import ACCURACY, over_clients, ranked, ranks
 from storage.errors import ShoalError
 
 PARTS = ("val", "test")
 SUPPORT, PREDICTED, CORRECT = range(3)
+KINDS = 3
 
 
-def score(algorithm: Algorithm, client: Client, given: Given) -> np.ndarray:
+def score(algorithm: Algorithm, client: Client, given: Given, metric: str = ACCURACY) -> np.ndarray:
     """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
+
+    With another metric than accuracy there is a fourth kind behind them, what `ranks` gives.
 
     Raises:
         ShoalError: As for `scores_of`.
     """
-    counts = np.zeros((2, 3, client.info.classes), dtype=np.int64)
+    counts = np.zeros((2, KINDS + (metric != ACCURACY), client.info.classes), dtype=np.int64)
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
-            predicted = predicted_classes(algorithm, client, given, name, len(rows))
-            counts[part] = counted(client.data.label[rows], predicted, client.info.classes)
+            scores, label = scores_of(algorithm, client, given, name, len(rows)), client.data.label[rows]
+            counts[part, :KINDS] = counted(label, scores.argmax(1), client.info.classes)
+            if metric != ACCURACY:
+                counts[part, KINDS] = ranks(metric, scores, label)
     return counts
 
 
@@ -85,21 +91,27 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
 
 
 def summarize(
-    scores: Mapping[int, np.ndarray], items: Mapping[int, int], parts: Sequence[str] = PARTS
+    scores: Mapping[int, np.ndarray],
+    items: Mapping[int, int],
+    parts: Sequence[str] = PARTS,
+    metric: str = ACCURACY,
 ) -> dict[str, Any]:
     """All weightings of one scope.
 
     Accuracy of a client without rows of a part is undefined; such a client has no weight there.
 
     Args:
-        scores: Counts by client, `[parts, 3, C]`; after rightly predicted rows there may be more kinds of counts.
+        scores: Counts by client, `[parts, 3, C]`; after rightly predicted rows there may be more kinds of counts, of
+            which those of another metric than accuracy are the last.
         items: How many every client has: rows of its shard, or graphs.
         parts: Names of the parts.
+        metric: Of the run.
 
     Returns:
         For every part with rows: accuracy weighted by all items (`nodes`, as OpenFGL and FedGTA's code), by evaluated
         rows (`rows`), the plain mean over clients (`clients`); macro-F1 of the pooled counts (`f1`) and its mean over
-        clients (`f1_clients`); minimum, median, maximum over clients.
+        clients (`f1_clients`); minimum, median, maximum over clients; another metric under its name, as `over_clients`
+        gives it.
     """
     result: dict[str, Any] = {}
     if not scores:
@@ -119,10 +131,13 @@ def summarize(
             "nodes": float((size * accuracy).sum() / size.sum()),
             "rows": float(right.sum() / rows.sum()),
             "clients": float(accuracy.mean()),
-            "f1": float(macro_f1(counts.sum(0, keepdims=True))[0]),
+            "f1": float(macro_f1(counts[:, :KINDS].sum(0, keepdims=True))[0]),
             "f1_clients": float(macro_f1(counts).mean()),
             "min": float(accuracy.min()),
             "median": float(np.median(accuracy)),
             "max": float(accuracy.max()),
         }
+        if metric != ACCURACY:
+            value = ranked(metric, counts[:, SUPPORT], counts[:, -1])
+            result[name][metric] = over_clients(value, size, rows)
     return result

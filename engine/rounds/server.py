@@ -67,7 +67,8 @@ class Server:
         self._initial = job.initial(kind_of(self._kinds, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
         records = store.manifest.domains
-        self._evaluator = Evaluator(self.algorithm, self.infos, Domains(records, self.graphs) if records else None)
+        domains = Domains(records, self.graphs, job.metric) if records else None
+        self._evaluator = Evaluator(self.algorithm, self.infos, domains, job.metric)
         if state is None:
             state = FederationState(server=moved(self._set_up(), CPU))
         self.state = state

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine.records.summary import weighting_of
+from engine.records.summary import chosen, metric_of
+from engine.rounds.metric import RANKINGS
 from engine.screen.progress import SECONDS_BETWEEN_LINES, console
 from engine.settings.sizes import size
 from engine.wire.live import Live
@@ -105,5 +106,7 @@ def _accuracy(line: dict[str, Any]) -> str:
     parts += [f"{name} {value:.2f}" for name, value in line.get("notes", {}).items() if value is not None]
     for scope, numbers in line.get("scopes", {}).items():
         if "val" in numbers:
-            parts.append(f"{scope} val {100 * numbers['val'][weighting_of(scope)]:.1f} %")
+            value, ranking = chosen(numbers["val"], scope), RANKINGS.get(metric_of(numbers["val"]))
+            name = f"{scope} val {ranking}" if ranking else f"{scope} val"
+            parts.append(f"{name} -" if value is None else f"{name} {100 * value:.1f} %")
     return ", ".join(parts)

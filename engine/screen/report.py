@@ -11,11 +11,14 @@ from rich.table import Table
 from algorithms.methods.loading import METHODS
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
-from engine.records.summary import PARTS, weighting_of
+from engine.records.summary import PARTS, chosen, metric_of
 from engine.records.verify_run import require_whole_metrics
 from engine.rounds.domains import DOMAINS
+from engine.rounds.metric import RANKINGS
 from engine.screen.domain_table import CAPTION as OF_DOMAINS
 from engine.screen.domain_table import domain_table
+from engine.screen.ranking_table import CAPTION as OF_RANKINGS
+from engine.screen.ranking_table import ranking_of, ranking_table
 from engine.settings.config import load_config
 from engine.settings.sizes import size
 from storage.manifest import Manifest
@@ -50,11 +53,14 @@ def show_run(run: Path) -> None:
         last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
         if last is None or scope == DOMAINS:
             continue
-        chosen = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
+        at_best = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
-        table.add_row(scope, _percent(last["nodes"]), chosen, *rest)
+        table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
     console.print(table)
     _line(CAPTION)
+    if (metric := ranking_of(summary["scopes"])) is not None:
+        console.print(ranking_table(summary["scopes"], metric))
+        _line(OF_RANKINGS)
     if DOMAINS in summary["scopes"]:
         console.print(domain_table(summary["scopes"][DOMAINS]))
         _line(OF_DOMAINS)
@@ -104,7 +110,9 @@ def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
         groups.setdefault(tuple(overrides.get(key, "") for key in keys), []).append(read_summary(run))
     scopes = [scope for scope in SCOPES if any(scope in s["scopes"] for group in groups.values() for s in group)]
     beside = "; domains: their plain mean" if DOMAINS in scopes else ""
-    table = _numbers(f"test accuracy in % at the best validation round, weighted by all nodes of a client{beside}")
+    found = [ranking_of(s["scopes"]) for group in groups.values() for s in group]
+    metrics = " or ".join(dict.fromkeys(RANKINGS.get(metric or "", "accuracy") for metric in found))
+    table = _numbers(f"test {metrics} in % at the best validation round, weighted by all nodes of a client{beside}")
     for key in keys:
         table.add_column(key, no_wrap=True, min_width=max(len(overrides.get(key, "")) for _, overrides in runs))
     for name in ("runs", *scopes, "s/round", "up", "down"):
@@ -113,8 +121,8 @@ def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
         cells = [*values, str(len(group))]
         for scope in scopes:
             best = [s["scopes"][scope]["best"] for s in group if scope in s["scopes"]]
-            which = weighting_of(scope)
-            cells.append(_spread([numbers["test"][which] for numbers in best if numbers and "test" in numbers]))
+            reached = [chosen(numbers["test"], scope) for numbers in best if numbers and "test" in numbers]
+            cells.append(_spread([value for value in reached if value is not None]))
         cells.append(f"{median(s['seconds']['round_median'] for s in group):.3f}")
         cells += [size(mean(s["bytes"][f"{way}_per_client_round"] for s in group)) for way in ("up", "down")]
         table.add_row(*cells)
@@ -166,18 +174,19 @@ def show_rounds(run: Path, last: int = 10) -> None:
     """The newest rounds of a run, finished or not."""
     require_whole_metrics(run)
     lines = read_metrics(run)
-    table = _numbers(f"{run}: {len(lines)} rounds logged; validation accuracy in %")
+    parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
+    metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
+    table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %")
     for name in ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down"):
         table.add_column(name, justify="right", no_wrap=True)
     for line in lines[-last:]:
-        accuracy = [
-            line.get("scopes", {}).get(scope, {}).get("val", {}).get("nodes") for scope in ("trained", "served")
-        ]
+        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "served")}
+        values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
         table.add_row(
             str(line["round"]),
             str(len(line["cohort"])),
             "-" if line["loss"] is None else f"{line['loss']:.4f}",
-            *("-" if value is None else _percent(value) for value in accuracy),
+            *("-" if value is None else _percent(value) for value in values),
             f"{line['seconds']['round']:.3f}",
             size(line["bytes_up"]),
             size(line["bytes_down"]),

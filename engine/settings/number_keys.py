@@ -26,6 +26,7 @@ LATER = {
     "partition.domains": None,
     "partition.chunks": None,
     "evaluation.domains": True,
+    "evaluation.metric": "accuracy",
     "partition.alpha": ALPHA,
     "task": "node",
 }

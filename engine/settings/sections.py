@@ -107,10 +107,13 @@ class EvaluationConfig:
     Attributes:
         every: Rounds between evaluations of all clients; the last round always ends with one.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
+        metric: What chooses the best round, and is shown beside accuracy: for two classes `roc_auc`, the area under the
+            ROC curve, or `average_precision`, each of a client's items among themselves.
     """
 
     every: Positive = 1
     domains: Flag = True
+    metric: Literal["accuracy", "roc_auc", "average_precision"] = "accuracy"
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -51,7 +51,7 @@ class Outcome:
         sums: Weighted sums of `How.SUM` entries, float64 if there is more than one client, and their weights.
         tensors: `How.KEEP` and `How.MIX` entries, stacked.
         lists: `How.LIST` entries, one tensor a client.
-        scores: Counts of the evaluated clients, int64 `[2, 3, C]` (see `engine.rounds.scoring`).
+        scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `engine.rounds.scoring`).
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.
         memory: Resident bytes of the host, where it runs in a process of its own.

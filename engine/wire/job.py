@@ -52,6 +52,7 @@ class Job:
         first_read: Check every file of the store when a process opens it for the first time.
         domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
         graphs: Content of the store of these graphs; empty without any.
+        metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
@@ -78,6 +79,7 @@ class Job:
     skip_failed_clients: bool = False
     domains: tuple[str, ...] = ()
     graphs: str = ""
+    metric: str = "accuracy"
 
     @property
     def store_path(self) -> Path:
@@ -218,6 +220,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         skip_failed_clients=config.engine.on_client_error == "skip",
         domains=domains,
         graphs=graphs,
+        metric=config.evaluation.metric,
     )
 
 

@@ -10,6 +10,7 @@ from storage.datasets import (
     files,
     flickr,
     npz_graphs,
+    ogb_molecules,
     planetoid,
     reddit,
     sbm,
@@ -19,12 +20,13 @@ from storage.datasets import (
     twitch,
 )
 from storage.datasets.citation_domains import load_citation_domain
-from storage.datasets.digits import NODES, load_digits
+from storage.datasets.digits import CLASSES, NODES, load_digits
 from storage.datasets.domains import joined
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
 from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
+from storage.datasets.ogb_molecules import load_ogb_molecules, require_one_task
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.sbm_graphs import load_sbm_graphs
@@ -38,6 +40,7 @@ from storage.graph import Graph
 __all__ = [
     "LOADERS",
     "DataSource",
+    "classes_ahead",
     "data_root",
     "fingerprint",
     "items_ahead",
@@ -61,6 +64,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     **dict.fromkeys(twitch.CODES, load_twitch),
     **dict.fromkeys(citation_domains.FILES, load_citation_domain),
     **dict.fromkeys(tu.NAMES, load_tu),
+    **dict.fromkeys(ogb_molecules.ARCHIVES, load_ogb_molecules),
     "files": files.load_files,
     "sbm": sbm.load_sbm,
     "sbm-graphs": load_sbm_graphs,
@@ -75,6 +79,7 @@ PUBLISHED_FILES: dict[str, list[Path]] = {
     "reddit": [reddit.FOLDER / file for file in reddit.FILES],
     **{name: twitch.paths(name) for name in twitch.CODES},
     **{name: [file] for name, file in citation_domains.FILES.items()},
+    **{name: ogb_molecules.paths(name) for name in ogb_molecules.ARCHIVES},
     **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
 }
 
@@ -169,6 +174,20 @@ def items_ahead(options: DataSource) -> int | None:
     return {"sbm": options.nodes, "sbm-graphs": options.graphs, "digits": NODES}.get(name)
 
 
+def classes_ahead(options: DataSource) -> int | None:
+    """Number of classes where it is known before the graph is made; else None.
+
+    Raises:
+        ShoalError: The name is unknown.
+    """
+    name = _known(options)
+    if name in PUBLISHED:
+        return PUBLISHED[name].classes
+    if name in twin.ORIGINALS:
+        return twin.ORIGINALS[name].classes
+    return {"sbm": options.classes, "sbm-graphs": options.classes, "digits": CLASSES}.get(name)
+
+
 def labels_ahead(options: DataSource) -> str | None:
     """What has labels, `node` or `graph`, where the name tells it; None for the user's own graphs.
 
@@ -178,11 +197,12 @@ def labels_ahead(options: DataSource) -> str | None:
     name = _known(options)
     if name == "files":
         return None
-    return "graph" if name in (*tu.NAMES, "sbm-graphs") else "node"
+    return "graph" if name in (*tu.NAMES, *ogb_molecules.ARCHIVES, "sbm-graphs") else "node"
 
 
 def _known(options: DataSource) -> str:
     name = options.dataset.lower()
+    require_one_task(name)
     if name not in LOADERS:
         raise ShoalError(f"data.dataset: unknown dataset '{options.dataset}'; known are {', '.join(LOADERS)}")
     return name

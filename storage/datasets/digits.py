@@ -6,7 +6,7 @@ from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph, clean_edges
 
-NODES = 1797
+NODES, CLASSES = 1797, 10
 
 
 def load_digits(name: str, options: DataSource) -> Graph:
@@ -32,4 +32,4 @@ def load_digits(name: str, options: DataSource) -> Graph:
     edges = np.stack([np.repeat(np.arange(nodes), k), nearest.ravel()])
     indptr, indices, cleaning = clean_edges(edges, nodes, name)
     x = (grey / 16).astype(np.float32)
-    return Graph(name, indptr, indices, x, y.astype(np.int64), classes=10, cleaning=cleaning)
+    return Graph(name, indptr, indices, x, y.astype(np.int64), classes=CLASSES, cleaning=cleaning)

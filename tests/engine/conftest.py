@@ -63,6 +63,9 @@ class ThreeDomains:
     keys: dict[str, Any]
 
 
+TWO_CLASSES = {"north": (60, 2, True), "south": (40, 2, False)}
+
+
 def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) -> Drawn:
     rng = np.random.default_rng(seed)
     y = rng.integers(classes, size=nodes)
@@ -79,6 +82,32 @@ def _draw(folder: Path, seed: int, nodes: int, classes: int, validates: bool) ->
     for name, array in {"edge_index": edges.T, "x": x, "y": y, "split": split}.items():
         np.save(folder / f"{name}.npy", array)
     return Drawn(folder.name, edges, x, y, split)
+
+
+@pytest.fixture(scope="session")
+def two_classes(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
+    """Two graphs of two classes: clients 0 to 2 are thirds of the first, 3 and 4 halves of the second.
+
+    Test nodes of client 4 are of class 1 only, and nobody of the second graph is for validation.
+    """
+    root = tmp_path_factory.mktemp("two_classes")
+    graphs = tuple(_draw(root / name, seed, *how) for seed, (name, how) in enumerate(TWO_CLASSES.items()))
+    south = graphs[1]
+    south.split[(np.arange(40) >= 20) & (south.y == 0) & (south.split == TEST)] = TRAIN
+    np.save(root / "south/split.npy", south.split)
+    keys = {
+        "data.dataset": ["files"] * 2,
+        "data.path": [str(root / name) for name in TWO_CLASSES],
+        "data.store": str(root / "store"),
+        "data.split": "public",
+        "partition.method": "index",
+        "partition.clients": [3, 2],
+        "model.name": "sgc",
+        "train.lr": 0.02,
+        "train.epochs": 1,
+        "participation.ratio": 0.6,
+    }
+    return ThreeDomains(graphs, keys)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""OGB's own Evaluator finds in exported predictions the accuracy that the run logged."""
+"""OGB's own Evaluator finds in exported predictions the accuracy that the run logged, and the same ranks of scores."""
 
 import importlib.util
 from pathlib import Path
@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from engine.commands.export import export
 from engine.commands.run import run
 from engine.records.run_folder import read_summary
+from engine.rounds.metric import ranked, ranks
 from engine.settings.config import parse_config
 from storage.datasets import DataSource
 from storage.datasets.ogb_layout import write_ogb_layout
@@ -51,3 +53,20 @@ def test_accuracies_are_ogb_s(tmp_path: Path) -> None:
             official = evaluator.eval(given)["acc"]
             assert 1 / 40 < official < 1
             assert logged[scope]["last"][name]["rows"] == pytest.approx(official, abs=1e-12)
+
+
+def test_ranks_are_ogb_s() -> None:
+    from ogb.graphproppred import Evaluator
+
+    rng = np.random.default_rng(4)
+    label, score = rng.integers(2, size=400), rng.integers(40, size=(400, 2)).astype(np.float32) / 8
+    support = np.bincount(label)[None]
+    # molmuv has 17 tasks, the mean of whose average precisions is its metric.
+    for metric, name, tasks, official in (
+        ("roc_auc", "molhiv", 1, "rocauc"),
+        ("average_precision", "molmuv", 17, "ap"),
+    ):
+        (found,) = ranked(metric, support, ranks(metric, torch.from_numpy(score), torch.from_numpy(label))[None])
+        columns = {"y_true": label, "y_pred": score[:, 1] - score[:, 0]}
+        theirs = Evaluator(name=f"ogbg-{name}").eval({key: np.tile(of[:, None], tasks) for key, of in columns.items()})
+        assert found == pytest.approx(theirs[official], abs=1e-12)

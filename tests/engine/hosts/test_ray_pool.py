@@ -313,3 +313,16 @@ def test_whole_graphs_are_evaluated_as_in_one_process_and_after_a_stop(
     blind = RayPool(hosts, replace(job, store=str(store), id=f"{tmp_path}-2"), 60.0, 4)
     with pytest.raises(ShoalError, match=r"no host sees the files \(shard, split, hops\) of clients domain west; "):
         blind.require_data(range(8))
+
+
+def test_ranks_have_the_bits_of_one_process(
+    hosts: list[Any], start: Callable[..., Server], two_classes: Any, tmp_path: Path
+) -> None:
+    server = start({**two_classes.keys, "evaluation.metric": "average_precision", "rounds": 2})
+    job = replace(server.job, id=f"{tmp_path}")
+    other = Server(job, server.plan, RayPool(hosts, job, 60.0, 4))
+    assert scopes(server, 2) == scopes(other, 2)
+    for scope, counts in server.state.scores.items():
+        theirs = other.state.scores[scope]
+        assert counts.keys() == theirs.keys()
+        assert all(np.array_equal(counts[i], theirs[i]) for i in counts)

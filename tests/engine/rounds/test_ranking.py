@@ -1,4 +1,4 @@
-"""Areas under ROC curves against pairs compared one by one, and against scikit-learn."""
+"""Areas under ROC curves against pairs compared one by one, average precision by its definition, and scikit-learn."""
 
 import itertools
 import math
@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
-from engine.rounds.ranking import mean_auc, twice_wins
+from engine.rounds.ranking import average_precisions, mean_auc, twice_wins
 
 INF = float("inf")
 
@@ -94,3 +94,48 @@ def test_other_types_and_nobody() -> None:
     # Each class at its own rows alone: one area of 1, one of 1/2.
     assert mean_auc(np.array([2, 3]), np.array([12, 6])) == pytest.approx((1 + 0.5) / 2)
     assert not math.isnan(mean_auc(np.array([2, 3]), np.array([0, 0])) or 0.0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 1)), max_size=25))
+def test_average_precision_of_two_classes_is_that_of_scikit_learn(rows: list[tuple[int, int, int]]) -> None:
+    scores = torch.tensor([row[:2] for row in rows], dtype=torch.float32).reshape(-1, 2)
+    label = np.array([row[2] for row in rows], dtype=np.int64)
+    difference = np.array([b - a for a, b, _ in rows])
+    found = average_precisions(scores, torch.from_numpy(label))
+    assert found.dtype == np.float64
+    if 0 < label.sum() < len(label):
+        expected = [average_precision_score(label == c, sign * difference) for c, sign in ((0, -1), (1, 1))]
+        assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    else:
+        assert found.tolist() == [0, 0]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(2, 300), st.booleans())
+def test_average_precision_has_the_same_bits_in_any_order(seed: int, rows: int, tied: bool) -> None:
+    rng = np.random.default_rng(seed)
+    score = rng.normal(size=(rows, 3)).astype(np.float32)[rng.integers(rows // 4 + 1 if tied else rows, size=rows)]
+    label = rng.integers(3, size=rows)
+    order = rng.permutation(rows)
+    found, other = (
+        average_precisions(torch.from_numpy(score[of]), torch.from_numpy(label[of])) for of in (np.arange(rows), order)
+    )
+    assert found.tobytes() == other.tobytes()
+    power = np.exp(score.astype(np.float64))
+    for c in np.flatnonzero(found):
+        expected = average_precision_score(label == c, (power / power.sum(1, keepdims=True))[:, c])
+        assert found[c] == pytest.approx(expected, abs=1e-12)
+
+
+def test_average_precision_by_hand() -> None:
+    # From the highest margin of class 1 down: hit; then a tie of a hit and a miss; miss; hit.
+    scores = torch.tensor([[0.0, 9.0], [0.0, 5.0], [1.0, 6.0], [3.0, 1.0], [4.0, 0.0]])
+    label = torch.tensor([1, 1, 0, 0, 1])
+    assert average_precisions(scores, label)[1] == pytest.approx((1 / 1 + 2 / 3 + 3 / 5) / 3)
+    # A class without a chance comes last, also behind what ties with nothing.
+    ruled_out = torch.tensor([[1.0, -INF], [-INF, 2.0], [3.0, -INF]])
+    assert average_precisions(ruled_out, torch.tensor([1, 0, 0])).tolist() == pytest.approx(
+        [(1 / 2 + 2 / 3) / 2, 1 / 3]
+    )
+    assert average_precisions(torch.empty(0, 2), torch.empty(0, dtype=torch.int64)).tolist() == [0, 0]

@@ -81,6 +81,9 @@ def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
     without = number_keys(parse_config({**PLAIN, "evaluation": {"domains": False}}, "test").plain())
     assert "evaluation.domains" not in default
     assert without == {**default, "evaluation.domains": False}
+    by_area = number_keys(parse_config({**PLAIN, "evaluation": {"metric": "roc_auc"}}, "test").plain())
+    assert "evaluation.metric" not in default
+    assert by_area == {**default, "evaluation.metric": "roc_auc"}
     assert not any(key.startswith(("ray", "run.", "data.root")) for key in default)
 
 

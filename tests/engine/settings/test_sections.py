@@ -92,6 +92,7 @@ REFUSED: dict[str, list[Any]] = {
     "participation.trace": [3, "f" * 256],
     "evaluation.every": [0],
     "evaluation.domains": ["perhaps", 1, None],
+    "evaluation.metric": ["f1", "ROC_AUC", None, True],
     "engine.backend": ["mpi"],
     "engine.hosts": [0, 10**12, True],
     "engine.threads": [0, 10**12],

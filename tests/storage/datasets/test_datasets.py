@@ -31,6 +31,7 @@ RAW_FILES = {
     "acmv9": "acdne/acmv9.mat",
     "dblpv7": "acdne/dblpv7.mat",
     **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
+    **{f"ogbg-{name}": f"ogbg_{name}/raw/edge.csv.gz" for name in ("molhiv", "molbace", "molbbbp")},
 }
 
 
