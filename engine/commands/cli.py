@@ -74,7 +74,7 @@ def run_command(
     from engine.commands.run import run
 
     show_run(run(resolved, resume=resume, fresh=fresh))
-    show_next(config, len(resolved.models()))
+    show_next(config, resolved.task, len(resolved.models()))
 
 
 @app.command("sweep")
@@ -116,7 +116,7 @@ def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -
 
 @app.command("export")
 def export_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")]) -> None:
-    """Write the final models (safetensors) and the prediction of every node (Arrow)."""
+    """Write the final models (safetensors) and the prediction of every item (Arrow)."""
     from engine.commands.export import export
     from engine.screen.report import console
 

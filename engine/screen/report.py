@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.methods.loading import METHODS
+from algorithms.methods.loading import methods_for
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
 from engine.records.summary import PARTS, chosen, metric_of
@@ -27,10 +27,12 @@ NARROWEST = 100
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
+# What is predicted, by task.
+ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
 SCOPES = ("trained", "served", "global", DOMAINS)
 CAPTION = (
-    "test accuracy in %: last round and best validation round, weighted by all nodes of\n"
-    "a client; last round weighted by test nodes, plain mean over clients, macro-F1;\n"
+    "test accuracy in %: last round and best validation round, weighted by all {items} of\n"
+    "a client; last round weighted by test {items}, plain mean over clients, macro-F1;\n"
     "minimum, median, maximum over clients. trained: after the last local step;\n"
     "served: what a client would deploy now; global: the server's model"
 )
@@ -57,7 +59,7 @@ def show_run(run: Path) -> None:
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
         table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
     console.print(table)
-    _line(CAPTION)
+    _line(CAPTION.format(items=ITEMS[config["task"]]))
     if (metric := ranking_of(summary["scopes"])) is not None:
         console.print(ranking_table(summary["scopes"], metric))
         _line(OF_RANKINGS)
@@ -87,11 +89,11 @@ def _models(config: dict[str, Any]) -> str:
     return ", ".join(model["name"] for model in (models if isinstance(models, list) else [models]))
 
 
-def show_next(config_path: str, models: int) -> None:
-    """What to try after a run of so many models."""
+def show_next(config_path: str, task: str, models: int) -> None:
+    """What to try after a run of a task and so many models."""
     _line("next:")
     if models == 1:
-        _line(f"  shoal sweep {config_path} algorithm.name={','.join(METHODS)} seed=0,1,2")
+        _line(f"  shoal sweep {config_path} algorithm.name={','.join(methods_for(task))} seed=0,1,2")
         _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
     else:
         _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")
@@ -112,7 +114,7 @@ def show_sweep(runs: Sequence[tuple[Path, dict[str, str]]]) -> None:
     beside = "; domains: their plain mean" if DOMAINS in scopes else ""
     found = [ranking_of(s["scopes"]) for group in groups.values() for s in group]
     metrics = " or ".join(dict.fromkeys(RANKINGS.get(metric or "", "accuracy") for metric in found))
-    table = _numbers(f"test {metrics} in % at the best validation round, weighted by all nodes of a client{beside}")
+    table = _numbers(f"test {metrics} in % at the best validation round, weighted by all items of a client{beside}")
     for key in keys:
         table.add_column(key, no_wrap=True, min_width=max(len(overrides.get(key, "")) for _, overrides in runs))
     for name in ("runs", *scopes, "s/round", "up", "down"):

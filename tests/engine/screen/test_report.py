@@ -34,10 +34,11 @@ def summary(seconds: float = 0.25, best: dict[str, Any] | None = None, **scopes:
     }
 
 
-def written(folder: Path, found: dict[str, Any], model: Any = None) -> Path:
+def written(folder: Path, found: dict[str, Any], model: Any = None, **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "summary.json").write_text(sealed(found))
     config = {"name": "a", "data": {"dataset": "cora"}, "algorithm": "fedavg", "model": model or {"name": "sgc"}}
+    config |= more
     (folder / "config.yaml").write_text(with_seal(yaml.safe_dump(config)))
     return folder
 
@@ -133,9 +134,22 @@ def test_a_store(configure: Callable[..., Config]) -> None:
     ("models", "part"), [(1, "participation.ratio=0.5 model.name=sgc"), (2, "heterogeneity.rule=")]
 )
 def test_what_to_try_next(models: int, part: str) -> None:
-    text = "\n".join(printed(show_next, "my.yaml", models))
+    text = "\n".join(printed(show_next, "my.yaml", "node", models))
     assert "shoal sweep my.yaml " in text
     assert part in text
+
+
+@pytest.mark.parametrize(("task", "has"), [("node", True), ("graph", False)])
+def test_methods_to_try_next_are_those_of_the_task(task: str, has: bool) -> None:
+    text = "\n".join(printed(show_next, "my.yaml", task, 1))
+    assert ",fedavg," in text
+    assert (",fedgta," in text) == has
+
+
+@pytest.mark.parametrize(("task", "items"), [("node", "nodes"), ("graph", "graphs")])
+def test_accuracies_are_weighted_by_what_is_predicted(tmp_path: Path, task: str, items: str) -> None:
+    run = written(tmp_path, summary(), task=task)
+    assert f"weighted by all {items} of" in "\n".join(printed(show_run, run))
 
 
 def of_domains(add: float, auc: float | None = 0.5) -> dict[str, Any]:
