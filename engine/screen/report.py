@@ -130,8 +130,10 @@ def show_store(path: Path, manifest: Manifest) -> None:
     nodes = [client.nodes for client in manifest.clients]
     labelled = [client.labelled for client in manifest.clients]
     graphs = held = ""
+    items = [client.items for client in manifest.clients]
+    if manifest.pairs is not None:
+        held = f"{min(items):,} to {max(items):,} pairs and "
     if manifest.graphs is not None:
-        items = [client.items for client in manifest.clients]
         graphs, held = f"{manifest.graphs:,} graphs, ", f"{min(items):,} to {max(items):,} graphs and "
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
