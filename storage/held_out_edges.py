@@ -17,7 +17,7 @@ from storage.split import SplitOptions, random_split, to_codes
 # Of the stream that pairs without an edge are drawn from, beside that of the split.
 WITHOUT_EDGE = 1
 # Bytes of an undirected edge while pairs are drawn and held-out edges are taken away, measured and rounded up.
-OF_EDGE = 256
+OF_EDGE = 192
 
 
 def draw_pairs(part: Induced, client: int, options: SplitOptions) -> Pairs:
