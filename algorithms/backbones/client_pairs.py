@@ -65,7 +65,8 @@ class ClientPairs:
             yield self.all()
             return
         step = max(rows // 2, 1)
-        for start in range(0, len(self.ends), step):
+        # A client without pairs answers, too: for none.
+        for start in range(0, max(len(self.ends), 1), step):
             yield self.some(torch.arange(start, min(start + step, len(self.ends)), device=self.ends.device))
 
     def alike(self, x_NF: Tensor) -> PairBatch:
