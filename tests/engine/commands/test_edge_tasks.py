@@ -13,6 +13,7 @@ from small_pairs import edges_of
 from engine.commands.dry_run import show_plan
 from engine.commands.export import export
 from engine.commands.run import run
+from engine.preparing.prepare import prepare
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
 from engine.screen.report import console
@@ -106,3 +107,18 @@ def test_only_training_pairs_are_seen_in_training(configured: Configure, edge_ta
     """Without any pair that trains, nothing can be learnt."""
     with pytest.raises(ShoalError, match=r"^data\.split stratified: no client has a training pair; "):
         run(configured(data__fractions=[0.0, 0.5, 0.5], data__store=edge_task["data.store"] + str(TRAIN)))
+
+
+def test_domains_are_scored_on_the_pairs_of_their_clients(
+    configure: Configure, three_domains: Any, tmp_path: Path
+) -> None:
+    split = {"data.split": "stratified", "data.store": str(tmp_path / "store"), "run.root": str(tmp_path), "rounds": 1}
+    config = configure({**three_domains.keys, **split, "task": "edge"})
+    scopes = read_metrics(run(config))[-1]["scopes"]
+    tested = scopes["domains"]["test"]
+    records = prepare(config).domain_graphs().manifest
+    clients = prepare(config).manifest
+    counts = [np.array(each.splits[config.data.split_name].counts) for each in (records, clients)]
+    assert len(counts[0]) == 3
+    assert counts[0].sum(0).tolist() == counts[1].sum(0).tolist()
+    assert 0 < tested["min"] <= tested["max"] <= 1
