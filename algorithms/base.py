@@ -55,8 +55,9 @@ class Algorithm:
         mixed_models: Clients may train different models: no whole models are averaged.
         shares_part: What `global_model` gives is a part of a model, as its classifier: clients put it into their own,
             and by itself it is not evaluated.
-        tasks: What it can train clients to answer for: every `node`, every `graph`. One that reads a client's edges, or
-            features by node, is for nodes alone; one that reads outputs of models and labels is for both.
+        tasks: What it can train clients to answer for: every `node`, whether an `edge` joins two nodes, every `graph`.
+            One that reads a client's edges, or features by node, is for nodes alone; one that reads outputs of models
+            and labels is for all.
         plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
             batch, or each by the formulas of its gradients. A subclass with a `train`, `loss` or `regularizer` of its
             own is not plain, unless it says so itself.
@@ -66,7 +67,7 @@ class Algorithm:
     whole_graph: ClassVar[bool] = False
     mixed_models: ClassVar[bool] = False
     shares_part: ClassVar[bool] = False
-    tasks: ClassVar[frozenset[str]] = frozenset({"node", "graph"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"node", "edge", "graph"})
     plain_training: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:

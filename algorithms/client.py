@@ -8,6 +8,7 @@ import torch
 from algorithms.client_model import ClientModel
 from algorithms.draws import generator_on
 from algorithms.protocol import MODEL, Tree
+from storage.manifest import count_of_items
 from storage.view import View
 
 
@@ -18,10 +19,11 @@ class ClientInfo:
     Attributes:
         client: Number of the client.
         nodes: Rows of its shard.
-        train: Training items: rows, or graphs.
+        train: Training items: rows, graphs, or pairs of rows.
         classes: Number of classes C of the federation.
         model: Which of the run's models it trains.
-        graphs: Graphs of its shard, where graphs are what is predicted; None: its rows are.
+        graphs: Graphs of its shard, where graphs are what is predicted.
+        pairs: Pairs of its rows, where pairs are. Both None: its rows are.
     """
 
     client: int
@@ -30,11 +32,12 @@ class ClientInfo:
     classes: int
     model: int = 0
     graphs: int | None = None
+    pairs: int | None = None
 
     @property
     def items(self) -> int:
-        """How many predictions it has: its rows, or its graphs."""
-        return self.nodes if self.graphs is None else self.graphs
+        """How many predictions it has: its rows, its graphs, or its pairs."""
+        return count_of_items(self.nodes, self.graphs, self.pairs)
 
 
 @dataclass

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.backbones.client_graphs import ClientGraphs
+from algorithms.backbones.client_pairs import ClientPairs
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs, alike, all_nodes, kept_rows, sampled
 from algorithms.backbones.output import Output
@@ -25,7 +26,7 @@ class ClientModel:
     Attributes:
         flat: The host's model; the next client of a cell trains in the same memory.
         data: View of the client's shard.
-        graphs: Its graphs, where they are what is predicted; None: its rows are.
+        items: Its graphs, or its pairs of rows, where they are what is predicted; None: its rows are.
         random: Seed of a purpose, from (run seed, round, client, model, purpose).
         received: The method replaced the parameters since the client was visited.
     """
@@ -34,8 +35,11 @@ class ClientModel:
         """Takes the parameters that the host's model has now."""
         self.flat, self.data, self.random = flat, data, random
         self.received = False
-        ptr = data.graph_ptr
-        self.graphs = None if ptr is None else ClientGraphs(data, ptr, flat.inputs, flat.coupled)
+        self.items: ClientGraphs | ClientPairs | None = None
+        if data.graph_ptr is not None:
+            self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled)
+        elif data.pairs is not None:
+            self.items = ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
         self._logits: Tensor | None = None
 
     @property
@@ -71,10 +75,10 @@ class ClientModel:
         """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
 
         For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
-        whole graph. Where items are graphs, these graphs alone.
+        whole graph. Where items are graphs, these graphs alone, and where they are pairs, rows of these alone.
         """
-        if self.graphs is not None:
-            return self.graphs.all() if part == "all" else self.graphs.part(part)
+        if self.items is not None:
+            return self.items.all() if part == "all" else self.items.part(part)
         rows: Tensor | None = None if part == "all" else getattr(self.data, part)
         if (coupled := self.coupled) is not None:
             return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
@@ -94,15 +98,16 @@ class ClientModel:
         """Logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
         items: Tensor = getattr(self.data, part)
         # A part of one graph needs all its nodes, a part of several graphs only theirs.
-        if self._logits is not None or (self.coupled is not None and self.graphs is None):
+        one_pass = self.coupled is not None if self.items is None else self.items.one_pass
+        if self._logits is not None or one_pass:
             return self.logits()[items]
         return self.output(self.gathered(part)).logits_NC
 
     def outputs(self) -> Iterator[Output]:
         """Output for all items in evaluation mode, without gradients; rows of hops a block at a time."""
         rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
-        if self.graphs is not None:
-            yield from map(self.output, self.graphs.successive(rows))
+        if self.items is not None:
+            yield from map(self.output, self.items.successive(rows))
             return
         if (coupled := self.coupled) is not None:
             out = self.output(all_nodes(self.data, coupled.operator, coupled.depth))
@@ -121,8 +126,8 @@ class ClientModel:
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
         """The model on some items, in its present mode and with gradients; what it reads is gathered or drawn once."""
-        if self.graphs is not None:
-            batch = self.graphs.some(rows)
+        if self.items is not None:
+            batch = self.items.some(rows)
             return lambda: self.flat(batch)
         if (coupled := self.coupled) is not None:
             if coupled.fanouts:
@@ -136,8 +141,8 @@ class ClientModel:
 
     def alike(self, x_NF: Tensor) -> Inputs:
         """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
-        if self.graphs is not None:
-            return self.graphs.alike(x_NF)
+        if self.items is not None:
+            return self.items.alike(x_NF)
         if (coupled := self.coupled) is not None:
             return alike(x_NF, coupled.operator, coupled.depth)
         return [x_NF] * len(self.flat.inputs)

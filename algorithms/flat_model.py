@@ -12,6 +12,7 @@ from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
+from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.readout import Readout
 
 # In float32.
@@ -48,7 +49,7 @@ class FlatModel:
     @property
     def _backbone(self) -> nn.Module:
         inner = self.module
-        while isinstance(inner, Adapted | Readout):
+        while isinstance(inner, Adapted | Readout | PairEmbedding):
             inner = inner.backbone
         return inner
 
@@ -91,9 +92,9 @@ class FlatModel:
         return inner if isinstance(inner, Coupled) else None
 
     @property
-    def reads_graphs(self) -> bool:
-        """Whether it answers for whole graphs."""
-        return any(isinstance(module, Readout) for module in self.module.modules())
+    def reads_items(self) -> bool:
+        """Whether it answers for whole graphs, or for pairs of nodes, and not for nodes."""
+        return any(isinstance(module, Readout | PairEmbedding) for module in self.module.modules())
 
     @property
     def classifier(self) -> slice:

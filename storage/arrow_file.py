@@ -150,6 +150,13 @@ class MappedFile:
         offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
         return offsets, self._array(column.values)
 
+    def structs(self, name: str) -> tuple[np.ndarray, ...]:
+        """A column of lists of numbers of several kinds: offsets int32 `[N + 1]`, and the values of each kind."""
+        column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
+        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
+        kinds = range(column.type.value_type.num_fields)
+        return offsets, *(self._array(column.values.field(number)) for number in kinds)
+
     def matrix(self, name: str) -> np.ndarray:
         """A column of fixed-size lists: `[N, F]`."""
         column = self._column(name, pa.types.is_fixed_size_list)

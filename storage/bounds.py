@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from storage.graph import TEST, TRAIN
 from storage.layout import Layout
+from storage.pairs import EDGE, NO_EDGE, Pairs
 from storage.rows import CsrRows, Rows
 
 Report = Callable[[str], None]
@@ -20,7 +22,8 @@ class Limits:
         features: Width F of the features.
         classes: Number of classes C.
         layout: How shards keep their features.
-        graphs: Graphs of all clients, where labels are of graphs; None: labels are of nodes.
+        graphs: Graphs of all clients, where labels are of graphs; None: labels are of nodes, or of pairs of them.
+        pairs: Labels are of pairs of nodes.
     """
 
     nodes: int
@@ -28,6 +31,7 @@ class Limits:
     classes: int
     layout: Layout = "dense"
     graphs: int | None = None
+    pairs: bool = False
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:
@@ -60,6 +64,29 @@ def check_graphs(
         report("a graph has two labels")
     elif (np.repeat(graph, np.diff(indptr)) != graph[indices]).any():
         report("an edge joins two graphs")
+
+
+def check_pairs(pairs: Pairs, indptr: np.ndarray, indices: np.ndarray, report: Report) -> None:
+    """Reports pairs of rows that are out of order, in no part or of no label, and edges that should not be there."""
+    rows = len(indptr) - 1
+    starts = pairs.starts
+    if len(starts) != rows + 1 or starts[0] != 0 or starts[-1] != len(pairs) or (starts[1:] < starts[:-1]).any():
+        report("the row pointer does not fit the pairs")
+        return
+    if _outside(pairs.partner, 0, rows):
+        report(f"a row of a pair lies outside 0 to {rows - 1}")
+        return
+    smaller, larger = pairs.ends.astype(np.int64).T
+    key = smaller * rows + larger
+    source = np.repeat(np.arange(rows), np.diff(indptr))
+    if _outside(pairs.label, NO_EDGE, EDGE + 1):
+        report("a pair is neither an edge nor none")
+    elif _outside(pairs.part, TRAIN, TEST + 1):
+        report("a pair is in none of three parts")
+    elif (smaller >= larger).any() or not _ascending(key):
+        report("pairs are not in ascending order")
+    elif (np.isin(key, source * rows + indices) != ((pairs.label == EDGE) & (pairs.part == TRAIN))).any():
+        report("a pair that is held out is joined by an edge, or a training edge is missing")
 
 
 def check_labels(label: np.ndarray, classes: int, report: Report) -> None:

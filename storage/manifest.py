@@ -31,7 +31,8 @@ class ClientRecord:
         labelled: Items with a label.
         classes: Number of labelled items of every class, `[C]`.
         file: Size and checksum of the shard.
-        graphs: Graphs in the shard, where labels are of graphs; None: items are nodes.
+        graphs: Graphs in the shard, where labels are of graphs; None: they are of nodes, or of pairs of them.
+        pairs: Pairs in the shard, where labels are of pairs of nodes.
     """
 
     client: int
@@ -41,11 +42,12 @@ class ClientRecord:
     classes: list[int]
     file: FileRecord
     graphs: int | None = None
+    pairs: int | None = None
 
     @property
     def items(self) -> int:
-        """What has a label each: nodes, or graphs."""
-        return self.nodes if self.graphs is None else self.graphs
+        """What has a label each: nodes, graphs, or pairs of nodes."""
+        return count_of_items(self.nodes, self.graphs, self.pairs)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Manifest:
         layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
         feature_values: Values that all shards keep of sparse features; 0 for dense ones.
         domains: The graphs that clients come from, where there are several.
-        graphs: Graphs of the dataset, where labels are of graphs; None: items are nodes.
+        graphs: Graphs of the dataset, where labels are of graphs; None: they are of nodes, or of pairs of them.
+        pairs: Pairs of all clients, where labels are of pairs of nodes.
     """
 
     identity: dict[str, Any]
@@ -127,16 +130,22 @@ class Manifest:
     feature_values: int = 0
     domains: list[DomainRecord] = field(default_factory=list)
     graphs: int | None = None
+    pairs: int | None = None
 
     @property
     def items(self) -> int:
-        """What has a label each: nodes, or graphs."""
-        return self.nodes if self.graphs is None else self.graphs
+        """What has a label each: nodes, graphs, or pairs of nodes."""
+        return count_of_items(self.nodes, self.graphs, self.pairs)
 
     @property
     def item_name(self) -> str:
         """What an item is, for messages."""
-        return "node" if self.graphs is None else "graph"
+        return "pair" if self.pairs is not None else "node" if self.graphs is None else "graph"
+
+    @property
+    def task(self) -> str:
+        """The task of runs on this store."""
+        return "edge" if self.pairs is not None else self.item_name
 
     @property
     def feature_bytes(self) -> int:
@@ -148,7 +157,8 @@ class Manifest:
     @property
     def limits(self) -> Limits:
         """What holds for the files of all clients."""
-        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs)
+        pairs = self.pairs is not None
+        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs)
 
     def content(self, split: str, kernel: str | None) -> str:
         """32 digits of all that a run reads of the store: two stores with the same give the same run.
@@ -188,20 +198,30 @@ class Manifest:
             del fields["layout"], fields["feature_values"]
         if not self.domains:
             del fields["domains"]
-        if self.graphs is None:
-            # As they were written before there were tasks of graphs.
-            del fields["graphs"]
-            fields["clients"] = [_plain(client) for client in self.clients]
+        # As they were written before items were anything but nodes.
+        _without_none(fields)
+        fields["clients"] = [_plain(client) for client in self.clients]
         with replacing(store / NAME) as unfinished:
             unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
 
 
+def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
+    """How many items there are: pairs or graphs, where these have labels, else nodes."""
+    return next(count for count in (pairs, graphs, nodes) if count is not None)
+
+
 def _plain(client: ClientRecord) -> dict[str, Any]:
-    """The fields of a record as they are written; that of graphs only where there are any."""
+    """The fields of a record as they are written."""
     fields = asdict(client)
-    if client.graphs is None:
-        del fields["graphs"]
+    _without_none(fields)
     return fields
+
+
+def _without_none(fields: dict[str, Any]) -> None:
+    """Graphs and pairs are named only where these have labels."""
+    for name in ("graphs", "pairs"):
+        if fields[name] is None:
+            del fields[name]
 
 
 def read_manifest(store: Path) -> Manifest:

@@ -9,10 +9,11 @@ import pyarrow as pa
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
-from storage.bounds import Limits, check_adjacency, check_graphs, check_ids, check_labels, check_rows
+from storage.bounds import Limits, check_adjacency, check_graphs, check_ids, check_labels, check_pairs, check_rows
 from storage.errors import ShoalError
 from storage.graph import first_rows
 from storage.induced import Induced
+from storage.pairs import Pairs
 from storage.rows import CsrRows, Rows
 
 MAX_ENTRIES = 2**31
@@ -22,14 +23,18 @@ MAX_ENTRIES = 2**31
 class Shard:
     """The graph of one client, zero-copy over its file: one graph of nodes, or many small ones behind one another.
 
+    Where items are pairs of nodes, its edges are those that are not held out.
+
     Attributes:
         client: Number of the client.
         node: Global id of every row, int64 `[N]`.
-        label: Label of every row, int32 `[N]`; -1 is unlabelled; that of its graph, where labels are of graphs.
+        label: Label of every row, int32 `[N]`; -1 is unlabelled; that of its graph, where labels are of graphs; -1
+            where they are of pairs.
         indptr: Row pointer, int32 `[N + 1]`.
         indices: Rows of the neighbours, int32 `[E]`, both directions of every edge, ascending in a row.
         x: Features, float32 or float16 `[N, F]`, dense or sparse.
-        graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes.
+        graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes, or pairs.
+        pairs: Pairs of rows, where these have labels; None: items are nodes, or graphs.
     """
 
     client: int
@@ -39,6 +44,7 @@ class Shard:
     indices: np.ndarray
     x: Rows
     graph: np.ndarray | None = None
+    pairs: Pairs | None = None
 
     @property
     def nodes(self) -> int:
@@ -53,30 +59,57 @@ class Shard:
         """First row of every graph and the end of the last, int64 `[G + 1]`; graphs of nodes have none.
 
         Raises:
-            ValueError: Items are nodes.
+            ValueError: Items are no graphs.
         """
         if self.graph is None:
-            raise ValueError(f"client {self.client}: its items are nodes, and it holds one graph")
+            raise ValueError(f"client {self.client}: its items are {self.kind}, and it holds one graph")
         return first_rows(self.graph)
 
     @property
+    def kind(self) -> str:
+        """What items are, for messages."""
+        return "pairs" if self.pairs is not None else "nodes" if self.graph is None else "graphs"
+
+    @property
     def items(self) -> int:
-        """What has a label each: rows, or graphs."""
+        """What has a label each: rows, graphs, or pairs of rows."""
+        if self.pairs is not None:
+            return len(self.pairs)
         return self.nodes if self.graph is None else len(self.graph_ptr) - 1
+
+    def first_row_of(self, item: int) -> int:
+        """The row of an item, or the first of several."""
+        if self.pairs is not None:
+            return int(np.searchsorted(self.pairs.starts, item, side="right")) - 1
+        return item if self.graph is None else int(self.graph_ptr[item])
 
     @property
     def item(self) -> np.ndarray:
-        """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph."""
+        """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph.
+
+        Raises:
+            ValueError: Items are pairs, which have none.
+        """
+        if self.pairs is not None:
+            raise ValueError(f"client {self.client}: its items are pairs of nodes, which have no numbers")
         return self.node if self.graph is None else self.graph[self.graph_ptr[:-1]]
 
     @property
     def item_label(self) -> np.ndarray:
         """Label of every item, int32 `[items]`; -1 is unlabelled."""
+        if self.pairs is not None:
+            return self.pairs.label.astype(np.int32)
         return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
 
 
 def write_shard(
-    path: Path, client: int, part: Induced, label: np.ndarray, x: Rows, graph_of: np.ndarray | None = None
+    path: Path,
+    client: int,
+    part: Induced,
+    label: np.ndarray,
+    x: Rows,
+    graph_of: np.ndarray | None = None,
+    pairs: Pairs | None = None,
 ) -> FileRecord:
     """Writes one client's shard.
 
@@ -88,6 +121,7 @@ def write_shard(
         x: Features of the client's rows, float32 or float16 `[N, F]`, dense or sparse; infinity stands for one too
             large for float16.
         graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
+        pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
 
     Raises:
         ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
@@ -120,6 +154,10 @@ def write_shard(
         # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
         assert not (graph[1:] < graph[:-1]).any()
         columns["graph"] = pa.array(graph)
+    if pairs is not None:
+        values = {"partner": pairs.partner, "label": pairs.label, "part": pairs.part}
+        each = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
+        columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), each)
     return arrow_file.write(path, "shard", columns)
 
 
@@ -149,10 +187,12 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
     check_ids(shard.node, limits.nodes, "node id", faults.append)
     check_labels(shard.label, limits.classes, faults.append)
     check_adjacency(shard.indptr, shard.indices, shard.nodes, faults.append)
-    if (shard.graph is None) != (limits.graphs is None):
-        faults.append("its items are nodes" if shard.graph is None else "its items are graphs")
+    if shard.kind != ("pairs" if limits.pairs else "nodes" if limits.graphs is None else "graphs"):
+        faults.append(f"its items are {shard.kind}")
     elif shard.graph is not None and limits.graphs is not None and not faults:
         check_graphs(shard.graph, shard.label, shard.indptr, shard.indices, limits.graphs, faults.append)
+    elif shard.pairs is not None and not faults:
+        check_pairs(shard.pairs, shard.indptr, shard.indices, faults.append)
     check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
     if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
         faults.append(f"x is not {limits.layout}")
@@ -167,4 +207,6 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
             f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
         )
     graph = file.primitive("graph") if "graph" in file.names else None
-    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, file.features("x"), graph)
+    pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
+    x = file.features("x")
+    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, x, graph, pairs)

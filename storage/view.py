@@ -11,6 +11,7 @@ from torch import Tensor
 
 from storage.apart import apart
 from storage.kernel import Kernel
+from storage.pages import PAGE, touch
 from storage.ranges import ranges
 from storage.rows import CsrRows, Rows
 from storage.shard import Shard
@@ -18,7 +19,6 @@ from storage.sparse_matrix import Features, SparseMatrix
 from storage.split import Split
 
 CPU = torch.device("cpu")
-PAGE = 4096
 
 
 class Memo:
@@ -87,8 +87,8 @@ class View:
         client: Number of the client.
         classes: Number of classes C of the whole federation.
         nodes: Rows N of the shard.
-        items: What has a label each: rows, or the graphs of the shard.
-        graph_ptr: First row of every graph and the end of the last, int64 `[G + 1]`; None: items are rows.
+        items: What has a label each: rows, the graphs of the shard, or pairs of rows.
+        graph_ptr: First row of every graph and the end of the last, int64 `[G + 1]`; None: items are no graphs.
         device: Where its tensors are, except those that are said to be in the map.
         kernel: How its hops were computed; None: nothing was.
         train, val, test: Numbers of items, int64.
@@ -131,7 +131,7 @@ class View:
         )
         self._hops = [_features(rows) for rows in (shard.x, *hops)]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
-        self._row = int(self.rows_of(self.train[:1])[0]) if len(split.train) else 0
+        self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
         self._samples: dict[int, bytes] = {}
         self._used: set[Hashable] = set()
         self._edges: list[tuple[Tensor, Tensor]] = []
@@ -151,7 +151,8 @@ class View:
         """
         named = {"train": self.train, "val": self.val, "test": self.test}
         named |= {} if self.graph_ptr is None else {"graph_ptr": self.graph_ptr}
-        named |= {name: self.__dict__[name] for name in ("label", "train_label") if name in self.__dict__}
+        made = {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
+        named |= {name: tensor for name, tensor in made.items() if tensor is not None}
         for name, tensor in named.items():
             # No tensor of these is made by writing into it.
             if writes(tensor) != (0,):
@@ -188,7 +189,7 @@ class View:
     @property
     def items_are_rows(self) -> bool:
         """Whether what is predicted are the nodes themselves, so that their edges are those of items."""
-        return self.graph_ptr is None
+        return self.graph_ptr is None and self.pairs is None
 
     @property
     def features(self) -> int:
@@ -262,8 +263,16 @@ class View:
         label = self._shard.item_label
         return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
 
+    @cached_property
+    def pairs(self) -> Tensor | None:
+        """Both rows of every item, int64 `[items, 2]`, the smaller one first; None: items are no pairs of rows."""
+        pairs = self._shard.pairs
+        return None if pairs is None else self._build(lambda: torch.from_numpy(pairs.ends).long().to(self.device))
+
     def rows_of(self, items: Tensor) -> Tensor:
-        """Rows of some items, int64: the items themselves, or the nodes of every graph, one graph behind the other."""
+        """Rows of some items, int64: the items themselves, the nodes of every graph, or both rows of every pair."""
+        if self.pairs is not None:
+            return self.pairs[items].flatten()
         if self.graph_ptr is None:
             return items
         first = self.graph_ptr[items]
@@ -279,7 +288,7 @@ class View:
         """
         _ = self.train_label
         for k in hops:
-            _touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
+            touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
         if edges:
             for part in (self._shard.indptr, self._shard.indices):
                 part[:: PAGE // part.itemsize].sum()
@@ -370,18 +379,6 @@ def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:
     """What `View.whole` adds to a matrix in the map: float32 values, where others are stored, and the transpose."""
     whole = SparseMatrix(hop.csr).float()
     return None if whole.dtype == hop.dtype else whole.parts()[2], whole.transposed
-
-
-def _touch(hop: Features, rows: Tensor | None) -> None:
-    """Reads a value of each page of a hop, or of some of its rows."""
-    if isinstance(hop, Tensor):
-        pages_NF = hop[:, :: max(PAGE // hop.element_size(), 1)]
-        (pages_NF if rows is None else pages_NF.index_select(0, rows)).sum()
-    elif rows is None:
-        for part in hop.parts():
-            part[:: PAGE // part.element_size()].sum()
-    else:
-        hop.rows(rows)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from small_graphs import write_graphs
+from small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
 from algorithms.backbones import build
@@ -133,6 +134,22 @@ def graph_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("graph_task")
     path = write_graphs(folder / "graphs")
     return {"task": "graph", "data.path": str(path), "data.store": str(folder / "store"), "model.name": "gcn"}
+
+
+@pytest.fixture(scope="session")
+def edge_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Keys of a config whose clients predict edges among their nodes."""
+    folder = tmp_path_factory.mktemp("edge_task")
+    path = write_nodes(folder / "nodes")
+    return {
+        "task": "edge",
+        "data.path": str(path),
+        "data.store": str(folder / "store"),
+        "data.split": "stratified",
+        "data.fractions": list(SHARES),
+        "partition.clients": len(OF_CLIENT),
+        "model.name": "gcn",
+    }
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from torch import nn
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.choice import MOST_LAYERS, WIDEST
 from algorithms.backbones.output import Output
+from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
@@ -37,14 +38,20 @@ BACKBONES = {
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
 HEAD_DROPOUT, READOUT = "head_dropout", "readout"
-# Options that are for models of nodes: what a graph task leaves them at, and why.
-OF_NODES: dict[str, tuple[tuple[object, ...], str]] = {
-    "fanouts": ((None,), "a graph task reads whole graphs, not drawn neighbours"),
-    "norm": (
-        ("none", "layer"),
-        "a graph task reads several graphs at once, and normalises none by nodes of another",
-    ),
-    "head": (("linear",), "a graph task pools nodes before the classifier, which passes no messages"),
+# Options that are for models of nodes: what other tasks may leave them at, and why.
+OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
+    "graph": {
+        "fanouts": ((None,), "a graph task reads whole graphs, not drawn neighbours"),
+        "norm": (
+            ("none", "layer"),
+            "a graph task reads several graphs at once, and normalises none by the nodes of another",
+        ),
+        "head": (("linear",), "a graph task pools nodes before the classifier, which passes no messages"),
+    },
+    "edge": {
+        "fanouts": ((None,), "an edge task reads the whole graph, not drawn neighbours"),
+        "head": (("linear",), "an edge task joins two nodes before the classifier, which passes no messages"),
+    },
 }
 
 
@@ -95,7 +102,7 @@ def build(
             `readout`: how the embeddings of a graph's nodes become one, `mean` by default.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
-        task: What the model answers for: every `node`, or every `graph`.
+        task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
@@ -111,6 +118,8 @@ def build(
 
     def of_classes(classes: int) -> nn.Module:
         module = cls(features, classes, hops, dropout, **own)
+        if task == "edge":
+            return PairEmbedding(module, dropout)
         return Readout(module, readout, dropout) if task == "graph" else module
 
     module = of_classes(classes)
@@ -133,13 +142,16 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
     }
     if name in BACKBONES:
         known[HEAD_DROPOUT] = bool
+    for key, (plain, why) in OF_NODES.get(task, {}).items():
+        if key in known and options.get(key, plain[0]) not in plain:
+            raise ShoalError(f"model.{key}: {why}; leave it out")
     if task == "graph":
         known[READOUT] = Pooling
-        for key, (plain, why) in OF_NODES.items():
-            if key in known and options.get(key, plain[0]) not in plain:
-                raise ShoalError(f"model.{key}: {why}; leave it out")
     elif READOUT in options:
-        raise ShoalError(f"model.{READOUT}: is for graph tasks (task: graph), a node task pools nothing; leave it out")
+        a_task = "an edge" if task == "edge" else "a node"
+        raise ShoalError(
+            f"model.{READOUT}: is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
+        )
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ class ClientGraphs:
     ptr: Tensor
     hops: tuple[int, ...]
     coupled: Coupled | None
+
+    # Other graphs need not be read for some.
+    one_pass: ClassVar[bool] = False
 
     def all(self) -> GraphBatch:
         """All graphs, in the map or kept on the host."""

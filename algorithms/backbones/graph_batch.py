@@ -9,15 +9,24 @@ from storage.sparse_matrix import Features, SparseMatrix
 
 
 @dataclass(frozen=True)
-class GraphBatch:
-    """Several graphs.
+class ItemBatch:
+    """Nodes of items that are more than a row: of graphs, or of pairs.
 
     Attributes:
         hops: Rows of the hops that a decoupled backbone reads, of all nodes; of a coupled one, of the features alone.
-        operators: Of a coupled backbone: the matrix of every layer, square, without an entry between two graphs.
-        first: First row of every graph and the end of the last, int64 `[G + 1]`.
+        operators: Of a coupled backbone: the matrix of every layer, square.
     """
 
     hops: Sequence[Features]
     operators: tuple[SparseMatrix, ...]
+
+
+@dataclass(frozen=True)
+class GraphBatch(ItemBatch):
+    """Several graphs; the matrices have no entry between two.
+
+    Attributes:
+        first: First row of every graph and the end of the last, int64 `[G + 1]`.
+    """
+
     first: Tensor

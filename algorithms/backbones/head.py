@@ -24,7 +24,7 @@ class Head(nn.Module):
     Attributes:
         drops_embedding: There is dropout before the last layer, too (`model.head_dropout`); what gives a head of one
             layer its input sees to that.
-        pooled: Embeddings of rows are pooled before the last layer, and none is dropped before they are.
+        pooled: Embeddings of rows are pooled, or joined in pairs, before the last layer, and none is dropped before.
     """
 
     def __init__(

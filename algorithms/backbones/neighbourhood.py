@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.backbones.graph_batch import GraphBatch
+from algorithms.backbones.graph_batch import ItemBatch
 from storage.neighbours import Drawn, draw_neighbours
 from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
@@ -30,8 +30,8 @@ class Neighbourhood(NamedTuple):
     rows: Tensor | None = None
 
 
-# Rows of hops for a decoupled backbone, a neighbourhood for a coupled one, several graphs for one with a readout.
-Inputs = Sequence[Features] | Neighbourhood | GraphBatch
+# Rows of hops for a decoupled backbone, a neighbourhood for a coupled one; nodes of graphs or pairs for one of these.
+Inputs = Sequence[Features] | Neighbourhood | ItemBatch
 
 
 def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:

@@ -8,7 +8,7 @@ from storage.sparse_matrix import Features, SparseMatrix
 
 
 class Output(NamedTuple):
-    """Scores and representation of N items: nodes, or graphs.
+    """Scores and representation of N items: nodes, graphs, or pairs of nodes.
 
     Attributes:
         logits_NC: Unnormalised class scores `[N, C]`.

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.dropout import drop
+from algorithms.backbones.embedded_nodes import embedded_nodes
 from algorithms.backbones.graph_batch import GraphBatch
 from algorithms.backbones.head import Head
 from algorithms.backbones.output import Output
@@ -57,17 +57,10 @@ class Readout(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        embedding_GH = self.pool(self._nodes(batch), batch.first)
+        embedding_GH = self.pool(embedded_nodes(self.backbone, batch), batch.first)
         drops = self.head.drops_embedding
         read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
         return Output(self.head.linears[-1](read_GH), embedding_GH)
-
-    def _nodes(self, batch: GraphBatch) -> Tensor:
-        """Embeddings of all nodes, float32 `[N, H]`."""
-        if isinstance(self.backbone, Coupled):
-            (x_NF,) = batch.hops
-            return self.backbone.embed(x_NF, batch.operators)
-        return self.backbone(batch.hops).embedding_NH.float()
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
         """Embeddings of graphs, `[G, H]`.

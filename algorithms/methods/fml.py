@@ -49,7 +49,8 @@ class FML(WithCopilot):
             raise ValueError("alpha and beta must lie in [0, 1]")
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
-        if not client.info.train and self.rows == "train":
+        # A client of an edge task may have no item at all.
+        if not (client.info.train if self.rows == "train" else client.info.items):
             return float("nan")
         own = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
         copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from algorithms.backbones.graph_batch import GraphBatch
+from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood, sampled
 from algorithms.client import Client
 from algorithms.protocol import MODEL
@@ -16,18 +16,19 @@ def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inp
     """Gives the inputs of one of the client's models for training items, by their places; None stands for all of them.
 
     A decoupled model reads these rows of its hops, a coupled one the whole graph, or, with `model.fanouts`, neighbours
-    drawn for these rows from a random stream of its own. Where items are graphs, a model reads these graphs alone.
+    drawn for these rows from a random stream of its own. Where items are graphs, a model reads these graphs alone, and
+    where they are pairs, what their rows need.
     """
     data, own = client.data, client.models[model]
-    if (graphs := own.graphs) is not None:
-        return lambda places: own.gathered("train") if places is None else graphs.some(data.train[places])
+    if (items := own.items) is not None:
+        return lambda places: own.gathered("train") if places is None else items.some(data.train[places])
     coupled = own.coupled
     if coupled is not None and coupled.fanouts:
         operator, fanouts = coupled.operator, coupled.fanouts
         rng = np.random.default_rng(own.random("neighbours"))
         return lambda places: sampled(data, operator, fanouts, _at(data.train, places), rng)
     inputs = own.gathered("train")
-    assert not isinstance(inputs, GraphBatch)
+    assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
         return lambda places: inputs._replace(rows=_at(data.train, places))
     return lambda places: [_features_at(hop, places) for hop in inputs]

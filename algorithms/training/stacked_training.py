@@ -24,7 +24,7 @@ NO_ROW = -100
 
 def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
     """What is missing to train several clients of a model in one batch; None: nothing."""
-    if model.reads_graphs:
+    if model.reads_items:
         return "a node task (task: node)"
     if model.coupled:
         return "a decoupled model (sgc, gamlp, mlp)"

@@ -41,11 +41,12 @@ from engine.wire.models import assign_models, named_kinds, require_mixable, requ
 from partition import require_enough_nodes
 from partition.domains import require_own_clients
 from partition.from_file import by_file
-from storage.graph import Graph, first_rows
+from storage.graph import TRAIN, Graph, first_rows
 from storage.hops import hops_bytes
 from storage.kernel import Kernel
 from storage.layout import chosen_layout, stored_bytes
 from storage.manifest import NAME, read_manifest
+from storage.pairs import LABELS, OF_PAIR, Pairs
 from storage.propagation import hops as propagated
 from storage.rows import CsrRows, Rows, entries_of
 from storage.shard import Shard
@@ -84,6 +85,9 @@ def show_plan(config: Config) -> None:
         _require_division(config, graph)
         items, what = graph.items, graph.item_name
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
+        if config.task == "edge":
+            # All of its edges, if none joins two clients, and as many pairs without one.
+            items, what, classes = entries, "pair", LABELS
         data = config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
         x_bytes, values = stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x)
@@ -96,9 +100,9 @@ def show_plan(config: Config) -> None:
     clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0]
     model_of = assign_models(config, clients)
-    graphs = items // clients if what == "graph" else None
+    graphs, pairs = (items // clients if what == each else None for each in ("graph", "pair"))
     train_items = int(share * items / clients)
-    infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs) for i in range(clients)]
+    infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs, pairs) for i in range(clients)]
     plan = plan_of(config, algorithm.whole_graph)
     cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
     cells = form_cells(cohort, infos, config.engine.cell_size)
@@ -120,7 +124,8 @@ def show_plan(config: Config) -> None:
     mean, edges = infos[0], entries // clients
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
     few = None if graphs is None else max(1, int(graphs * part))
-    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few)
+    fewer = None if pairs is None else int(pairs * part)
+    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
     a_row = None if values is None else values // nodes
     mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row)
     torch.set_num_threads(config.engine.threads)
@@ -132,7 +137,8 @@ def show_plan(config: Config) -> None:
     beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
     parameters = np.array([len(model.w) + beside for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
-    disk = x_bytes + 4 * entries + 16 * nodes + hop_bytes
+    disk = x_bytes + 4 * entries + 16 * nodes + hop_bytes + (0 if pairs is None else OF_PAIR * items)
+    at_most = " at most" if what == "pair" and not prepared else ""
     kept = (
         4
         * int(parameters[model_of].sum())
@@ -142,7 +148,7 @@ def show_plan(config: Config) -> None:
     table = Table(title=f"dry run of {config.name}", show_header=False)
     for name, text in {
         "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
-        **({"dataset": f"{items:,} graphs, {nodes:,} nodes"} if what == "graph" else {}),
+        **({} if what == "node" else {"dataset": f"{items:,} {what}s{at_most}, {nodes:,} nodes"}),
         "run folder": str(run_path(config)),
         "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
@@ -189,14 +195,24 @@ def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, 
         sparse = _random_rows(info.nodes, features, a_row, rng)
         x = [sparse, *propagated(indptr, indices, sparse, kernel)]
     rows = np.arange(info.nodes)
-    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph)
-    return View("mean client", shard, Split(rows[: info.train], rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
+    pairs = None if info.pairs is None else _random_pairs(info.nodes, info.pairs, rng)
+    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs)
+    train = np.arange(info.train)
+    return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
 
 
 def _spans(wanted: np.ndarray, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The first row of some graphs, and how many rows each has, of the graph of every row, ascending from 0."""
     ends = first_rows(graph)
     return ends[wanted], np.diff(ends)[wanted]
+
+
+def _random_pairs(nodes: int, count: int, rng: np.random.Generator) -> Pairs:
+    starts = np.linspace(0, count if nodes else 0, nodes + 1).astype(np.int32)
+    count = int(starts[-1])
+    partner = rng.integers(max(nodes, 1), size=count, dtype=np.int32)
+    label = rng.integers(LABELS, size=count, dtype=np.int8)
+    return Pairs(starts, partner, label, np.full(count, TRAIN, dtype=np.int8))
 
 
 def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator) -> CsrRows:

@@ -25,6 +25,7 @@ from engine.settings.config import load_config
 from engine.wire.cell import evaluation_cell
 from engine.wire.job import Job, make_job
 from storage.errors import ShoalError
+from storage.shard import Shard
 from storage.split import to_codes
 from storage.store import Store
 
@@ -39,7 +40,8 @@ def export(run: Path) -> Path:
 
     Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
     2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
-    `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`.
+    `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`; in edge tasks one
+    row a pair, `source` and `target` int64, global ids of its nodes.
 
     Raises:
         ShoalError: No folder of a finished run, or its last checkpoint cannot be used, or the store is another one.
@@ -126,10 +128,18 @@ def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]
 def _describe(job: Job, store: Store, client: int, columns: dict[str, list[np.ndarray]]) -> None:
     shard, split = store.shard(client), store.split(job.split, client)
     described = {
-        "node" if shard.graph is None else "graph": shard.item,
+        **_items(shard),
         "client": np.full(shard.items, client, dtype=np.int32),
         "label": shard.item_label,
         "part": to_codes(split, shard.items),
     }
     for name, values in described.items():
         columns.setdefault(name, []).append(values)
+
+
+def _items(shard: Shard) -> dict[str, np.ndarray]:
+    """What names the items of a shard, by the name of the column."""
+    if shard.pairs is None:
+        return {"node" if shard.graph is None else "graph": shard.item}
+    source, target = shard.node[shard.pairs.ends].T
+    return {"source": source, "target": target}

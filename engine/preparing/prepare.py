@@ -91,17 +91,17 @@ def read_graph(config: Config) -> Graph:
 
 
 def require_task(config: Config, dataset: str, labels: str) -> None:
-    """Refuses to predict labels of nodes where those of graphs are given, and the other way about.
+    """Refuses to predict labels of nodes, or edges, where labels of graphs are given, and the other way about.
 
     Args:
         config: The run.
         dataset: Name of the dataset.
-        labels: What has labels in it, `node` or `graph`.
+        labels: What has labels in it: `node` or `graph`, or `pair` in a store of an edge task.
 
     Raises:
-        ShoalError: It is another than the config's task.
+        ShoalError: The config's task is not for it.
     """
-    if config.task != labels:
+    if (config.task == "graph") != (labels == "graph"):
         raise ShoalError(f"task: {config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}")
 
 
@@ -117,14 +117,15 @@ def require_metric(config: Config, dataset: str, classes: int) -> None:
         ShoalError: The config's metric is such a one.
     """
     metric = config.evaluation.metric
-    if metric != "accuracy" and classes != 2:
+    # Whether there is an edge are two classes, whatever those of the nodes are.
+    if metric != "accuracy" and classes != 2 and config.task != "edge":
         raise ShoalError(
             f"evaluation.metric: {metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
         )
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What tells one store from another: the content of the dataset and the partition.
+    """What tells one store from another: the content of the dataset, the partition, and which edges are held out.
 
     Raises:
         ShoalError: A file that the config names cannot be read.
@@ -148,7 +149,9 @@ def identity(config: Config) -> dict[str, Any]:
     # Stores of dense features keep the names that they had before there were sparse ones.
     if data.layout != "dense" and may_be_sparse(data.dataset, data.path):
         dataset["layout"] = data.layout
-    return {"dataset": dataset, "partition": chosen}
+    # Which edges are held out is a part of the shards, of no others.
+    edges = {"edges": data.split_name} if config.task == "edge" else {}
+    return {"dataset": dataset, "partition": chosen, **edges}
 
 
 def published_inputs(config: Config) -> dict[str, str]:
@@ -198,7 +201,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     published = _published(config)
     store = _complete(path, made, published, *wanted, mend)
     if (path / NAME).exists():
-        # The task is no part of an identity: the labels of a dataset are of one kind.
+        # Only an edge task is a part of an identity: the labels of a dataset are of one kind.
         found = Store(path).manifest
         require_task(config, found.name, found.item_name)
         require_metric(config, found.name, found.classes)
@@ -208,7 +211,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
 
     def beside(name: str, require_room: Callable[[], None]) -> Store:
         """The store of whole graphs below the clients' one."""
-        own = {"dataset": made["dataset"], "partition": {"method": name}}
+        own = {**made, "partition": {"method": name}}
         found = _complete(path / name, own, published, *wanted, mend)
         if found is not None:
             return found
@@ -249,7 +252,7 @@ def _complete(
 
 
 def require_identity(path: Path, manifest: Manifest, made: dict[str, Any]) -> None:
-    """Refuses a store of another dataset or partition.
+    """Refuses a store of another dataset or partition, or with other edges held out.
 
     Raises:
         ShoalError: It is one; names what differs.
@@ -272,16 +275,19 @@ def require_known(config: Config) -> None:
 
     Raises:
         ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
-            be sparse, the file of the split is wrong, graphs are divided or propagated as only nodes can be, or the
-            metric is for fewer classes.
+            be sparse, the file of the split is wrong, graphs or edges are divided or propagated as only nodes can be,
+            or the metric is for fewer classes.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     if config.task == "graph":
         require_divides_graphs(config.partition.method)
-        if config.propagation.rows != "all":
-            raise ShoalError(
-                f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task graph set all"
-            )
+    if config.task == "edge" and config.data.split != "stratified":
+        raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
+    if config.task != "node" and config.propagation.rows != "all":
+        raise ShoalError(
+            f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task {config.task} set all"
+        )
+    what = "graph" if config.task == "graph" else "node"
     numbers = config.partition.domains or (config.partition.clients,)
     for each, clients in zip(sources(config), numbers):
         if (labels := labels_ahead(each)) is not None:
@@ -292,7 +298,7 @@ def require_known(config: Config) -> None:
             require_metric(config, each.dataset, classes)
         items = items_ahead(each)
         if items is not None:
-            require_enough_nodes(clients, items, each.dataset, config.task)
+            require_enough_nodes(clients, items, each.dataset, what)
     if config.data.split == "file":
         read_split_file(config.data.split_file)
 

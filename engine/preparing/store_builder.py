@@ -27,11 +27,13 @@ from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.gather import gathered
 from storage.graph import Graph
+from storage.held_out_edges import draw_pairs, require_room, union_of, without_held_out
 from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
 from storage.induced import Induced, kept_entries
 from storage.kernel import Kernel
 from storage.layout import chosen_layout, stored_bytes
 from storage.manifest import NAME, ClientRecord, DomainRecord, Manifest, SplitRecord
+from storage.pairs import LABELS, OF_PAIR, Pairs
 from storage.rows import Rows, entries_of
 from storage.shard import open_shard, write_shard
 from storage.split import (
@@ -155,28 +157,35 @@ class StoreBuilder:
         count = int(assignment.max()) + 1
         data = self.config.data
         layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, self.dtype)
+        pairs_only = self.config.task == "edge"
         a_node = 16 if graph.graph_of is None else 24
-        needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + 4 * graph.entries
+        # There are at most as many pairs as entries.
+        an_entry = 4 + (OF_PAIR if pairs_only else 0)
+        needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + an_entry * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         measured = quality(graph, assignment, count, kept).as_dict()
         # Nobody's nodes as those of one more client, which is not asked for.
         assignment = np.where(assignment == NOBODY, np.int32(count), assignment)
-        label = graph.of_nodes(graph.y)
+        label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
         with progress("shards", count, "clients", count - len(missing)) as step:
             for client, part, x in gathered(graph, assignment, kept, missing, self.dtype, self.memory_limit, layout):
-                self.writer.once(shard_path(client), partial(_write_shard, client, part, label, x, graph.graph_of))
+                pairs = self._pairs(client, part, graph.nodes) if pairs_only else None
+                own = part if pairs is None else without_held_out(part, pairs)
+                write = partial(_write_shard, client, own, label, x, graph.graph_of, pairs)
+                self.writer.once(shard_path(client), write)
                 step.advance()
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
-        records = [self._record(client, file, graph.classes) for client, file in enumerate(files) if file is not None]
+        classes = LABELS if pairs_only else graph.classes
+        records = [self._record(client, file, classes) for client, file in enumerate(files) if file is not None]
         return Manifest(
             identity=self.made,
             name=graph.name,
             synthetic=graph.synthetic,
             nodes=graph.nodes,
             features=graph.features,
-            classes=graph.classes,
+            classes=classes,
             dtype=self.dtype,
             cleaning=asdict(graph.cleaning),
             quality=measured,
@@ -186,6 +195,7 @@ class StoreBuilder:
             feature_values=entries_of(graph.x) if layout == "sparse" else 0,
             domains=self._domains(graph),
             graphs=None if graph.graph_of is None else graph.items,
+            pairs=sum(record.items for record in records) if pairs_only else None,
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
@@ -207,17 +217,32 @@ class StoreBuilder:
         labelled = label[label >= 0]
         counts = np.bincount(labelled, minlength=classes).tolist()
         graphs = None if shard.graph is None else shard.items
-        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file, graphs)
+        pairs = None if shard.pairs is None else shard.items
+        return ClientRecord(client, shard.nodes, shard.entries, len(labelled), counts, file, graphs, pairs)
+
+    def _pairs(self, client: int, part: Induced, nodes: int) -> Pairs:
+        """The pairs of a client, or those of all clients whose nodes a whole graph has, of a dataset of `nodes`."""
+        require_room(client, len(part.indices), self.config.memory_limit())
+        if self.clients is None:
+            return draw_pairs(part, client, self.config.data)
+        row_of = np.full(nodes, -1, dtype=np.int64)
+        row_of[part.node] = np.arange(len(part.node))
+        shards = map(self.clients.shard, range(self.clients.clients))
+        # The nodes of a client are all in one domain.
+        rows = ((row_of[shard.node], shard.pairs) for shard in shards)
+        return union_of(len(part.node), [(own, pairs) for own, pairs in rows if own[0] >= 0 and pairs is not None])
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
-        code = self._codes(shards, options)
+        code = None if shards.manifest.pairs is not None else self._codes(shards, options)
         files, counts, untrained, unreachable = [], [], [], 0
         what = shards.manifest.item_name
         for client in range(shards.clients):
             shard = shards.shard(client)
 
             def write(path: Path, shard: Any = shard) -> FileRecord:
-                if code is None:
+                if shard.pairs is not None:
+                    split = from_codes(shard.pairs.part)
+                elif code is None:
                     split = random_split(shard.item_label, shard.item, shard.client, options)
                 else:
                     split = from_codes(code[shard.item])
@@ -284,9 +309,15 @@ def _rows_kept(shards: Store, client: ClientRecord, kernel: Kernel) -> int:
 
 
 def _write_shard(
-    client: int, part: Induced, label: np.ndarray, x: Rows, graph_of: np.ndarray | None, path: Path
+    client: int,
+    part: Induced,
+    label: np.ndarray,
+    x: Rows,
+    graph_of: np.ndarray | None,
+    pairs: Pairs | None,
+    path: Path,
 ) -> FileRecord:
-    return write_shard(path, client, part, label, x, graph_of)
+    return write_shard(path, client, part, label, x, graph_of, pairs)
 
 
 def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions, what: str) -> None:

@@ -140,8 +140,12 @@ def show_store(path: Path, manifest: Manifest) -> None:
     nodes = [client.nodes for client in manifest.clients]
     labelled = [client.labelled for client in manifest.clients]
     graphs = held = ""
+    items = [client.items for client in manifest.clients]
+    hidden = ""
+    if manifest.pairs is not None:
+        graphs, held = f"{manifest.pairs:,} pairs, ", f"{min(items):,} to {max(items):,} pairs and "
+        hidden = " for training, those held out not counted"
     if manifest.graphs is not None:
-        items = [client.items for client in manifest.clients]
         graphs, held = f"{manifest.graphs:,} graphs, ", f"{min(items):,} to {max(items):,} graphs and "
     classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
     rows = {
@@ -150,7 +154,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
         "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
-        "edges kept": f"{entries // 2:,} undirected; cut {100 * quality['cut_fraction']:.1f} %",
+        "edges kept": f"{entries // 2:,} undirected{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
         "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",

@@ -61,8 +61,8 @@ class Config(BaseModel):
     # The folder of a run has nine more characters.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
-    # What is predicted: the label of every node, or of every graph of a dataset of graphs.
-    task: Literal["node", "graph"] = "node"
+    # What is predicted: the label of every node, whether an edge joins two nodes, or the label of every graph of many.
+    task: Literal["node", "edge", "graph"] = "node"
     rounds: Positive = 100
     data: DataConfig
     partition: PartitionOptions = PartitionOptions()

@@ -138,7 +138,7 @@ class Job:
             dropout=self.train.dropout,
             bfloat16=self.precision == "bfloat16",
             sparse=manifest.layout == "sparse",
-            task="node" if manifest.graphs is None else "graph",
+            task=manifest.task,
         )
 
     def initial(self, kind: Kind, name: str, client: int) -> Tensor:
@@ -161,7 +161,7 @@ class Job:
         """Sizes of all clients."""
         counts, classes = store.manifest.splits[self.split].counts, store.manifest.classes
         return [
-            ClientInfo(c.client, c.nodes, counts[c.client][0], classes, self.model_of[c.client], c.graphs)
+            ClientInfo(c.client, c.nodes, counts[c.client][0], classes, self.model_of[c.client], c.graphs, c.pairs)
             for c in store.manifest.clients
         ]
 
@@ -172,7 +172,7 @@ class Job:
         counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
         first = len(self.model_of)
         return [
-            ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs)
+            ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs, pairs=g.pairs)
             for g in graphs.manifest.clients
         ]
 

@@ -170,7 +170,7 @@ def build_models(
         bfloat16: Multiply in bfloat16.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
-        task: What models answer for: every `node`, or every `graph`.
+        task: As for `algorithms.backbones.build`.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.

@@ -49,12 +49,16 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
         module: The library; None imports `dgl`.
 
     Raises:
-        ShoalError: DGL cannot be imported, or labels are of graphs.
+        ShoalError: DGL cannot be imported, or labels are of graphs or pairs.
     """
     module = library("dgl", "a DGLGraph") if module is None else module
     tensors = tensors_of(graph, split)
     if "batch" in tensors:
         raise ShoalError("graph: many graphs with a label each, and a DGLGraph has labels of nodes only; take to_pyg")
+    if "edge_label" in tensors:
+        raise ShoalError(
+            "graph: pairs of nodes with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
+        )
     made = module.graph(tuple(tensors.pop("edge_index")), num_nodes=graph.nodes)
     names = {"x": X, "y": Y, "n_id": module.NID}
     for key, tensor in tensors.items():

@@ -28,8 +28,9 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
         `edge_index` int64 `[2, E]`, both directions; `x` of the stored type `[N, F]`; `y` int64 `[N]`, -1 is
         unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the
         numbers of its nodes in the whole graph; of many graphs `batch` int64 `[N]`, the graph of every node, and `y`
-        and masks are those of graphs; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share memory
-        with the graph; writing to it never changes a file.
+        and masks are those of graphs; of pairs `edge_label_index` int64 `[2, M]` and in the place of `y` `edge_label`
+        int64 `[M]`, and masks are those of pairs; of a graph with clients of its own `assignment` int32 `[N]`. `x` may
+        share memory with the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     y = graph.item_label if isinstance(graph, Shard) else graph.y
@@ -47,6 +48,9 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
         found["batch"] = torch.from_numpy(batch.astype(np.int64))
     code = None
     if isinstance(graph, Shard):
+        if graph.pairs is not None:
+            found["edge_label_index"] = torch.from_numpy(graph.pairs.ends.astype(np.int64).T.copy())
+            found["edge_label"] = found.pop("y")
         found["n_id"] = torch.from_numpy(graph.node.astype(np.int64))
         code = None if split is None else to_codes(split, graph.items)
     else:

@@ -65,7 +65,7 @@ KEYS = [
     "",
 ]  # fmt: skip
 NAMES = {
-    "task": ["node", "graph"],
+    "task": ["node", "edge", "graph"],
     "data.dataset": [
         "cora",
         "sbm",

@@ -243,6 +243,20 @@ def test_graphs(run: Run, run_there: Run, graph_task: dict[str, Any], model: str
     assert_same(run_there(keys), run(keys, rounds=ROUNDS))
 
 
+PAIRS: dict[str, dict[str, Any]] = {
+    "coupled": {"model.name": "gcn", "algorithm.name": "fedproto"},
+    "coupled, batches": {"model.name": "gin", "train.batch_size": 5},
+    "hops": {"model.name": "gamlp"},
+    "hops, batches": {"model.name": "sgc", "train.batch_size": 5, "algorithm.name": "fedtgp"},
+}
+
+
+@pytest.mark.parametrize("model", PAIRS)
+def test_pairs(run: Run, run_there: Run, edge_task: dict[str, Any], model: str) -> None:
+    keys = {**KEYS, **edge_task, **PAIRS[model]}
+    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if "fedavg" not in name and name not in NO_DRAWN])
 def test_lists_of_models(run: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method], **MIXED}

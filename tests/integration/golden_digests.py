@@ -171,7 +171,20 @@ def matrix() -> dict[str, Keys]:
             "train": {"epochs": 2, "batch_size": 3},
             "participation": {"ratio": 0.67},
         }
-    return runs
+    return runs | _runs_of_pairs()
+
+
+def _runs_of_pairs() -> dict[str, Keys]:
+    """Of the one graph, whose edges are predicted."""
+    data = {"split": "stratified", "fractions": [0.4, 0.3, 0.3]}
+    common: Keys = {"task": "edge", "data": data, "train": {"epochs": 2, "batch_size": 8}}
+    few = {"participation": {"ratio": 0.67}}
+    return {
+        "edges fedavg gcn": {**common, "model": COUPLED},
+        "edges fedproto gamlp": {**common, "algorithm": {"name": "fedproto"}},
+        "edges fedavg sage": {**common, **few, "model": {"name": "sage", "hidden": 8}},
+        "edges global gcn": {**common, "algorithm": {"name": "global"}, "model": COUPLED},
+    }
 
 
 def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -> Config:
@@ -200,6 +213,8 @@ def config_of(name: str, changes: Mapping[str, Any], graph: Path, **more: Any) -
     if layout == "sparse":
         plain["data"]["path"] = str(graph.with_suffix(".npz"))
     store = f"store-{plain['data'].get('dtype', 'float32')}-{layout}"
+    if plain.get("task") == "edge":
+        store = "store-of-pairs"
     if plain.get("task") == "graph":
         plain["data"]["path"] = str(graph.with_name(SMALL_GRAPHS))
         store = f"store-of-{SMALL_GRAPHS}"

@@ -27,6 +27,7 @@ RESUMED = [
     "fggp participation 0.3",
     "graphs fedavg max sage",
     "graphs fedtgp gcn",
+    "edges fedavg sage",
 ]
 
 

@@ -138,3 +138,18 @@ def test_graphs_are_written_where_there_are_any(tmp_path: Path, manifest: Manife
     assert [client.items for client in again.clients] == [0, 1, 2]
     assert [client.items for client in manifest.clients] == [20, 9, 1]
     assert many.content(SPLIT, KERNEL) != manifest.content(SPLIT, KERNEL)
+
+
+def test_pairs_are_written_where_there_are_any(tmp_path: Path, manifest: Manifest) -> None:
+    assert (manifest.task, manifest.limits.pairs) == ("node", False)
+    manifest.write(tmp_path)
+    assert "pairs" not in (tmp_path / NAME).read_text()
+    clients = [replace(client, pairs=number) for number, client in enumerate(manifest.clients)]
+    many = replace(manifest, pairs=3, clients=clients)
+    many.write(tmp_path)
+    assert "graphs" not in (tmp_path / NAME).read_text()
+    again = read_manifest(tmp_path)
+    assert again == many
+    assert (again.task, again.items, again.item_name, again.limits.pairs) == ("edge", 3, "pair", True)
+    assert [client.items for client in again.clients] == [0, 1, 2]
+    assert many.content(SPLIT, KERNEL) != manifest.content(SPLIT, KERNEL)

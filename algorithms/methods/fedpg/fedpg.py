@@ -91,6 +91,8 @@ class FedPG(Algorithm):
     server_weight_decay: float = 5e-4
     keeps_model: ClassVar[bool] = True
     mixed_models: ClassVar[bool] = True
+    # All items of a client are compared with each other, and pairs are too many.
+    tasks: ClassVar[frozenset[str]] = frozenset({"node", "graph"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.hops <= HOPS:

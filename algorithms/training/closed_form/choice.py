@@ -45,7 +45,7 @@ def closed_form(model: FlatModel) -> ClosedForm:
 
 def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
     """What is missing to train a model by gradients in closed form; None: nothing."""
-    if model.reads_graphs:
+    if model.reads_items:
         return "a node task (task: node)"
     name = name_of(model.module)
     if name is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.backbones.graph_batch import GraphBatch
+from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
@@ -36,7 +36,7 @@ class GAMLPGradients:
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `ClosedForm`; the inputs are rows of all hops."""
-        assert not isinstance(inputs, Neighbourhood | GraphBatch)
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
         hops = [hop.float() for hop in inputs]
         first = self._linears[0]
         weights_NK, gates_NK = self._weights(hops)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.graph_batch import GraphBatch
+from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.head import Head
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
@@ -57,7 +57,7 @@ class HeadGradients:
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `ClosedForm`; the inputs are rows of the one hop that the model reads."""
-        assert not isinstance(inputs, Neighbourhood | GraphBatch)
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         n = len(label_N)
         self._make_room(n)

@@ -171,7 +171,7 @@ def test_adapted_after_the_readout(graph_view: GraphView, pyg_graphs: list[Data]
     model = build(name, FEATURES, CLASSES, 2, 0.0, {"hidden": HIDDEN}, embedding=6, task="graph").eval()
     view = graph_view(pyg_graphs, hops=2)
     own = FlatModel(model)
-    assert own.reads_graphs
+    assert own.reads_items
     batch = ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled).all()
     out, inner = own(batch), model.backbone(batch)
     torch.testing.assert_close(out.embedding_NH, inner.logits_NC)

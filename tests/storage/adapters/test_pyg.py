@@ -18,6 +18,7 @@ from storage.datasets import DataSource, load
 from storage.datasets.files import save_graph
 from storage.errors import ShoalError
 from storage.graph import Graph
+from storage.pairs import Pairs
 from storage.shard import Shard
 from storage.split import Split
 from storage.store import Store
@@ -246,6 +247,26 @@ def test_a_client_of_many_graphs_has_masks_of_graphs() -> None:
     out = to_pyg(shard, Split(*parts))
     assert (out.batch.tolist(), out.y.tolist(), out.n_id.tolist()) == ([0, 0, 1], [1, 0], [4, 5, 9])
     assert (out.train_mask.tolist(), out.test_mask.tolist()) == ([False, True], [True, False])
+
+
+def test_a_client_of_pairs_has_labels_and_masks_of_pairs() -> None:
+    columns = [1, 2, 2], [1, 0, 0], [1, 3, 2]
+    partner, label, part = (np.array(column, dtype=np.int8) for column in columns)
+    shard = Shard(
+        client=0,
+        node=np.array([4, 5, 9]),
+        label=np.full(3, -1, dtype=np.int32),
+        indptr=np.array([0, 1, 2, 2], dtype=np.int32),
+        indices=np.array([1, 0], dtype=np.int32),
+        x=np.ones((3, 2), dtype=np.float32),
+        pairs=Pairs(np.array([0, 2, 3, 3], dtype=np.int32), partner.astype(np.int32), label, part),
+    )
+    out = to_pyg(shard, Split(*(np.array([row], dtype=np.int32) for row in (0, 2, 1))))
+    assert out.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert (out.edge_label_index.tolist(), out.edge_label.tolist()) == ([[0, 0, 1], [1, 2, 2]], [1, 0, 0])
+    assert (out.n_id.tolist(), out.y, out.num_nodes) == ([4, 5, 9], None, 3)
+    masks = [out.train_mask.tolist(), out.val_mask.tolist(), out.test_mask.tolist()]
+    assert masks == [[True, False, False], [False, False, True], [False, True, False]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,265 @@
+"""Whole rounds over pairs of nodes, against PyG and plain torch, from the published arrays."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
+
+from algorithms.backbones import build
+from algorithms.base import Tree
+from algorithms.methods.loading import METHODS, methods_for
+from engine.rounds.pool import Pool
+from engine.rounds.server import Server
+from engine.rounds.state import FederationState
+from engine.wire.cell import Cell, Outcome
+from engine.wire.randomness import key
+from storage.pairs import EDGE
+from storage.view import View
+
+Start = Callable[..., Server]
+HIDDEN, ROUNDS, EPOCHS, DROPOUT, CLASSES = 8, 3, 2, 0.5, 2
+NODE_ONLY = {"fedgta", "fedpg", "fedgkc", "fggp", "class_means"}
+SGD = {
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": 0.9,
+    "train.weight_decay": 0.01,
+    "train.epochs": EPOCHS,
+    "train.dropout": DROPOUT,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "gcn": {"model.name": "gcn"},
+    "sgc": {"model.name": "sgc", "model.layers": 2},
+    "sgc of one layer": {"model.name": "sgc", "model.layers": 1},
+}
+
+
+class Net(nn.Module):
+    """Embeds nodes, multiplies both ends, and a linear layer; parameters are named as in an export."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.backbone, head = nn.Module(), nn.Module()
+        self.backbone.head = head
+        widths = {"gcn": [HIDDEN], "sgc": [FEATURES, HIDDEN], "sgc of one layer": [FEATURES]}[kind]
+        head.linears = nn.ModuleList(nn.Linear(*pair) for pair in zip(widths, [*widths[1:], CLASSES]))
+        if kind == "gcn":
+            self.backbone.convs = nn.ModuleList([GCNConv(FEATURES, HIDDEN), GCNConv(HIDDEN, HIDDEN)])
+
+    def nodes(self, client: "PlainClient") -> Tensor:
+        """Embeddings of all nodes."""
+        if self.kind != "gcn":
+            *before, _ = self.backbone.head.linears
+            return F.relu(before[0](client.hop)) if before else client.hop
+        first, second = self.backbone.convs
+        x = F.dropout(F.relu(first(client.x, client.edges)), DROPOUT, self.training)
+        return second(x, client.edges)
+
+    def embed(self, client: "PlainClient", items: Tensor) -> Tensor:
+        z = self.nodes(client)
+        return torch.stack([z[a] * z[b] for a, b in client.pairs[items].tolist()])
+
+    def forward(self, client: "PlainClient", items: Tensor) -> Tensor:
+        return self.backbone.head.linears[-1](F.dropout(self.embed(client, items), DROPOUT, self.training))
+
+    def load(self, w: Tensor) -> None:
+        name, _, rest = self.kind.partition(" ")
+        options = {"hidden": HIDDEN} if name == "gcn" else {"hidden": HIDDEN, "layers": 1 if rest else 2}
+        ours = build(name, FEATURES, CLASSES, 2, DROPOUT, options, task="edge")
+        nn.utils.vector_to_parameters(w.clone(), ours.parameters())
+        self.load_state_dict(dict(ours.named_parameters()))
+
+    @property
+    def w(self) -> dict[str, Tensor]:
+        return {name: p.detach().double().clone() for name, p in self.named_parameters()}
+
+
+class PlainClient:
+    """A client as plain torch has it: the published edges among its nodes but those that its pairs hold out."""
+
+    def __init__(self, number: int, folder: Path, view: View, kind: str) -> None:
+        x, edges, assignment = (np.load(folder / f"{name}.npy") for name in ("x", "edge_index", "assignment"))
+        assert view.pairs is not None
+        self.number, self.module = number, Net(kind)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        self.pairs, self.y = view.pairs, view.label
+        self.parts = {"train": view.train, "val": view.val, "test": view.test}
+        place = {int(node): row for row, node in enumerate(view.node)}
+        joined = {tuple(sorted((place[a], place[b]))) for a, b in edges.T.tolist() if a in place and b in place}
+        assert all(assignment[node] == number for node in place)
+        shown = set(view.train.tolist())
+        hidden = {tuple(p) for i, p in enumerate(view.pairs.tolist()) if view.label[i] == EDGE and i not in shown}
+        assert hidden <= joined
+        left = sorted({(a, b) for p, q in joined - hidden for a, b in ((p, q), (q, p))})
+        self.x = torch.from_numpy(x[view.node])
+        self.edges = torch.tensor(left, dtype=torch.int64).reshape(-1, 2).t()
+        adjacency = torch.eye(len(place))
+        adjacency[tuple(self.edges)] = 1
+        root = adjacency.sum(1).rsqrt()
+        self.hop = torch.linalg.matrix_power(root[:, None] * adjacency * root, 2) @ self.x
+
+    def train(self, round_number: int, size: int | None) -> None:
+        items = self.parts["train"]
+        torch.manual_seed(key(0, round_number, self.number, "train"))
+        self.module.train()
+        for _ in range(EPOCHS if len(items) else 0):
+            order = items if size is None or size >= len(items) else items[torch.randperm(len(items))]
+            for chosen in order.split(size or len(items)):
+                self.optimizer.zero_grad()
+                F.cross_entropy(self.module(self, chosen), self.y[chosen]).backward()
+                self.optimizer.step()
+
+    def counts(self) -> np.ndarray:
+        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
+        self.module.eval()
+        for part, name in enumerate(("val", "test")):
+            for item in self.parts[name]:
+                with torch.no_grad():
+                    predicted = int(self.module(self, item[None]).argmax())
+                truth = int(self.y[item])
+                found[part, 0, truth] += 1
+                found[part, 1, predicted] += 1
+                found[part, 2, truth] += predicted == truth
+        return found
+
+
+@pytest.fixture
+def plain(edge_task: dict[str, Any], views: Callable[..., list[View]]) -> Callable[[Server, str], list[PlainClient]]:
+    def plain(server: Server, kind: str) -> list[PlainClient]:
+        return [PlainClient(i, Path(edge_task["data.path"]), view, kind) for i, view in enumerate(views(server))]
+
+    return plain
+
+
+def keys_of(edge_task: Mapping[str, Any], kind: str, **more: Any) -> dict[str, Any]:
+    return {**edge_task, **SGD, **MODELS[kind], "rounds": ROUNDS, **more}
+
+
+@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize("kind", MODELS)
+def test_fedavg_is_that_of_plain_torch(
+    start: Start, edge_task: dict[str, Any], plain: Callable[..., list[PlainClient]], kind: str, size: int | None
+) -> None:
+    """Parameters, counts of predictions and weights, whole batches or five pairs a step, dropout included."""
+    server = start({**keys_of(edge_task, kind), "train.batch_size": size})
+    clients = plain(server, kind)
+    assert [info.items for info in server.infos] == [len(client.pairs) for client in clients]
+    assert [info.nodes for info in server.infos] == list(OF_CLIENT)
+    untrained = {i for i, client in enumerate(clients) if not len(client.parts["train"])}
+    assert untrained == {NO_EDGES, ONE_EDGE}
+    assert not len(clients[NO_EDGES].pairs)
+    w = server.state.server["w"]
+    for number in range(1, ROUNDS + 1):
+        line = server.round()
+        for client in clients:
+            client.module.load(w)
+            client.train(number, size)
+        weights = {client.number: len(client.pairs) for client in clients if client.number not in untrained}
+        trained = {i: clients[i].module.w for i in weights}
+        for client in clients:
+            np.testing.assert_array_equal(server.state.scores["trained"][client.number], client.counts())
+        total = sum(weights.values())
+        mean = {name: sum(weights[i] * trained[i][name] for i in weights) / total for name in trained[0]}
+        w = server.state.server["w"]
+        for client in clients:
+            client.module.load(w)
+        for name, value in clients[0].module.w.items():
+            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-5)
+        counts = {client.number: client.counts() for client in clients}
+        for i, found in counts.items():
+            np.testing.assert_array_equal(server.state.scores["global"][i], found)
+        tested = {i: found[1] for i, found in counts.items() if found[1, 0].any()}
+        share = sum(len(clients[i].pairs) * t[2].sum() / t[0].sum() for i, t in tested.items())
+        found_share = line["scopes"]["global"]["test"]["nodes"]
+        assert found_share == pytest.approx(share / sum(len(clients[i].pairs) for i in tested))
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sgc"])
+def test_prototypes_are_means_over_pairs(
+    start: Start, edge_task: dict[str, Any], plain: Callable[..., list[PlainClient]], kind: str
+) -> None:
+    """FedProto's after a round, from the embeddings of training pairs by the models that clients keep."""
+    server = start({**keys_of(edge_task, kind), "algorithm.name": "fedproto", "model.init": "own", "rounds": 1})
+    clients = plain(server, kind)
+    server.round()
+    sums, counts = torch.zeros(CLASSES, HIDDEN), torch.zeros(CLASSES)
+    for client in clients:
+        client.module.load(server.state.clients[client.number]["model.w"])
+        client.module.eval()
+        for item in client.parts["train"]:
+            with torch.no_grad():
+                sums[client.y[item]] += client.module.embed(client, item[None])[0]
+            counts[client.y[item]] += 1
+    torch.testing.assert_close(server.state.server["proto"], sums / counts[:, None], rtol=1e-4, atol=1e-5)
+
+
+def copilot_of(name: str) -> dict[str, Any]:
+    return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - NODE_ONLY))
+@pytest.mark.parametrize("model", ["sage", "gamlp"])
+def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, Any], name: str, model: str) -> None:
+    keys = {**edge_task, "model.name": model, "algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
+    server = run({**keys, **copilot_of(name)}, rounds=2)
+    counts = sum(server.state.scores["served"].values())
+    pairs = sum(info.items - info.train for info in server.infos)
+    assert counts[0, 0].sum() + counts[1, 0].sum() == pairs
+    if name != "global":
+        assert server.state.scores["served"][NO_EDGES].sum() == 0
+    for tree in (server.state.server, *server.state.clients.values()):
+        for entry, t in tree.items():
+            assert bool(torch.isfinite(t.float()).all()), entry
+
+
+def test_one_client_of_the_whole_graph_is_scored_on_the_pairs_of_all(
+    run: Callable[..., Server], edge_task: dict[str, Any]
+) -> None:
+    of_all = run({**edge_task, "algorithm.name": "global"}, rounds=1).infos
+    of_clients = run(edge_task, rounds=1).infos
+    assert [info.items for info in of_all] == [sum(info.items for info in of_clients)]
+    assert [info.train for info in of_all] == [sum(info.train for info in of_clients)]
+
+
+class Backwards:
+    """A pool whose cells run in another order, each by itself, as on other hosts."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        for position in reversed(range(len(cells))):
+            for _, outcome in self.pool.run_cells([cells[position]], shared):
+                yield position, outcome
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sgc"])
+def test_resumed_and_in_another_order_of_cells_to_the_bit(start: Start, edge_task: dict[str, Any], kind: str) -> None:
+    keys = {**keys_of(edge_task, kind), "algorithm.name": "fedproto_averaged", "train.batch_size": 7}
+    once = start(keys)
+    for _ in range(ROUNDS):
+        once.round()
+    server = start(keys)
+    server.round()
+    state = FederationState.from_tensors(*server.state.to_tensors())
+    again = start(keys, state=state, pool=Backwards)
+    for _ in range(ROUNDS - 1):
+        again.round()
+    assert set(again.state.server) == set(once.state.server)
+    for name, value in once.state.server.items():
+        assert torch.equal(again.state.server[name], value), name
+
+
+def test_which_methods_are_for_edges() -> None:
+    assert set(METHODS) - set(methods_for("edge")) == NODE_ONLY
