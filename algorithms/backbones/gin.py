@@ -29,20 +29,26 @@ class GIN(Coupled):
         fanouts: list[int] | None = None,
     ) -> None:
         """As for `Coupled`; `hops` is not used."""
-
-        def conv(layer: int, width: int, out: int) -> GINConv:
-            mlp = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out), nn.LayerNorm(out))
-            return GINConv(mlp, train_eps=True)
-
-        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv)
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: gin_layer(f, h))
 
     def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
-        first, *others = conv.nn
-        said = transform(x, first.weight)
-        out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
-        for module in others:
-            out = module(out)
-        return out
+        return gin_output(conv, operator, x)
 
     def first_weights(self) -> list[nn.Parameter]:
         return [self.convs[0].get_parameter("nn.0.weight")]
+
+
+def gin_layer(width: int, hidden: int) -> GINConv:
+    """A layer that makes rows of `hidden` numbers of rows of `width`."""
+    mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.LayerNorm(hidden))
+    return GINConv(mlp, train_eps=True)
+
+
+def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+    """What such a layer gives, `[n_l, H]`, the operator being that of sums."""
+    first, *others = conv.nn
+    said = transform(x, first.weight)
+    out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
+    for module in others:
+        out = module(out)
+    return out

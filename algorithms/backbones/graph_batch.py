@@ -16,8 +16,10 @@ class GraphBatch:
         hops: Rows of the hops that a decoupled backbone reads, of all nodes; of a coupled one, of the features alone.
         operators: Of a coupled backbone: the matrix of every layer, square, without an entry between two graphs.
         first: First row of every graph and the end of the last, int64 `[G + 1]`.
+        codes_NQ: Structure codes of all nodes, for a backbone that reads them.
     """
 
     hops: Sequence[Features]
     operators: tuple[SparseMatrix, ...]
     first: Tensor
+    codes_NQ: Tensor | None = None

@@ -66,7 +66,8 @@ class Readout(nn.Module):
         """Embeddings of all nodes, float32 `[N, H]`."""
         if isinstance(self.backbone, Coupled):
             (x_NF,) = batch.hops
-            return self.backbone.embed(x_NF, batch.operators)
+            codes = () if batch.codes_NQ is None else (batch.codes_NQ,)
+            return self.backbone.embed(x_NF, batch.operators, *codes)
         return self.backbone(batch.hops).embedding_NH.float()
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
