@@ -8,7 +8,7 @@ def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
 
     N - 1 phases each add all nodes to a set, always the one with most weight to it; what the last one weighs is a cut,
     and the last two become one node (Journal of the ACM 44(4), 1997). Of equal choices the first is taken. N^3 steps,
-    N at a time: half a second for 500 nodes.
+    N at a time: about a second for 500 nodes.
 
     Args:
         weight_NN: Weights of edges, symmetric and not negative; the diagonal is not read. At least two nodes.
