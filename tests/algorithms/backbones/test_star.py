@@ -58,7 +58,7 @@ def by_pyg(model: Any, graphs: Sequence[Data], pool: Callable[..., Tensor], trai
     x = F.linear(batch.x, star.lift.weight, star.lift.bias)
     s = F.linear(codes, star.structure.lift.weight, star.structure.lift.bias)
     for layer, (ours, of_structure) in enumerate(zip(star.convs, star.structure.convs)):
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             mlp = nn.Sequential(
                 nn.Linear(2 * HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN)
             )

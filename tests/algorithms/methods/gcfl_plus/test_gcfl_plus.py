@@ -115,7 +115,7 @@ def test_two_groups_become_two_clusters(make_context: MakeContext) -> None:
         # Not smaller, not larger, is not enough.
         ({"eps1": 0.25}, {}, False),
         ({"eps1": 0.2501}, {}, True),
-        ({"eps2": 16.0625**0.5 + 1e-4}, {}, False),
+        ({"eps2": float(torch.tensor([4.0, 0.25]).norm())}, {}, False),
         ({"eps2": 16.0625**0.5 - 1e-4}, {}, True),
         ({}, {"known": [2, 2, 2, 2, 0]}, False),
         # With this round's it is full.
