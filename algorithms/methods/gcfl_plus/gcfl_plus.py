@@ -180,15 +180,15 @@ def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
 
 
 def leaving_half(norms_BL: Tensor) -> Tensor:
-    """Which clients of a cluster leave it, bool `[B]`: the smaller side of the cut, of two equal ones the second.
+    """Which clients of a cluster leave it, bool `[B]`: the smaller side of the cut.
 
-    Nobody leaves if all series are equal.
+    Of two equal sides that one leaves which is without the first client. Nobody leaves if all series are equal.
     """
     apart_BB = warping_distances(norms_BL.cpu().numpy())
     most = apart_BB.max()
     if not most:
         return norms_BL.new_zeros(len(norms_BL), dtype=torch.bool)
     side = minimum_cut(most - apart_BB)
-    if (2 * side.sum(), side[0]) > (len(side), False):
+    if 2 * side.sum() > len(side):
         side = ~side
     return torch.from_numpy(side).to(norms_BL.device)

@@ -4,11 +4,11 @@ import numpy as np
 
 
 def minimum_cut(weight_NN: np.ndarray) -> np.ndarray:
-    """One side of a cut of least weight between any two sides, bool `[N]`, with a node on either (Stoer and Wagner).
+    """The side without node 0 of a cut of least weight, bool `[N]`, with a node on either side (Stoer and Wagner).
 
     N - 1 phases each add all nodes to a set, always the one with most weight to it; what the last one weighs is a cut,
-    and the last two become one node (Journal of the ACM 44(4), 1997). Of equal choices the first is taken. N^3 steps,
-    N at a time: about a second for 500 nodes.
+    and the last two become one node (Journal of the ACM 44(4), 1997). Of equal choices the first is taken, so that each
+    set begins with node 0. N^3 steps, N at a time: about a second for 500 nodes.
 
     Args:
         weight_NN: Weights of edges, symmetric and not negative; the diagonal is not read. At least two nodes.
