@@ -43,9 +43,9 @@ class GCFLPlus(FedAvg):
     behind them at the client; here it is all but the classifier (`share: body`), of any model.
 
     Down: W_K. Up: dW_i and three scalars. Scores as `served` are of the cluster's model after the client's last
-    round, with its own classifier. The round's notes say how many clusters there are, and what the test of `eps1` and `eps2` saw. With
-    `share: all` and no division it is FedAvg. The gradient is read from the model that was trained: clients are trained
-    by the loop.
+    round, with its own classifier. The round's notes say how many clusters there are, and what the test of `eps1` and
+    `eps2` saw. With `share: all` and no division it is FedAvg. The gradient is read from the model that was trained:
+    clients are trained by the loop.
 
     Attributes:
         weight: n_i, as FedAvg has it.
