@@ -23,6 +23,7 @@ ORDER = {
     "algorithms": [
         "methods/fedgkc",
         "methods/fggp",
+        "methods/gcfl_plus",
         "methods/fedpg",
         "methods",
         "training",

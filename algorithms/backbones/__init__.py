@@ -20,7 +20,7 @@ from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
-__all__ = ["BACKBONES", "HEADLESS", "Output", "backbone", "build", "name_of", "width_of"]
+__all__ = ["BACKBONES", "HEADLESS", "OF_GRAPHS", "Output", "backbone", "build", "name_of", "width_of"]
 
 # By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
 BACKBONES = {
@@ -34,6 +34,8 @@ BACKBONES = {
     "sgc": "algorithms.backbones.sgc:SGC",
 }
 
+# For graph tasks alone.
+OF_GRAPHS = {"star": "algorithms.backbones.star:Star"}
 # What a method may name in `models()`, and no config: networks without a classifier.
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
@@ -55,17 +57,20 @@ OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
 }
 
 
-def backbone(name: str, headless: bool = False) -> type[nn.Module]:
+def backbone(name: str, headless: bool = False, task: str = "node") -> type[nn.Module]:
     """The class of a backbone.
 
     Args:
-        name: Key of `BACKBONES`.
+        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`.
         headless: It may also be one of `HEADLESS`.
+        task: What it is for.
 
     Raises:
-        ShoalError: There is none of this name.
+        ShoalError: There is none of this name for the task.
     """
-    known = {**BACKBONES, **HEADLESS} if headless else BACKBONES
+    if name in OF_GRAPHS and task != "graph":
+        raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")
+    known = {**BACKBONES, **OF_GRAPHS, **(HEADLESS if headless else {})}
     if name not in known:
         raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
     module_name, _, cls_name = known[name].partition(":")
@@ -92,7 +97,7 @@ def build(
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
     Args:
-        name: Key of `BACKBONES` (`model.name` in a config).
+        name: Key of `BACKBONES` (`model.name` in a config), or in graph tasks of `OF_GRAPHS`.
         features: Width F of a hop.
         classes: Number of classes C.
         hops: Hops K that exist beyond the features (`propagation.hops`).
@@ -107,7 +112,7 @@ def build(
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
     """
-    cls = backbone(name, headless)
+    cls = backbone(name, headless, task)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
     _require_options(name, cls, options, task)
@@ -140,7 +145,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    if name in BACKBONES:
+    if name not in HEADLESS:
         known[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
         if key in known and options.get(key, plain[0]) not in plain:

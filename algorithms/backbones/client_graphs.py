@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.graph_batch import GraphBatch
 from algorithms.backbones.neighbourhood import alike, kept_rows, matrix_of_all, operator_over
+from algorithms.backbones.structure_codes import CODES, structure_codes
 from storage.sparse_matrix import SparseMatrix
 from storage.view import View
 
@@ -38,14 +39,16 @@ class ClientGraphs:
     def all(self) -> GraphBatch:
         """All graphs, in the map or kept on the host."""
         matrix = None if self.coupled is None else matrix_of_all(self.data, self.coupled.operator)
-        return GraphBatch([self.data.whole(k) for k in self.hops], self._layers(matrix), self.ptr)
+        hops = [self.data.whole(k) for k in self.hops]
+        return GraphBatch(hops, self._layers(matrix), self.ptr, self._codes())
 
     def some(self, graphs: Tensor) -> GraphBatch:
         """Some graphs in the order asked for, numbers int64 `[g]`: a batch of one step."""
         rows, matrix = self.data.rows_of(graphs), None
         if self.coupled is not None:
             matrix = matrix_of_all(self.data, self.coupled.operator).diagonal_blocks(self.ptr, graphs)
-        return GraphBatch([self.data.rows(k, rows) for k in self.hops], self._layers(matrix), self._first(graphs))
+        hops = [self.data.rows(k, rows) for k in self.hops]
+        return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(rows))
 
     def part(self, name: str) -> GraphBatch:
         """The graphs of `train`, `val` or `test`, kept on the host while there is room."""
@@ -55,7 +58,7 @@ class ClientGraphs:
         if self.coupled is not None:
             matrix = data.memo((name, self.coupled.operator), partial(self._matrix, graphs))
         hops = [data.memo((name, k), partial(kept_rows, data, k, graphs)) for k in self.hops]
-        return GraphBatch(hops, self._layers(matrix), self._first(graphs))
+        return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
 
     def successive(self, rows: int) -> Iterator[GraphBatch]:
         """All graphs in their order: at once for a coupled backbone, else as many at a time as have so many rows."""
@@ -70,11 +73,23 @@ class ClientGraphs:
             start = stop
 
     def alike(self, x_NF: Tensor) -> GraphBatch:
-        """Graphs of one node each, all of whose neighbours, at every hop, have the features of the node itself."""
+        """Graphs of one node each, all of whose neighbours, at every hop, have the features of the node itself.
+
+        Their structure has no code: that is zero.
+        """
         first = torch.arange(len(x_NF) + 1, device=x_NF.device)
         if self.coupled is None:
             return GraphBatch([x_NF] * len(self.hops), (), first)
-        return GraphBatch([x_NF], alike(x_NF, self.coupled.operator, self.coupled.depth).operators, first)
+        operators = alike(x_NF, self.coupled.operator, self.coupled.depth).operators
+        codes_NQ = None if self.coupled.structure is None else x_NF.new_zeros(len(x_NF), CODES)
+        return GraphBatch([x_NF], operators, first, codes_NQ)
+
+    def _codes(self, rows: Tensor | None = None) -> Tensor | None:
+        """Codes of some rows or of all, for a backbone that reads them; those of all are kept on the host."""
+        if self.coupled is None or self.coupled.structure is None:
+            return None
+        codes_NQ: Tensor = self.data.memo("structure codes", lambda: structure_codes(self.data.adjacency, self.ptr))
+        return codes_NQ if rows is None else codes_NQ.index_select(0, rows)
 
     def _layers(self, matrix: SparseMatrix | None) -> tuple[SparseMatrix, ...]:
         return () if self.coupled is None or matrix is None else (matrix,) * self.coupled.depth

@@ -35,6 +35,8 @@ class Coupled(nn.Module):
     Attributes:
         operator: What the layers multiply by, see `algorithms.backbones.neighbourhood.all_nodes`.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
+        structure: A second encoder, which reads codes of nodes (`algorithms.backbones.structure_codes`); None: `embed`
+            reads features alone.
     """
 
     operator: ClassVar[Operator]
@@ -49,6 +51,8 @@ class Coupled(nn.Module):
         fanouts: Sequence[int] | None,
         conv: Callable[[int, int, int], nn.Module],
         lifted: bool = False,
+        structure: Callable[[], nn.Module] | None = None,
+        embedding: int | None = None,
     ) -> None:
         """Draws the parameters from torch's default generator.
 
@@ -61,6 +65,8 @@ class Coupled(nn.Module):
             fanouts: Neighbours drawn of a node, one number a layer.
             conv: Makes a layer from its number, from 0, and the widths of its input and output.
             lifted: A linear layer takes the features to width `hidden` first.
+            structure: Makes a second encoder.
+            embedding: Width of the embedding, where it is not `hidden`.
 
         Raises:
             ShoalError: `model.layers`, `model.hidden`, `model.fanouts` or `train.dropout` is out of range.
@@ -77,10 +83,11 @@ class Coupled(nn.Module):
         self.dropout = dropout
         # Layers draw when they are made, some twice: a fresh model then equals one that is reset under the same seed.
         with torch.random.fork_rng(devices=[]):
-            self.head = Head(hidden, hidden, classes, 1, dropout)
+            self.head = Head(embedding or hidden, hidden, classes, 1, dropout)
             self.lift = nn.Linear(features, hidden) if lifted else None
             widths = [hidden if lifted else features, *[hidden] * layers]
             self.convs = nn.ModuleList(conv(layer, *pair) for layer, pair in enumerate(pairwise(widths)))
+            self.structure = None if structure is None else structure()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -89,6 +96,8 @@ class Coupled(nn.Module):
             self.lift.reset_parameters()
         for conv in self.convs:
             conv.reset_parameters()  # type: ignore[operator]
+        if self.structure is not None:
+            self.structure.reset_parameters()  # type: ignore[operator]
         self.head.reset_parameters()
 
     @property

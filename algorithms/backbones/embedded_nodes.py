@@ -12,5 +12,5 @@ def embedded_nodes(backbone: Any, batch: ItemBatch) -> Tensor:
     """Embeddings of all nodes of a batch by a backbone, float32 `[N, H]`."""
     if isinstance(backbone, Coupled):
         (x_NF,) = batch.hops
-        return backbone.embed(x_NF, batch.operators)
+        return backbone.embed(x_NF, batch.operators, *batch.beside)
     return backbone(batch.hops).embedding_NH.float()

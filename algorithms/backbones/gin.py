@@ -9,6 +9,8 @@ from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.transform import transform
 from storage.sparse_matrix import Features, SparseMatrix
 
+Norm = Literal["layer", "none"]
+
 
 class GIN(Coupled):
     """Graph Isomorphism Network (Xu et al., 2019): h'_i = norm(MLP((1 + e) h_i + sum_{j in N(i)} h_j)).
@@ -32,7 +34,7 @@ class GIN(Coupled):
         *,
         hidden: int = 64,
         layers: int = 2,
-        norm: Literal["layer", "none"] = "layer",
+        norm: Norm = "layer",
         fanouts: list[int] | None = None,
     ) -> None:
         """As for `Coupled`; `hops` is not used.
@@ -50,23 +52,29 @@ class GIN(Coupled):
         Raises:
             ShoalError: As there.
         """
-
-        def conv(layer: int, width: int, out: int) -> GINConv:
-            scaled = [nn.LayerNorm(out)] if norm == "layer" else []
-            return GINConv(
-                nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out), *scaled), train_eps=True
-            )
-
-        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv)
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: gin_layer(f, h, norm))
         self.norm = norm
 
     def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
-        first, *others = conv.nn
-        said = transform(x, first.weight)
-        out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
-        for module in others:
-            out = module(out)
-        return out
+        return gin_output(conv, operator, x)
 
     def first_weights(self) -> list[nn.Parameter]:
         return [self.convs[0].get_parameter("nn.0.weight")]
+
+
+def gin_layer(width: int, hidden: int, norm: Norm = "layer") -> GINConv:
+    """A layer that makes rows of `hidden` numbers of rows of `width`."""
+    scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
+    return GINConv(
+        nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled), train_eps=True
+    )
+
+
+def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+    """What such a layer gives, `[n_l, H]`, the operator being that of sums."""
+    first, *others = conv.nn
+    said = transform(x, first.weight)
+    out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
+    for module in others:
+        out = module(out)
+    return out

@@ -20,6 +20,11 @@ class ItemBatch:
     hops: Sequence[Features]
     operators: tuple[SparseMatrix, ...]
 
+    @property
+    def beside(self) -> tuple[Tensor, ...]:
+        """What a coupled backbone reads of nodes beside features and matrices."""
+        return ()
+
 
 @dataclass(frozen=True)
 class GraphBatch(ItemBatch):
@@ -27,6 +32,12 @@ class GraphBatch(ItemBatch):
 
     Attributes:
         first: First row of every graph and the end of the last, int64 `[G + 1]`.
+        codes_NQ: Structure codes of all nodes, for a backbone that reads them.
     """
 
     first: Tensor
+    codes_NQ: Tensor | None = None
+
+    @property
+    def beside(self) -> tuple[Tensor, ...]:
+        return () if self.codes_NQ is None else (self.codes_NQ,)

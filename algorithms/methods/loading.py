@@ -37,6 +37,8 @@ METHODS = {
     "fggp": "algorithms.methods.fggp.fggp:FGGP",
     "fml": "algorithms.methods.fml:FML",
     "fedkd": "algorithms.methods.fedkd:FedKD",
+    "gcfl_plus": "algorithms.methods.gcfl_plus.gcfl_plus:GCFLPlus",
+    "fedstar": "algorithms.methods.fedstar:FedStar",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 

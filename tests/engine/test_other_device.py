@@ -37,6 +37,8 @@ ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 EXTRACTOR = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
+GCFL_PLUS = {"algorithm.name": "gcfl_plus", "algorithm.eps1": 9.0, "algorithm.eps2": 0.0, "algorithm.window": 1}
+GCFL_PLUS |= {"algorithm.warmup": 0}
 AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -60,6 +62,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
     "fedgkc, coupled": {"algorithm": {"name": "fedgkc", "copilot": {"name": "gin", "hidden": 8}}, "model.name": "gcn"},
     "fggp": {**FGGP, **MOMENTUM},
+    "gcfl_plus": GCFL_PLUS,
+    "gcfl_plus, all": {**GCFL_PLUS, "algorithm.share": "all", "model.name": "gcn"},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
     "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.path": "closed_form"},
@@ -85,6 +89,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "max, batches": {"model.name": "gin", "model.readout": "max", "train.batch_size": 2},
     "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
     "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2},
+    "two encoders": {"model.name": "star", "algorithm.name": "fedstar", "train.batch_size": 2},
     "hops": {"model.name": "mlp", "model.readout": "max", "algorithm.name": "fedtgp"},
     "similar ones": {"model.name": "mlp", "algorithm.name": "fedpg", "algorithm.similar": 2},
     "similar ones, attention": {**ATTENTION, "model.readout": "attention", "algorithm.similar": 3},
@@ -105,7 +110,7 @@ MIXED = {
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
     "fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
-    "fggp", "fggp, neighbours", "fggp, prototypes alone",
+    "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
 )  # fmt: skip
 # Reading shards, handing on, and rows of hops that do not fit the cache; a graph's matrices before they are moved;
 # initial parameters; the check of uploads.

@@ -39,6 +39,8 @@ AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_a
 # Whose copilots have embeddings as wide as the clients' own models.
 COPILOTS = ("fml", "fedkd", "fedgkc")
 FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}
+# Divides clusters in rounds 2 to 4.
+GCFL_PLUS = {"name": "gcfl_plus", "eps1": 9.0, "eps2": 0.0, "window": 1, "warmup": 1}
 # That train clients of small graphs, too; those lie beside the one graph.
 OF_GRAPHS = (
     "local", "global", "fedavg", "lg_fedavg", "fedproto", "fedtgp", "feddistill", "fml", "fedkd", *AVERAGING, "fedgen",
@@ -160,6 +162,19 @@ def matrix() -> dict[str, Keys]:
         "model": {**COUPLED, "fanouts": [2, 3]},
         "train": {"epochs": 2, "batch_size": 4},
     }
+    for model in (DECOUPLED, COUPLED):
+        runs[f"gcfl_plus {model['name']}"] = {"algorithm": GCFL_PLUS, "model": model}
+    all_shared = {**GCFL_PLUS, "share": "all"}
+    runs["gcfl_plus away"] = {"algorithm": all_shared, "participation": {"ratio": 0.67}}
+    runs["graphs gcfl_plus gcn"] = {"task": "graph", "algorithm": GCFL_PLUS, "model": COUPLED}
+    for name, changes in {"": {}, "away ": {"participation": {"ratio": 0.67}}}.items():
+        runs[f"graphs fedstar {name}star"] = {
+            "task": "graph",
+            "algorithm": {"name": "fedstar"},
+            "model": {"name": "star", "hidden": 8},
+            "train": {"epochs": 2, "batch_size": 3},
+            **changes,
+        }
     for method in OF_GRAPHS:
         of_method = {"name": method, "copilot": COUPLED} if method in COPILOTS else {"name": method}
         for model in (DECOUPLED, COUPLED):

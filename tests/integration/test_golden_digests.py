@@ -15,7 +15,7 @@ RECORDED = golden()
 ON_HOSTS = [
     name
     for name in matrix()
-    if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd"))
+    if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd", " star"))
     or name in ("fedavg mlp", "fedavg gin", "fedavg gat")
 ]
 RESUMED = [
@@ -28,6 +28,8 @@ RESUMED = [
     "graphs fedavg max sage",
     "graphs fedtgp gcn",
     "edges fedavg sage",
+    "gcfl_plus gamlp",
+    "graphs fedstar star",
 ]
 
 

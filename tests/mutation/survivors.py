@@ -69,6 +69,7 @@ TESTS = {
     "algorithms/methods/fml.py": ["tests/algorithms/methods/test_copilot.py"],
     "algorithms/methods/fedgkc/": ["tests/algorithms/methods/fedgkc"],
     "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
+    "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],
     "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
     "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_across_models.py"],
     "algorithms/methods/local.py": ["tests/algorithms/methods/test_loading.py"],

@@ -25,7 +25,7 @@ from storage.view import View
 
 Start = Callable[..., Server]
 HIDDEN, ROUNDS, EPOCHS, DROPOUT, CLASSES = 8, 3, 2, 0.5, 2
-NODE_ONLY = {"fedgta", "fedpg", "fedgkc", "fggp", "class_means"}
+OTHERS = {"fedgta", "fedpg", "fedgkc", "fggp", "class_means", "fedstar"}
 SGD = {
     "train.optimizer": "sgd",
     "train.lr": 0.1,
@@ -205,7 +205,7 @@ def copilot_of(name: str) -> dict[str, Any]:
     return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - NODE_ONLY))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - OTHERS))
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, Any], name: str, model: str) -> None:
     keys = {**edge_task, "model.name": model, "algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
@@ -262,4 +262,4 @@ def test_resumed_and_in_another_order_of_cells_to_the_bit(start: Start, edge_tas
 
 
 def test_which_methods_are_for_edges() -> None:
-    assert set(METHODS) - set(methods_for("edge")) == NODE_ONLY
+    assert set(METHODS) - set(methods_for("edge")) == OTHERS

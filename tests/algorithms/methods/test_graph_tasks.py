@@ -1,6 +1,7 @@
 """Whole rounds over clients of small graphs, against PyG alone: its loader's batches, layers and pooling."""
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from storage.view import View
 Start = Callable[..., Server]
 ROUNDS = 3
 NODE_ONLY = {"fedgta", "fedgkc", "fggp", "class_means"}
+GRAPH_ONLY = {"fedstar"}
 SGD = {
     "model": {"name": "gcn", "hidden": HIDDEN},
     "train.optimizer": "sgd",
@@ -103,8 +105,14 @@ def test_prototypes_are_means_over_graphs(
     torch.testing.assert_close(server.state.server["proto"][:2], means, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - NODE_ONLY))
-@pytest.mark.parametrize("model", ["gin", "gamlp"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        *product(sorted(set(METHODS) - NODE_ONLY - GRAPH_ONLY), ("gin", "gamlp")),
+        ("fedstar", "star"),
+        ("fedproto", "star"),
+    ],
+)
 def test_every_method_trains(run: Callable[..., Server], graph_task: dict[str, Any], name: str, model: str) -> None:
     keys = {**graph_task, "model.name": model, "algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
     server = run({**keys, **copilot_of(name)}, rounds=3)
@@ -128,7 +136,7 @@ def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded
 
 
 def test_which_methods_are_for_graphs() -> None:
-    assert set(methods_for("node")) == set(METHODS)
+    assert set(METHODS) - set(methods_for("node")) == GRAPH_ONLY
     assert set(METHODS) - set(methods_for("graph")) == NODE_ONLY
 
 

@@ -122,6 +122,8 @@ def test_every_method_of_ours_loads() -> None:
         "fggp": "FGGP",
         "fml": "FML",
         "fedkd": "FedKD",
+        "gcfl_plus": "GCFLPlus",
+        "fedstar": "FedStar",
         "class_means": "ClassMeans",
     }
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())

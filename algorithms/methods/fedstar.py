@@ -1,0 +1,56 @@
+"""FedStar: an encoder of structure for all; what is learnt of features stays at home."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from algorithms.base import Client, Context, Given, Tree, Upload
+from algorithms.flat_model import FlatModel
+from algorithms.methods.fedavg import FedAvg
+from algorithms.protocol import MODEL
+from storage.errors import ShoalError
+
+STAR = "star"
+
+
+@dataclass(frozen=True)
+class FedStar(FedAvg):
+    """FedStar (Tan et al., AAAI 2023), for graph tasks: FedAvg of the structure encoders s of `star` models.
+
+    s <- sum_i n_i s_i / sum_i n_i over the cohort. A client trains both of its encoders and its classifier end to end
+    on cross-entropy; structure codes are fixed numbers, from its graphs alone. The feature encoder and the classifier
+    never leave it. All structure encoders start as client 0's. An absent client keeps all that it has.
+
+    Down: s `[P_s]`. Up: s_i and n_i, which counts graphs. Scores as `trained` are from before the download of a round,
+    as `served` from after it.
+
+    Attributes:
+        weight: n_i, as FedAvg has it.
+    """
+
+    keeps_model: ClassVar[bool] = True
+    shares_part: ClassVar[bool] = True
+    tasks: ClassVar[frozenset[str]] = frozenset({"graph"})
+
+    def setup(self, ctx: Context) -> Tree:
+        (kind,) = ctx.models[MODEL]
+        if kind.name != STAR:
+            raise ShoalError(f"model.name: FedStar shares the structure encoder of {STAR}, found {kind.name}")
+        return {"w": ctx.initial[structure_of(ctx.build(MODEL, 0))].clone()}
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "w" in down:
+            w = client.model.w.clone()
+            w[structure_of(client.model.flat)] = down["w"]
+            client.model.load(w)
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.model.w[structure_of(client.model.flat)]}, {"w": self.weight_of(client)})
+
+
+def structure_of(flat: FlatModel) -> slice:
+    """Where the parameters of a model's structure encoder lie in `w`."""
+    sizes = [(".structure." in f".{name}", p.numel()) for name, p in flat.module.named_parameters()]
+    inside = [number for number, (is_inside, _) in enumerate(sizes) if is_inside]
+    before = sum(size for _, size in sizes[: inside[0]])
+    return slice(before, before + sum(size for _, size in sizes[inside[0] : inside[-1] + 1]))

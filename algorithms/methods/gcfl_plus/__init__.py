@@ -1,0 +1,1 @@
+"""GCFL+: clusters of clients, found from how their gradients go."""

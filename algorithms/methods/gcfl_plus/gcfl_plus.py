@@ -1,0 +1,194 @@
+"""GCFL+: clusters of clients with a model each; a cluster is divided where its clients' gradients go apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.base import Ask, Client, Context, Given, Mix, Replies, Steps, Tree, Upload
+from algorithms.flat_model import FlatModel
+from algorithms.methods.body import body_of, classifier_of, together
+from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
+from algorithms.methods.gcfl_plus.warping import warping_distances
+from algorithms.methods.lg_fedavg import require_body
+from algorithms.protocol import MODEL, How
+
+# Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
+CLASSIFIER = "classifier"
+LONGEST = 1000
+
+
+@dataclass(frozen=True)
+class GCFLPlus(FedAvg):
+    """GCFL+ (Xie et al., NeurIPS 2021): FedAvg in clusters, which divide by the series of their gradients' norms.
+
+    All clients begin as one cluster K with the model W_K. A client trains from its cluster's model and sends the
+    change dW_i, its norm, n_i, and the norm g_i of its last step's gradient, all of the shared parameters. The server
+    keeps the last `window` of the g_i of every client, and divides a cluster after round `warmup` if
+
+        |sum_i n_i dW_i / sum_i n_i| < eps1 and max_i |dW_i| > eps2 over the cohort's clients in K,
+
+    it has more than two clients, and the series of all of them are full: by the minimum cut of the graph whose edges
+    weigh max d - d_ij, d_ij the distance of two series by dynamic time warping. Both halves go on from W_K, series of
+    their clients start anew, and then W_K <- W_K + sum_i n_i dW_i / sum_i n_i in every cluster, halves included.
+
+    Decided here: the mean change of the test is the weighted one that moves the model (the authors' code takes the
+    plain mean); a division empties the series of that cluster alone (there: of all). A client that was away has a
+    shorter series and puts off the division of its cluster; the series skips rounds that it missed. Clients without
+    training rows have no gradient: they do not count in all of the above, and stay with the larger half. A cluster
+    whose series are all equal is not divided. The authors share the layers of a GIN and leave all that is before and
+    behind them at the client; here it is all but the classifier (`share: body`), of any model.
+
+    Down: W_K. Up: dW_i and three scalars. Scores as `served` are of the cluster's model after the client's last
+    round, with its own classifier. The round's notes say how many clusters there are, and what the test of `eps1` and
+    `eps2` saw. With `share: all` and no division it is FedAvg. The gradient is read from the model that was trained:
+    clients are trained by the loop.
+
+    Attributes:
+        weight: n_i, as FedAvg has it.
+        share: `body`: all but the classifier, which stays at its client; or `all`.
+        eps1: The mean change is smaller than this where a cluster is as far as one model can go.
+        eps2: The largest change of a client is larger than this where somebody would go on.
+        window: Length L of the series; the FedGTA paper tunes it in 2..10.
+        warmup: Rounds before the first division.
+    """
+
+    shares_part: ClassVar[bool] = True
+    plain_training: ClassVar[bool] = False
+    share: Literal["body", "all"] = "body"
+    eps1: float = 0.05
+    eps2: float = 0.1
+    window: int = 5
+    warmup: int = 20
+
+    def __post_init__(self) -> None:
+        if self.eps1 < 0 or self.eps2 < 0:
+            raise ValueError("eps1 and eps2 must not be negative")
+        if not 1 <= self.window <= LONGEST:
+            raise ValueError(f"window must be 1 to {LONGEST}")
+        if self.warmup < 0:
+            raise ValueError("warmup must not be negative")
+
+    # The server.
+
+    def setup(self, ctx: Context) -> Tree:
+        model = ctx.build(MODEL, 0)
+        if self.share == "body":
+            require_body(model, ctx.models[MODEL][0], "GCFLPlus shares what lies below the classifier")
+        clients = len(ctx.clients)
+        return {
+            "models": self._shared(model, ctx.initial)[None].clone(),
+            "cluster": torch.zeros(clients, dtype=torch.int64),
+            "norms": torch.zeros(clients, self.window),
+            "known": torch.zeros(clients, dtype=torch.int64),
+        }
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        sent = [{"w": w.clone()} for w in server["models"]]
+        private = {i: sent[server["cluster"][i]] for i in cohort}
+        up = {"change": How.MIX, "n": How.KEEP, "moved": How.KEEP, "gradient": How.KEEP}
+        got = yield Ask("train", up, private=private)
+        self._remember(server, got)
+        change_KP = yield Mix("change", shares(server["cluster"][got.ids], got["n"], len(sent)))
+        moved_K = change_KP.norm(dim=1)
+        if ctx.round > self.warmup and self._divide(server, ctx, got, moved_K):
+            change_KP = yield Mix("change", shares(server["cluster"][got.ids], got["n"], len(server["models"])))
+        server["models"] = server["models"] + change_KP
+        ctx.notes["clusters"] = float(len(server["models"]))
+        ctx.notes["least mean change"] = float(moved_K.min())
+        ctx.notes["largest change"] = float(got["moved"].max())
+
+    def _remember(self, server: Tree, got: Replies) -> None:
+        """Appends the norms of a round to the series of the clients that trained."""
+        trained = got["n"] > 0
+        ids = torch.tensor(got.ids)[trained]
+        server["norms"][ids] = torch.cat([server["norms"][ids, 1:], got["gradient"][trained, None]], dim=1)
+        server["known"][ids] += 1
+
+    def _divide(self, server: Tree, ctx: Context, got: Replies, moved_K: Tensor) -> bool:
+        """Divides all clusters that are to be, and says whether there was one.
+
+        Args:
+            server: Its state; a half gets the next number, and the model that both had.
+            ctx: What the server knows.
+            got: Of the round.
+            moved_K: Norm of every cluster's mean change.
+        """
+        trains = torch.tensor([info.train > 0 for info in ctx.clients])
+        of_reply = server["cluster"][got.ids]
+        divided = False
+        for k, moved in enumerate(moved_K.tolist()):
+            members = ((server["cluster"] == k) & trains).nonzero().flatten()
+            full = len(members) > 2 and bool((server["known"][members] >= self.window).all())
+            # Somebody of the cluster took part, if this is above eps2.
+            if not (full and moved < self.eps1 and (got["moved"] * (of_reply == k)).max() > self.eps2):
+                continue
+            leaving = leaving_half(server["norms"][members])
+            if leaving.any():
+                server["cluster"][members[leaving]] = len(server["models"])
+                server["models"] = torch.cat([server["models"], server["models"][k : k + 1]])
+                server["known"][members] = 0
+                divided = True
+        return divided
+
+    def global_model(self, server: Tree) -> Tree:
+        return {"models": server["models"], "cluster": server["cluster"]}
+
+    # The clients.
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        """Loads the model of the client's cluster, given alone or, before an evaluation, with those of all clusters."""
+        if not down:
+            return down
+        w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
+        if self.share == "body":
+            own = client.state.get(CLASSIFIER)
+            client.model.load(together(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
+        else:
+            client.model.load(w)
+        return {"w": w}
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        flat = client.model.flat
+        if self.share == "body":
+            client.state[CLASSIFIER] = classifier_of(flat)
+        change, gradient = self._shared(flat, client.model.w) - given["w"], flat.w.grad
+        assert gradient is not None
+        # Without training rows there was no step: what lies there is another client's.
+        last = self._shared(flat, gradient).norm() if client.info.train else change.new_zeros(())
+        n = change.new_tensor(self.weight_of(client))
+        return Upload({"change": change, "n": n, "moved": change.norm(), "gradient": last})
+
+    def _shared(self, flat: FlatModel, w: Tensor) -> Tensor:
+        """Of parameters `[P]`, or their gradient, what clients of a cluster share."""
+        return body_of(flat, w) if self.share == "body" else w
+
+
+def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
+    """Rows of weights `[K, B]`: what each of B clients counts in the mean of every cluster; 0 where nobody counts.
+
+    Args:
+        cluster_B: The cluster of every client, int64.
+        n_B: n_i, whole numbers.
+        clusters: Number of clusters K.
+    """
+    weight_KB = (cluster_B == torch.arange(clusters)[:, None]) * n_B.double()
+    return (weight_KB / weight_KB.sum(1, keepdim=True).clamp_min(1)).float()
+
+
+def leaving_half(norms_BL: Tensor) -> Tensor:
+    """Which clients of a cluster leave it, bool `[B]`: the smaller side of the cut.
+
+    Of two equal sides that one leaves which is without the first client. Nobody leaves if all series are equal.
+    """
+    apart_BB = warping_distances(norms_BL.cpu().numpy())
+    most = apart_BB.max()
+    if not most:
+        return norms_BL.new_zeros(len(norms_BL), dtype=torch.bool)
+    side = minimum_cut(most - apart_BB)
+    if 2 * side.sum() > len(side):
+        side = ~side
+    return torch.from_numpy(side).to(norms_BL.device)

@@ -1,0 +1,247 @@
+"""FedStar in whole rounds against PyG alone, over clients of one graph, of none to train on, and of odd graphs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
+from torch_geometric.transforms import AddRandomWalkPE
+
+from algorithms.backbones import build
+from algorithms.flat_model import FlatModel
+from algorithms.methods.fedstar import structure_of
+from engine.commands.export import export
+from engine.commands.run import run as run_config
+from engine.rounds.server import Server
+from engine.settings.config import Config
+from engine.wire.randomness import key
+from storage.errors import ShoalError
+from storage.graph import TEST, TRAIN, VAL
+from storage.view import View
+
+Run = Callable[..., Server]
+HIDDEN, EPOCHS, DROPOUT = 6, 2, 0.5
+KEYS = {
+    "model": {"name": "star", "hidden": HIDDEN, "init": "own"},
+    "algorithm.name": "fedstar",
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": 0.9,
+    "train.weight_decay": 0.01,
+    "train.epochs": EPOCHS,
+    "train.dropout": DROPOUT,
+}
+# Client 5 has no training graph and is alone in round 2; client 3, of one graph, comes once.
+ONLINE = [[0, 1, 5], [5], [0, 2, 3, 4], [1, 2, 5]]
+
+
+class Structure(nn.Module):
+    """The encoder that is shared, as PyG has its layers; all names are as in an export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(32, HIDDEN)
+        self.convs = nn.ModuleList(GCNConv(HIDDEN, HIDDEN) for _ in range(2))
+
+
+class Net(nn.Module):
+    """Both encoders, mean pooling, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def mlp() -> nn.Module:
+            return nn.Sequential(
+                nn.Linear(2 * HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN)
+            )
+
+        self.backbone = nn.Module()
+        self.backbone.head = nn.Module()
+        self.backbone.head.linears = nn.ModuleList([nn.Linear(2 * HIDDEN, CLASSES)])
+        self.backbone.lift = nn.Linear(FEATURES, HIDDEN)
+        self.backbone.convs = nn.ModuleList(GINConv(mlp(), train_eps=True) for _ in range(2))
+        self.backbone.structure = Structure()
+
+    def forward(self, batch: Batch) -> Tensor:
+        inner = self.backbone
+        x, s = inner.lift(batch.x), inner.structure.lift(batch.codes)
+        for layer in range(2):
+            x = F.dropout(x, DROPOUT, self.training) if layer else x
+            heard = torch.cat([x, s], 1)
+            s = torch.tanh(inner.structure.convs[layer](s, batch.edge_index))
+            x = F.relu(inner.convs[layer](heard, batch.edge_index))
+        pooled = global_mean_pool(torch.cat([x, s], 1), batch.batch)
+        return inner.head.linears[0](F.dropout(pooled, DROPOUT, self.training))
+
+    def load(self, w: Tensor) -> None:
+        ours = build("star", FEATURES, CLASSES, 2, DROPOUT, {"hidden": HIDDEN}, task="graph")
+        nn.utils.vector_to_parameters(w.clone(), ours.parameters())
+        self.load_state_dict(dict(ours.named_parameters()))
+
+    def named(self) -> dict[str, Tensor]:
+        return {name: p.detach().double().clone() for name, p in self.named_parameters()}
+
+    @property
+    def structure(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.backbone.structure.parameters()).detach().double()
+
+
+class PlainClient:
+    """A client as PyG alone has it; random walks are its own transform."""
+
+    def __init__(self, number: int, folder: Path, view: View, w: Tensor) -> None:
+        arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
+        self.number, self.module = number, Net()
+        self.module.load(w)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        self.graphs: list[Data] = []
+        mine = np.flatnonzero(arrays["assignment"] == number)
+        self.split, self.y = arrays["split"][mine], arrays["y"][mine]
+        for graph in mine:
+            nodes = view.node[arrays["graph"][view.node] == graph]
+            place = {int(node): row for row, node in enumerate(nodes)}
+            pairs = [(int(a), int(b)) for a, b in arrays["edge_index"].T if int(a) in place and a != b]
+            edges = sorted({(place[p], place[q]) for a, b in pairs for p, q in ((a, b), (b, a))})
+            index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
+            data = Data(x=torch.from_numpy(arrays["x"][nodes]), edge_index=index, num_nodes=len(nodes))
+            degree = torch.bincount(index[0], minlength=len(nodes))
+            hot = F.one_hot(degree.clamp(max=16), 17)[:, 1:].float()
+            walks = torch.zeros(len(nodes), 16) if not edges else AddRandomWalkPE(16, "pe")(data.clone()).pe
+            data.codes = torch.cat([walks, hot], 1)
+            self.graphs.append(data)
+
+    def batch(self, graphs: np.ndarray) -> Batch:
+        return Batch.from_data_list([self.graphs[g] for g in graphs])
+
+    def train(self, round_number: int, size: int | None) -> None:
+        rows = np.flatnonzero(self.split == TRAIN)
+        torch.manual_seed(key(0, round_number, self.number, "train"))
+        self.module.train()
+        for _ in range(EPOCHS):
+            order = rows if size is None or size >= len(rows) else rows[torch.randperm(len(rows)).numpy()]
+            for start in range(0, len(rows), size or max(len(rows), 1)):
+                chosen = order[start : start + (size or len(rows))]
+                self.optimizer.zero_grad()
+                F.cross_entropy(self.module(self.batch(chosen)), torch.from_numpy(self.y[chosen])).backward()
+                self.optimizer.step()
+
+    def receive(self, structure: Tensor) -> None:
+        nn.utils.vector_to_parameters(structure.float(), self.module.backbone.structure.parameters())
+
+    def counts(self) -> np.ndarray:
+        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
+        self.module.eval()
+        with torch.no_grad():
+            predicted = self.module(self.batch(np.arange(len(self.graphs)))).argmax(1).tolist()
+        for part, code in enumerate((VAL, TEST)):
+            for g in np.flatnonzero(self.split == code):
+                found[part, 0, self.y[g]] += 1
+                found[part, 1, predicted[g]] += 1
+                found[part, 2, self.y[g]] += self.y[g] == predicted[g]
+        return found
+
+
+@pytest.fixture
+def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    trace = np.zeros((len(ONLINE), 6), dtype=bool)
+    for row, clients in zip(trace, ONLINE):
+        row[clients] = True
+    np.save(tmp_path / "online.npy", trace)
+    plain = {name: value for name, value in graph_task.items() if name != "model.name"}
+    return {**plain, **KEYS, "participation.trace": str(tmp_path / "online.npy"), "rounds": len(ONLINE)}
+
+
+@pytest.mark.parametrize(("size", "weight"), [(None, None), (3, "train"), (None, "uniform")])
+def test_rounds_written_out(
+    start: Run, keys: dict[str, Any], views: Callable[..., list[View]], size: int | None, weight: str | None
+) -> None:
+    more = {"algorithm.weight": weight} if weight else {}
+    server = start({**keys, **more, "train.batch_size": size})
+    (kind,) = server._kinds["model"]
+    starts = [server.job.initial(kind, "model", i) for i in range(6)]
+    assert len({tuple(w.tolist()) for w in starts}) == 6
+    folder = Path(keys["data.path"])
+    clients = [PlainClient(i, folder, view, starts[i]) for i, view in enumerate(views(server))]
+    sizes = [graph.num_nodes for client in clients for graph in client.graphs]
+    assert min(sizes) == 1
+    assert any(not graph.edge_index.numel() and graph.num_nodes > 1 for client in clients for graph in client.graphs)
+    shared = clients[0].module.structure
+    torch.testing.assert_close(server.state.server["w"].double(), shared)
+    for number, cohort in enumerate(ONLINE, start=1):
+        line = server.round()
+        trained: dict[int, Tensor] = {}
+        for i in cohort:
+            clients[i].receive(shared)
+            clients[i].train(number, size)
+            trained[i] = clients[i].module.structure
+            np.testing.assert_array_equal(server.state.scores["trained"][i], clients[i].counts())
+            kept = Net()
+            kept.load(server.state.clients[i]["model.w"])
+            for name, value in kept.named().items():
+                torch.testing.assert_close(value, clients[i].module.named()[name], rtol=1e-3, atol=1e-4)
+        of = {"train": lambda i: int((clients[i].split == TRAIN).sum()), "uniform": lambda i: 1}
+        weights = {i: of.get(weight or "", lambda i: OF_CLIENT[i])(i) for i in cohort if i != WITHOUT_TRAIN}
+        if weights:
+            shared = sum(n * trained[i] for i, n in weights.items()) / sum(weights.values())
+        torch.testing.assert_close(server.state.server["w"].double(), shared, rtol=1e-3, atol=1e-4)
+        scalars = len(shared)
+        assert scalars == 32 * HIDDEN + HIDDEN + 2 * (HIDDEN * HIDDEN + HIDDEN)
+        assert (line["bytes_up"], line["bytes_down"]) == (4 * len(cohort) * (scalars + 1), 4 * len(cohort) * scalars)
+        assert line["scopes"].keys() == {"trained", "served"}
+        for i in cohort:
+            clients[i].receive(shared)
+        for i, client in enumerate(clients):
+            np.testing.assert_array_equal(server.state.scores["served"][i], client.counts())
+    assert server.state.scores["served"][ONE_GRAPH].sum() == 0
+
+
+def test_an_export_has_clients_and_no_model_of_the_server(
+    configure: Callable[..., Config], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    config = configure({**keys, "run.root": str(tmp_path), "run.tensorboard": False})
+    models = load_file(export(run_config(config)) / "models.safetensors")
+    assert {name.split("/")[0] for name in models} == {"client"}
+    name = "backbone.structure.lift.weight"
+    # Who came last, came together.
+    assert torch.equal(models[f"client/00001/{name}"], models[f"client/00005/{name}"])
+    assert not torch.equal(models[f"client/00001/{name}"], models[f"client/00000/{name}"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"model": {"name": "gin"}}, r"model\.name: FedStar shares the structure encoder of star, found gin"),
+        ({"task": "node"}, r"task: fedstar is for graph tasks, found node; take a method for node tasks \("),
+    ],
+)
+def test_refused(configure: Callable[..., Config], keys: dict[str, Any], more: dict[str, Any], message: str) -> None:
+    keys = {**keys, "run.tensorboard": False, **more}
+    with pytest.raises(ShoalError, match=f"^{message}"):
+        run_config(configure(keys))
+
+
+@pytest.mark.parametrize("embedding", [None, 5])
+@pytest.mark.parametrize("readout", ["mean", "attention"])
+def test_where_the_structure_lies(readout: str, embedding: int | None) -> None:
+    options = {"hidden": HIDDEN, "readout": readout}
+    flat = FlatModel(build("star", FEATURES, CLASSES, 0, 0.0, options, embedding, task="graph"))
+    place = structure_of(flat)
+    with torch.no_grad():
+        flat.w.zero_()
+        flat.w[place] = 1
+    for name, p in flat.module.named_parameters():
+        assert bool((p == float("structure" in name)).all()), name
+
+
+def test_the_odd_graphs_train(graph_task: dict[str, Any]) -> None:
+    arrays = {name: np.load(Path(graph_task["data.path"]) / f"{name}.npy") for name in ("split", "graph")}
+    assert np.bincount(arrays["graph"])[ONE_NODE] == 1
+    assert TRAIN in arrays["split"][[ONE_NODE, NO_EDGES]]
