@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import torch
@@ -51,8 +50,8 @@ def test_a_missing_package_and_what_that_disables(monkeypatch: pytest.MonkeyPatc
     assert missing & OPTIONAL.keys()
 
 
-def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "not" / "there"))
+def test_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", "/not/there")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     lines = doctor()
     assert row(lines, "processor") == [f"{os.cpu_count()} cores"]
