@@ -49,11 +49,11 @@ class Net(nn.Module):
 class PlainClient:
     """A client as PyG alone has it."""
 
-    def __init__(self, number: int, folder: Path, view: View) -> None:
+    def __init__(self, number: int, folder: Path, view: View, module: nn.Module | None = None) -> None:
         """Reads its graphs from the published arrays, their nodes in the order of the shard, which dropout sees."""
         arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         self.number = number
-        self.module = Net()
+        self.module = Net() if module is None else module
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         self.graphs: list[Data] = []
         mine = np.flatnonzero(arrays["assignment"] == number)
@@ -64,7 +64,7 @@ class PlainClient:
             pairs = [(int(a), int(b)) for a, b in arrays["edge_index"].T if int(a) in place and a != b]
             edges = sorted({(place[p], place[q]) for a, b in pairs for p, q in ((a, b), (b, a))})
             index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
-            self.graphs.append(Data(x=torch.from_numpy(arrays["x"][nodes]), edge_index=index))
+            self.graphs.append(Data(x=torch.from_numpy(arrays["x"][nodes]), edge_index=index, num_nodes=len(nodes)))
 
     def batch(self, graphs: np.ndarray) -> Batch:
         return Batch.from_data_list([self.graphs[g] for g in graphs])

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from pyg_clients import DROPOUT, EPOCHS, PlainClient
 from safetensors.torch import load_file
 from small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
 from torch import Tensor, nn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 from torch_geometric.transforms import AddRandomWalkPE
 
@@ -22,13 +23,12 @@ from engine.commands.export import export
 from engine.commands.run import run as run_config
 from engine.rounds.server import Server
 from engine.settings.config import Config
-from engine.wire.randomness import key
 from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN, VAL
+from storage.graph import TRAIN
 from storage.view import View
 
 Run = Callable[..., Server]
-HIDDEN, EPOCHS, DROPOUT = 6, 2, 0.5
+HIDDEN = 6
 KEYS = {
     "model": {"name": "star", "hidden": HIDDEN, "init": "own"},
     "algorithm.name": "fedstar",
@@ -94,59 +94,23 @@ class Net(nn.Module):
         return nn.utils.parameters_to_vector(self.backbone.structure.parameters()).detach().double()
 
 
-class PlainClient:
-    """A client as PyG alone has it; random walks are its own transform."""
+class StarClient(PlainClient):
+    """A client with both encoders; random walks are PyG's transform."""
+
+    module: Net
 
     def __init__(self, number: int, folder: Path, view: View, w: Tensor) -> None:
-        arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
-        self.number, self.module = number, Net()
+        super().__init__(number, folder, view, Net())
         self.module.load(w)
-        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        self.graphs: list[Data] = []
-        mine = np.flatnonzero(arrays["assignment"] == number)
-        self.split, self.y = arrays["split"][mine], arrays["y"][mine]
-        for graph in mine:
-            nodes = view.node[arrays["graph"][view.node] == graph]
-            place = {int(node): row for row, node in enumerate(nodes)}
-            pairs = [(int(a), int(b)) for a, b in arrays["edge_index"].T if int(a) in place and a != b]
-            edges = sorted({(place[p], place[q]) for a, b in pairs for p, q in ((a, b), (b, a))})
-            index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
-            data = Data(x=torch.from_numpy(arrays["x"][nodes]), edge_index=index, num_nodes=len(nodes))
-            degree = torch.bincount(index[0], minlength=len(nodes))
+        for data in self.graphs:
+            degree = torch.bincount(data.edge_index[0], minlength=data.num_nodes)
             hot = F.one_hot(degree.clamp(max=16), 17)[:, 1:].float()
-            walks = torch.zeros(len(nodes), 16) if not edges else AddRandomWalkPE(16, "pe")(data.clone()).pe
+            alone = not data.edge_index.numel()
+            walks = torch.zeros(data.num_nodes, 16) if alone else AddRandomWalkPE(16, "pe")(data.clone()).pe
             data.codes = torch.cat([walks, hot], 1)
-            self.graphs.append(data)
-
-    def batch(self, graphs: np.ndarray) -> Batch:
-        return Batch.from_data_list([self.graphs[g] for g in graphs])
-
-    def train(self, round_number: int, size: int | None) -> None:
-        rows = np.flatnonzero(self.split == TRAIN)
-        torch.manual_seed(key(0, round_number, self.number, "train"))
-        self.module.train()
-        for _ in range(EPOCHS):
-            order = rows if size is None or size >= len(rows) else rows[torch.randperm(len(rows)).numpy()]
-            for start in range(0, len(rows), size or max(len(rows), 1)):
-                chosen = order[start : start + (size or len(rows))]
-                self.optimizer.zero_grad()
-                F.cross_entropy(self.module(self.batch(chosen)), torch.from_numpy(self.y[chosen])).backward()
-                self.optimizer.step()
 
     def receive(self, structure: Tensor) -> None:
         nn.utils.vector_to_parameters(structure.float(), self.module.backbone.structure.parameters())
-
-    def counts(self) -> np.ndarray:
-        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
-        self.module.eval()
-        with torch.no_grad():
-            predicted = self.module(self.batch(np.arange(len(self.graphs)))).argmax(1).tolist()
-        for part, code in enumerate((VAL, TEST)):
-            for g in np.flatnonzero(self.split == code):
-                found[part, 0, self.y[g]] += 1
-                found[part, 1, predicted[g]] += 1
-                found[part, 2, self.y[g]] += self.y[g] == predicted[g]
-        return found
 
 
 @pytest.fixture
@@ -169,7 +133,7 @@ def test_rounds_written_out(
     starts = [server.job.initial(kind, "model", i) for i in range(6)]
     assert len({tuple(w.tolist()) for w in starts}) == 6
     folder = Path(keys["data.path"])
-    clients = [PlainClient(i, folder, view, starts[i]) for i, view in enumerate(views(server))]
+    clients = [StarClient(i, folder, view, starts[i]) for i, view in enumerate(views(server))]
     sizes = [graph.num_nodes for client in clients for graph in client.graphs]
     assert min(sizes) == 1
     assert any(not graph.edge_index.numel() and graph.num_nodes > 1 for client in clients for graph in client.graphs)
