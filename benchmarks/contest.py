@@ -221,7 +221,7 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class GnnCase(Case):
-    """A case of a GNN. Training amplifies rounding: bare loops of GIN on Cora, 1e-7 apart at first, are 0.08 apart later."""
+    """A case of a GNN. Training amplifies rounding: bare loops of GIN on Cora, 1e-7 apart at first, end 0.08 apart."""
 
     @property
     def compared(self) -> int:
