@@ -50,9 +50,12 @@ class Ask:
         up: Entries that come back, and how each is reduced.
         shared: Download that is the same for all.
         private: Further download of single clients, by number; wins over `shared`.
-        train: The clients train before their upload, by `Algorithm.train`; where an evaluation is due, they are
-            evaluated as `trained` after it.
+        train: The clients train before their upload, by `Algorithm.train`.
         to: Clients to ask; the cohort by default.
+        score: Where they train and an evaluation is due, they are evaluated as `trained` after it: not so in a phase
+            that is followed by another one of their training.
+        score_with: What evaluation as `trained` reads beside what a client holds, by `Algorithm.begin`, as a part of
+            the model that never leaves the server. It is no message of the method: nobody counts it as sent.
     """
 
     phase: str
@@ -61,6 +64,8 @@ class Ask:
     private: Mapping[int, Tree] = field(default_factory=dict)
     train: bool = True
     to: Sequence[int] | None = None
+    score: bool = True
+    score_with: Tree = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,16 @@ class Visit:
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `engine.rounds.scoring`, of a whole graph `engine.rounds.domains`."""
         count = score_graph if self._opened.job.is_graph(self.client.info.client) else score
+        given = self._given_to_score() if self._cell.score_with else self.given
         with creating_on(self._opened.device):
-            return count(self._opened.algorithm, self.client, self.given, self._opened.job.metric)
+            return count(self._opened.algorithm, self.client, given, self._opened.job.metric)
+
+    def _given_to_score(self) -> Given:
+        """What `begin` makes of what the server gives for the evaluation alone."""
+        algorithm, down = self._opened.algorithm, copied(self._cell.score_with, self._opened.device)
+        self._guards.append(ReadOnly(down, "download"))
+        with code_of(algorithm, "begin"), creating_on(self._opened.device):
+            return algorithm.begin(self.client, down)
 
     def end(self) -> None:
         """Ends the visit.

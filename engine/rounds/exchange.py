@@ -58,7 +58,7 @@ class Exchange:
         """
         draft = self.draft
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
-        score = frozenset(i for i in ids if ask.train and is_last_visit(i))
+        score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         cells = [
             Cell(
                 draft.round,
@@ -71,6 +71,7 @@ class Exchange:
                 inboxes=_pick(draft.inboxes, cell),
                 score=score & frozenset(cell),
                 cost=self._cost(cell),
+                score_with=ask.score_with if score & frozenset(cell) else {},
             )
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]

@@ -101,6 +101,7 @@ def _require_ask(ask: Ask, clients: int) -> None:
         if not isinstance(entry, str) or not isinstance(how, How):
             raise Malformed(f"Ask(up) has {entry!r}: {how!r}, wanted a name and one of {', '.join(map(str, How))}")
     require_tree(ask.shared, "Ask(shared)")
+    require_tree(ask.score_with, "Ask(score_with)")
     if not isinstance(ask.private, Mapping):
         raise Malformed(f"Ask(private) is {named(ask.private)}, wanted a dict of downloads by client")
     _require_clients(ask.private, "Ask(private)", clients)

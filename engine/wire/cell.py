@@ -25,6 +25,7 @@ class Cell:
         inboxes: Results of mixing addressed to them.
         score: Clients to evaluate after training, or all of a mere evaluation.
         cost: Estimated work, for balance only.
+        score_with: What is applied to these before they are evaluated after training.
     """
 
     round: int
@@ -37,6 +38,7 @@ class Cell:
     inboxes: Mapping[int, Tree]
     score: frozenset[int]
     cost: float
+    score_with: Tree = field(default_factory=dict)
 
 
 @dataclass

@@ -53,6 +53,7 @@ def test_what_an_ask_and_an_upload_leave_out() -> None:
     """All of the cohort trains, nothing is sent; weights are one and the bytes those of the tensors."""
     ask, upload = Ask("train", {}), Upload({})
     assert (ask.shared, ask.private, ask.train, ask.to) == ({}, {}, True, None)
+    assert (ask.score, ask.score_with) == (True, {})
     assert (upload.weight, upload.wire) == ({}, {})
     assert Mix("w", torch.ones(2)).dst is None
     replies = Replies([1], {"w": torch.ones(2)}, {})

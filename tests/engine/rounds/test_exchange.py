@@ -118,6 +118,29 @@ def test_those_that_do_not_come_back_are_evaluated_after_training(
     assert draft.touched == {0: False, 1: False, 3: False}
 
 
+def test_what_only_an_evaluation_reads_is_not_sent(
+    echo: Callable[..., Server],
+    exchange_of: ExchangeOf,
+    views: Callable[..., list[View]],
+    counts_of: Callable[..., Any],
+) -> None:
+    """Other parameters than those that were trained are scored; what the client keeps and sends is of the training."""
+    server = echo()
+    w = torch.linspace(-1, 1, len(server._initial))
+    exchange = exchange_of(server, [0, 1, 3], cell_size=2)
+    exchange.ask(Ask("p", {}, {"w": server._initial}, score_with={"w": w}), lambda client: client != 1)
+    draft = exchange.draft
+    assert draft.scores["trained"].keys() == {0, 3}
+    for i in (0, 3):
+        assert not torch.equal(draft.clients[i]["model.w"], w)
+        np.testing.assert_array_equal(draft.scores["trained"][i], counts_of(server, views(server)[i], w))
+    assert exchange._meter._bytes_down == 3 * server._initial.nbytes
+    # A phase that another one of the same training follows has no scores.
+    exchange.ask(Ask("p", {}, score=False, score_with={"w": w}), lambda client: True)
+    assert draft.scores["trained"] == {}
+    assert draft.touched == {0: False, 1: False, 3: False}
+
+
 def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
     server = echo(failing=[1, 4])
     server.state.clients[1] = {"visits": torch.tensor(5.0)}

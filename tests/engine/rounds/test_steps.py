@@ -41,6 +41,7 @@ def test_what_may_be_asked(step: Ask | Mix) -> None:
         (lambda: Ask("train", {}, private={-1: {}}), "Ask(private) names client -1, there are 0 to 5"),
         (lambda: Ask("train", {}, private=[{}]), "Ask(private) is a list, wanted a dict of downloads by client"),
         (lambda: Ask("train", {}, W, {2: {"v": 1}}), "Ask(private) of client 2 'v' is a int, wanted a tensor"),
+        (lambda: Ask("train", {}, score_with={"w": 1}), "Ask(score_with) 'w' is a int, wanted a tensor"),
         (lambda: Mix(3, torch.ones(6)), "Mix(entry=a int), wanted the name of an entry"),
         (lambda: Mix("w", torch.tensor(1.0)), "Mix(rows) is no matrix of real numbers"),
         (lambda: Mix("w", torch.ones(6).cfloat()), "Mix(rows) is no matrix of real numbers"),
