@@ -39,6 +39,7 @@ METHODS = {
     "fedkd": "algorithms.methods.fedkd:FedKD",
     "gcfl_plus": "algorithms.methods.gcfl_plus.gcfl_plus:GCFLPlus",
     "fedstar": "algorithms.methods.fedstar:FedStar",
+    "fedgpl": "algorithms.methods.fedgpl.fedgpl:FedGPL",
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 

@@ -1,0 +1,1 @@
+"""FedGPL: one GNN on the server, prompts and heads on the clients."""

@@ -1,0 +1,225 @@
+"""FedGPL: one GNN on the server, prompts and heads on the clients; tasks share these by how much they help."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones.plain_graphs import PlainGraphs
+from algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Trainer, Tree, Upload
+from algorithms.methods.fedgpl.laplace_noise import Noise, noised
+from algorithms.methods.fedgpl.own_part import (
+    BATCH,
+    LOSS,
+    OF_HEAD,
+    OWN,
+    OwnPart,
+    batches_of,
+    hold,
+    hold_gnn,
+    own_entries,
+)
+from algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
+from algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
+from algorithms.protocol import MODEL, How
+from algorithms.training.local_training import finite_loss
+
+GRAPHS = {"x": How.LIST, "pairs": How.LIST, "arrows": How.LIST, "first": How.LIST}
+UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
+Exchange = Generator[Ask | Mix, Any, None]
+
+
+@dataclass
+class Turn:
+    """What a client was given in one exchange, and what it sends in return."""
+
+    down: Tree
+    up: Tree = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FedGPL(Algorithm):
+    """Federated graph prompt learning (arXiv 2411.02003): a split model, and HiDTA.
+
+    The model of the config has a prompt. Clients hold the prompt and the classifier, Q parameters; the GNN stays on the
+    server. A batch of B graphs takes four messages: the prompted graphs go up, their embeddings come down, gradients of
+    these go up, gradients of the prompted features come down; prompt and classifier then take one step together. A
+    client sends the gradient of one batch with the graphs of the next. Clients whose batch has the same number go
+    through the GNN together, in passes of up to `most_rows` nodes.
+
+    Tasks are the domains of the federation. At the end of a round the server mixes prompts and classifiers by task
+    (`task_mixing`), for clients that were away, too, and each client starts the next round with those of its task.
+    Scope `trained` is what clients hold before mixing, `served` after it; the GNN reaches hosts for evaluation alone.
+
+    Bytes of a batch with n nodes, e pairs of neighbours and B graphs: 4 F n + 8 e + 4 (B + 1) + 4 B H up and
+    4 F n + 4 B H down; of a round besides, 4 Q each way.
+
+    The server sees features, edges and gradients of the answers; from these and the classifier, which it mixes, labels
+    can be told. Noise covers neither edges nor numbers of nodes. Without `clipped` nothing is private.
+
+    Attributes:
+        gnn: `frozen`: as the first round found it. `round_accumulate`: one step of Adam a round on the mean gradient
+            of all clients' batches. `per_batch_seq`: a step after every batch, clients one after another in the order
+            of their numbers. `per_client_avg`: every client has a copy with moments of its own for the round, and a
+            step after each of its batches; copies are averaged.
+        server_lr: Learning rate of the GNN.
+        mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
+        diagonal: See `task_mixing.transferability`.
+        noise: On what clients send in a batch: `off`, `paper` or `clipped`, see `laplace_noise.noised`.
+        epsilon: Of one row in one release.
+        clip: Largest L1 norm of a row, `clipped` only.
+        noise_down: Noise on the gradients that come down, too: the server, which computes them, sees them without.
+        most_rows: Nodes of a pass through the GNN.
+        recompute: The server keeps what clients sent until the gradients come, and not what the GNN made of it.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+    """
+
+    gnn: UpdatesGNN = "round_accumulate"
+    server_lr: float = 0.001
+    mixing: Mixing = "hidta"
+    diagonal: Diagonal = "weight_norm"
+    noise: Noise = "off"
+    epsilon: float = 100.0
+    clip: float = 1.0
+    noise_down: bool = False
+    most_rows: int = 65_536
+    recompute: bool = False
+    shares_part: ClassVar[bool] = True
+    tasks: ClassVar[frozenset[str]] = frozenset({"graph"})
+
+    def __post_init__(self) -> None:
+        if not (self.server_lr > 0 and self.epsilon > 0 and self.clip > 0):
+            raise ValueError("server_lr, epsilon and clip must be above 0")
+        if self.most_rows < 1:
+            raise ValueError("most_rows must be at least 1")
+
+    # The server's part.
+
+    def setup(self, ctx: Context) -> Tree:
+        flat = ctx.build(MODEL, 0)
+        own = own_entries(flat)
+        w = flat.w.detach()
+        return {GNN: w[~own].clone(), "theta": w[own].expand(len(ctx.clients), -1).clone()}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        able = [i for i in cohort if ctx.clients[i].train]
+        pending = {i: {"theta": server["theta"][i]} for i in cohort}
+        if self.gnn == "per_batch_seq":
+            for i in able:
+                yield from self._train(ctx, [self._gnn(ctx, server, [i])], pending)
+        elif self.gnn == "per_client_avg":
+            copies: list[Tree] = [{GNN: server[GNN]} for _ in able]
+            yield from self._train(ctx, [self._gnn(ctx, copy, [i]) for copy, i in zip(copies, able)], pending)
+            if copies:
+                server[GNN] = torch.stack([copy[GNN] for copy in copies]).double().mean(dim=0).float()
+        elif able:
+            gnn = self._gnn(ctx, server, able)
+            yield from self._train(ctx, [gnn], pending)
+            if self.gnn == "round_accumulate":
+                gnn.step(self.server_lr)
+        got = yield Ask("end", {"theta": How.KEEP}, private=pending, score_with={GNN: server[GNN]})
+        self._mix(server, ctx, got.ids, got["theta"])
+        if self.noise == "clipped":
+            # Every training graph is released twice an epoch: as features, and as the gradient of its answer.
+            ctx.notes["epsilon"] = 2 * ctx.train.epochs * ctx.round * self.epsilon
+
+    def _gnn(self, ctx: Context, tree: Tree, clients: Sequence[int]) -> ServerGNN:
+        flat = ctx.build(MODEL, 0)
+        own = own_entries(flat)
+        if self.gnn == "frozen":
+            flat.module.requires_grad_(False)
+        return ServerGNN(tree, clients, flat, own, self.most_rows, self.recompute)
+
+    def _train(self, ctx: Context, gnns: Sequence[ServerGNN], pending: dict[int, Tree]) -> Exchange:
+        """All batches of some clients, those of one number at once; `pending` is what each is to be given next."""
+        steps = {i: batches_of(ctx.clients[i].train, ctx.train) for gnn in gnns for i in gnn.clients}
+        for number in range(max(steps.values(), default=0)):
+            yield from self._exchange(ctx, gnns, number, [i for i in steps if steps[i] > number], pending)
+            if self.gnn in ("per_batch_seq", "per_client_avg"):
+                for gnn in gnns:
+                    gnn.step(self.server_lr)
+
+    def _exchange(
+        self, ctx: Context, gnns: Sequence[ServerGNN], number: int, clients: Sequence[int], pending: dict[int, Tree]
+    ) -> Exchange:
+        """The messages of one batch."""
+        given = {i: pending.pop(i) for i in clients if i in pending}
+        got = yield Ask("forward", GRAPHS, private=given, to=clients, score=False)
+        columns = zip(got.ids, *(got.lists[name] for name in GRAPHS))
+        sent = {i: PlainGraphs(x, pairs, first.long(), arrows) for i, x, pairs, arrows, first in columns}
+        answers: dict[int, Tree] = {}
+        for gnn in gnns:
+            seed = ctx.random(f"batch {number} from client {gnn.clients[0]}")
+            said = gnn.forward({i: sent[i] for i in gnn.clients if i in sent}, seed)
+            answers.update({i: {"answer": answer} for i, answer in said.items()})
+        got = yield Ask("backward", {"of_answer": How.LIST}, private=answers, to=got.ids, score=False)
+        of_answer = dict(zip(got.ids, got.lists["of_answer"]))
+        for gnn in gnns:
+            for i, of_x in gnn.backward(of_answer).items():
+                noise = self.noise if self.noise_down else "off"
+                rng = ctx.rng(f"noise of batch {number} for client {i}")
+                pending[i] = {"of_x": noised(of_x, noise, self.epsilon, self.clip, rng)}
+
+    def _mix(self, server: Tree, ctx: Context, ids: Sequence[int], theta_NQ: Tensor) -> None:
+        """Prompts and heads for the next round, from those of clients that trained."""
+        able = [place for place, i in enumerate(ids) if ctx.clients[i].train]
+        if not able:
+            return
+        who = torch.tensor([ids[place] for place in able])
+        task_of = torch.tensor([info.domain for info in ctx.clients])
+        if self.mixing == "none":
+            server["theta"][who] = theta_NQ[able]
+            return
+        trained = Trained(server["theta"][who].double(), theta_NQ[able].double(), task_of[who])
+        weights_TN = task_weights(trained, self.mixing, self.diagonal)
+        mixed_TQ = (weights_TN @ trained.end_NQ).float()
+        there = torch.isin(task_of, trained.task_N)
+        server["theta"][there] = mixed_TQ[task_of[there]]
+
+    def global_model(self, server: Tree) -> Tree:
+        return {GNN: server[GNN], "thetas": server["theta"]}
+
+    # The clients' part.
+
+    def begin(self, client: Client, down: Tree) -> Turn:
+        if GNN in down:
+            hold_gnn(client, down[GNN])
+        if "thetas" in down:
+            hold(client, down["thetas"][client.info.client].clone())
+        elif "theta" in down:
+            hold(client, down["theta"].clone())
+        elif OWN in client.state:
+            hold(client, client.state[OWN])
+        return Turn(down)
+
+    def train(self, client: Client, given: Turn, trainer: Trainer, phase: str) -> float:
+        part, down = OwnPart(client, trainer.options), given.down
+        if "theta" in down:
+            part.restart()
+        if "of_x" in down:
+            part.step(down["of_x"])
+        if phase == "forward":
+            graphs = part.prompted()
+            x_NF = self._noised(client, graphs.x_NF.detach(), "x")
+            arrows = graphs.pairs_2E[:, :0] if graphs.arrows_2E is None else graphs.arrows_2E
+            given.up = {"x": x_NF, "pairs": graphs.pairs_2E, "arrows": arrows, "first": graphs.first.int()}
+        elif phase == "backward":
+            given.up = {"of_answer": self._noised(client, part.learn_head(down["answer"]), "answer")}
+        else:
+            given.up = {"theta": client.state[OWN]}
+            return finite_loss(float(client.state[LOSS])) if client.info.train else float("nan")
+        return float("nan")
+
+    def _noised(self, client: Client, rows: Tensor, what: str) -> Tensor:
+        rng = client.rng(f"noise {what} {int(client.state[BATCH])}")
+        return noised(rows, self.noise, self.epsilon, self.clip, rng)
+
+    def upload(self, client: Client, given: Turn, phase: str) -> Upload:
+        if phase == "end":
+            for name in (OWN, BATCH, LOSS, OF_HEAD):
+                client.state.pop(name, None)
+        return Upload(given.up)

@@ -1,0 +1,152 @@
+"""What a client of FedGPL holds of a split model, prompt and head, and what it does with it in one batch."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from algorithms.backbones.dropout import drop
+from algorithms.backbones.graph_batch import GraphBatch
+from algorithms.backbones.plain_graphs import PlainGraphs
+from algorithms.backbones.prompted import Prompted
+from algorithms.client import Client
+from algorithms.draws import seed_default
+from algorithms.faults import Malformed
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import Tree
+from algorithms.train_options import TrainOptions
+from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from storage.errors import ShoalError
+
+# Entries of a client's state: its part of the parameters, and, within a round, where it is.
+OWN, BATCH, OF_HEAD, LOSS = "own", "batch", "of_head", "loss"
+
+
+def own_entries(flat: FlatModel) -> Tensor:
+    """Which entries of `w` are those of the prompt and the classifier, bool `[P]`; the others are the GNN's.
+
+    Raises:
+        ShoalError: The model has no prompt to cut it at.
+    """
+    if not isinstance(flat.module, Prompted):
+        raise ShoalError(
+            "model.prompt: fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"
+        )
+    own = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
+    # Those of the prompt come first.
+    own[: sum(p.numel() for p in flat.module.prompt.parameters())] = True
+    own[flat.classifier] = True
+    return own
+
+
+def batches_of(train: int, options: TrainOptions) -> int:
+    """Steps of a client with so many training graphs in a round."""
+    return options.epochs * -(-train // (options.batch_size or max(train, 1)))
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """A client's prompt and head, in the middle of a round.
+
+    Attributes:
+        client: The client; its state tells where it is.
+        options: Epochs, optimizer, batches.
+    """
+
+    client: Client
+    options: TrainOptions
+
+    def restart(self) -> None:
+        """Before the first batch of a round."""
+        state, device = self.client.state, self.client.data.device
+        state.update({BATCH: torch.zeros((), dtype=torch.int64), LOSS: torch.zeros((), device=device)})
+        if self.options.opt_state == "reset":
+            for name in kept_moments(state, OWN):
+                del state[f"{OWN}.opt.{name}"]
+
+    def prompted(self) -> PlainGraphs:
+        """The graphs of the batch, with the prompt."""
+        self.client.model.module.train()
+        return self.client.model.module.prompt(self._batch())  # type: ignore
+
+    def learn_head(self, answer_GH: Tensor) -> Tensor:
+        """The gradient of the loss with respect to the answers for the batch, `[B, H]`; that of the head is kept."""
+        client, flat = self.client, self.client.model.flat
+        graphs = self._graphs()
+        answer_GH = answer_GH.clone().requires_grad_()
+        flat.w.grad.zero_()  # type: ignore[union-attr]
+        flat.module.train()
+        seed_default(client.data.device, client.model.random(f"head {int(client.state[BATCH])}"))
+        head = flat.module.head
+        read_GH = drop(answer_GH, head.dropout, True) if head.drops_embedding else answer_GH  # type: ignore
+        loss = F.cross_entropy(_classifier(flat)(read_GH), client.data.label[client.data.train[graphs]])
+        loss.backward()
+        client.state[OF_HEAD] = flat.w.grad[own_entries(flat)]  # type: ignore[index]
+        if self._in_last_epoch():
+            client.state[LOSS] = client.state[LOSS] + loss.detach() * (len(graphs) / client.info.train)
+        assert answer_GH.grad is not None
+        return answer_GH.grad
+
+    def step(self, of_x_NF: Tensor) -> None:
+        """One step of prompt and head, from the gradient of the features that were sent; the next batch follows."""
+        client, flat = self.client, self.client.model.flat
+        own = own_entries(flat)
+        gradient = flat.w.grad
+        assert gradient is not None
+        gradient.zero_()
+        sent = self.prompted()
+        if sent.x_NF.requires_grad:
+            sent.x_NF.backward(of_x_NF)
+        part = nn.Parameter(client.state[OWN].clone())
+        part.grad = gradient[own] + client.state.pop(OF_HEAD)
+        optimizer = make_optimizer([part], self.options)
+        if moments := kept_moments(client.state, OWN):
+            optimizer.state[part] = moments
+        optimizer.step()
+        keep_moments(client.state, OWN, optimizer.state[part])
+        hold(client, part.detach())
+        client.state[BATCH] = client.state[BATCH] + 1
+
+    def _in_last_epoch(self) -> bool:
+        epochs, steps = self.options.epochs, batches_of(self.client.info.train, self.options)
+        return int(self.client.state[BATCH]) >= steps * (epochs - 1) // epochs
+
+    def _batch(self) -> GraphBatch:
+        assert self.client.model.items is not None
+        return self.client.model.items.some(self.client.data.train[self._graphs()])  # type: ignore[return-value]
+
+    def _graphs(self) -> Tensor:
+        """Places of the batch among the training graphs; every epoch has an order of its own."""
+        train, size = self.client.info.train, self.options.batch_size or self.client.info.train
+        epoch, number = divmod(int(self.client.state[BATCH]), -(-train // size))
+        order = torch.arange(train, device=self.client.data.device)
+        if size < train:
+            order = torch.randperm(train, generator=self.client.rng(f"order {epoch}"), device=order.device)
+        return order[number * size : (number + 1) * size]
+
+
+def hold(client: Client, own: Tensor) -> None:
+    """Makes these the client's prompt and head, float32 `[Q]`."""
+    client.state[OWN] = own
+    _put(client, own, own_entries(client.model.flat))
+
+
+def hold_gnn(client: Client, gnn: Tensor) -> None:
+    """Puts the GNN into the client's model, for an evaluation."""
+    _put(client, gnn, ~own_entries(client.model.flat))
+
+
+def _put(client: Client, part: Tensor, where: Tensor) -> None:
+    w = client.model.w.clone()
+    if len(part) != int(where.sum()):
+        raise Malformed(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")
+    w[where] = part
+    client.model.load(w)
+
+
+def _classifier(flat: FlatModel) -> nn.Module:
+    return flat.module.head.linears[-1]  # type: ignore
+
+
+__all__ = ["BATCH", "LOSS", "OF_HEAD", "OWN", "OwnPart", "Tree", "batches_of", "hold", "hold_gnn", "own_entries"]

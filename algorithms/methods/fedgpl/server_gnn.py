@@ -1,0 +1,166 @@
+"""The GNN of the server: answers for graphs that clients send, and learns from the gradients of the answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.backbones.plain_graphs import PlainGraphs
+from algorithms.draws import seed_default
+from algorithms.flat_model import FlatModel
+from algorithms.protocol import Tree
+from algorithms.training.local_training import keep_moments, kept_moments
+
+GNN = "gnn"
+
+
+@dataclass
+class _Pass:
+    """Graphs of some clients that went through the GNN at once.
+
+    Attributes:
+        clients: Numbers of the clients.
+        rows: First node of every client, and the end of the last.
+        answers: First graph of every client, and the end of the last.
+        graphs: All graphs behind one another; gradients are taken with respect to their features.
+        seed: Of dropout.
+        answer_GH: What it said, with what a gradient needs; None: it says it again for that.
+    """
+
+    clients: list[int]
+    rows: list[int]
+    answers: list[int]
+    graphs: PlainGraphs
+    seed: int
+    answer_GH: Tensor | None = None
+
+
+@dataclass
+class ServerGNN:
+    """The server's part of a split model, as some clients are answered by it in one round.
+
+    Attributes:
+        tree: Holds its parameters as `gnn`, float32 `[P - Q]`, and the moments of its optimizer.
+        clients: Numbers of the clients.
+        flat: The whole model; only the entries of the GNN are used.
+        own: Entries of `w` that clients hold, bool `[P]`; the others are the GNN's.
+        most_rows: Nodes of a pass: clients' graphs are put behind one another up to so many.
+        recompute: What a pass said is not kept for its gradient but computed again, to the same bits.
+        count: Batches of clients whose gradients were added up since the last step.
+    """
+
+    tree: Tree
+    clients: Sequence[int]
+    flat: FlatModel
+    own: Tensor
+    most_rows: int
+    recompute: bool
+    count: int = 0
+    _passes: list[_Pass] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._load()
+
+    def forward(self, sent: Mapping[int, PlainGraphs], seed: int) -> dict[int, Tensor]:
+        """Embeddings of every client's graphs, `[B, H]`, in training mode; its context lives until `backward`.
+
+        Args:
+            sent: Graphs by client.
+            seed: Of dropout in the first pass; the next ones count on.
+        """
+        self._passes = [
+            _joined(sent, clients, seed + number) for number, clients in enumerate(_groups(sent, self.most_rows))
+        ]
+        found: dict[int, Tensor] = {}
+        for one in self._passes:
+            with torch.set_grad_enabled(not self.recompute):
+                answer_GH = self._answer(one)
+            one.answer_GH = None if self.recompute else answer_GH
+            parts = (answer_GH.detach()[a:b] for a, b in pairwise(one.answers))
+            found.update(zip(one.clients, parts))
+        return found
+
+    def backward(self, gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Gradients of the features that clients sent, `[nodes, F]`, from those of the answers, `[B, H]`.
+
+        The gradient of the GNN is added to the ones before. Clients without a gradient have none to come back.
+        """
+        found: dict[int, Tensor] = {}
+        passes, self._passes = self._passes, []
+        for one in passes:
+            answer_GH = self._answer(one) if one.answer_GH is None else one.answer_GH
+            said_GH = torch.zeros_like(answer_GH)
+            for client, (a, b) in zip(one.clients, pairwise(one.answers)):
+                if client in gradients:
+                    said_GH[a:b] = gradients[client]
+            answer_GH.backward(said_GH)
+            of_x_NF = one.graphs.x_NF.grad
+            assert of_x_NF is not None
+            parts = (of_x_NF[a:b] for a, b in pairwise(one.rows))
+            found.update({client: part for client, part in zip(one.clients, parts) if client in gradients})
+        self.count += len(found)
+        return found
+
+    def step(self, lr: float) -> None:
+        """One step of Adam on the mean gradient over batches since the last step; none without a batch."""
+        if not self.count:
+            return
+        of_w = self.flat.w.grad
+        assert of_w is not None
+        w = nn.Parameter(self.tree[GNN].clone())
+        w.grad = of_w[~self.own] / self.count
+        optimizer = torch.optim.Adam([w], lr=lr)
+        if moments := kept_moments(self.tree, GNN):
+            optimizer.state[w] = {name: t.clone() for name, t in moments.items()}
+        optimizer.step()
+        self.tree[GNN] = w.detach()
+        keep_moments(self.tree, GNN, optimizer.state[w])
+        of_w.zero_()
+        self.count = 0
+        self._load()
+
+    def _load(self) -> None:
+        self.flat.w.data[~self.own] = self.tree[GNN]
+
+    def _answer(self, one: _Pass) -> Tensor:
+        device = one.graphs.x_NF.device
+        self.flat.module.train()
+        seed_default(device, one.seed)
+        return self.flat.module.answer(one.graphs)  # type: ignore[operator]
+
+
+def _groups(sent: Mapping[int, PlainGraphs], most_rows: int) -> Iterator[list[int]]:
+    """Clients in order, as many at a time as have so many nodes, at least one."""
+    group: list[int] = []
+    rows = 0
+    for client, graphs in sent.items():
+        if group and rows + len(graphs.x_NF) > most_rows:
+            yield group
+            group, rows = [], 0
+        group.append(client)
+        rows += len(graphs.x_NF)
+    if group:
+        yield group
+
+
+def _joined(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _Pass:
+    """Graphs of some clients behind one another."""
+    parts = [sent[client] for client in clients]
+    rows, answers = [0], [0]
+    for part in parts:
+        rows.append(rows[-1] + len(part.x_NF))
+        answers.append(answers[-1] + len(part.first) - 1)
+    graphs = PlainGraphs(
+        torch.cat([part.x_NF for part in parts]).requires_grad_(),
+        torch.cat([part.pairs_2E + start for part, start in zip(parts, rows)], dim=1),
+        torch.cat([parts[0].first[:1], *(part.first[1:] + start for part, start in zip(parts, rows))]),
+        _arrows(parts, rows),
+    )
+    return _Pass(clients, rows, answers, graphs, seed)
+
+
+def _arrows(parts: list[PlainGraphs], rows: list[int]) -> Tensor | None:
+    found = [part.arrows_2E + start for part, start in zip(parts, rows) if part.arrows_2E is not None]
+    return torch.cat(found, dim=1) if found else None

@@ -1,0 +1,87 @@
+"""HiDTA: how much clients of one task learn from those of another, and from each other.
+
+Axes: N clients, T tasks, Q parameters of a client.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Mixing = Literal["hidta", "task_mean", "mean", "none"]
+Diagonal = Literal["weight_norm", "delta"]
+STILL = 1e-12
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What clients of a round started from and came to; only of those that have something to train on.
+
+    Attributes:
+        start_NQ: Parameters at the start, float64.
+        end_NQ: Parameters after training, float64.
+        task_N: Number of the task of every client, int64.
+    """
+
+    start_NQ: Tensor
+    end_NQ: Tensor
+    task_N: Tensor
+
+    @property
+    def members_TN(self) -> Tensor:
+        """Every row the mean over the clients of a task, zero for a task without any, float64."""
+        of_task_TN = F.one_hot(self.task_N).T.double()
+        return of_task_TN / of_task_TN.sum(1, keepdim=True).clamp(min=1)
+
+
+def task_weights(trained: Trained, mixing: Mixing, diagonal: Diagonal) -> Tensor:
+    """The weights of every client's parameters in the next ones of a task, float64 `[T, N]`.
+
+    Rows of tasks with a client sum to one, others are zero.
+
+    Args:
+        trained: The clients.
+        mixing: `hidta`: equations (5) to (7). `task_mean`: the mean within a task. `mean`: over all clients.
+        diagonal: How much a task listens to itself, see `transferability`.
+    """
+    members_TN = trained.members_TN
+    if mixing == "task_mean":
+        return members_TN
+    there_T1 = members_TN.sum(1, keepdim=True)
+    if mixing == "mean":
+        return there_T1 / len(trained.task_N) * torch.ones_like(members_TN)
+    tau_TN = transferability(trained, diagonal)[:, trained.task_N]
+    closeness_N = F.logsigmoid(-_distance_to_task(trained))
+    # In the weights of one target the closeness of the target itself cancels.
+    weight_TN = torch.softmax(tau_TN.log() + closeness_N, dim=1)
+    # Nobody to listen to: the row is 0 / 0.
+    return torch.where(there_T1 > 0, torch.where(weight_TN.isnan(), members_TN, weight_TN), 0.0)
+
+
+def transferability(trained: Trained, diagonal: Diagonal) -> Tensor:
+    """How far the step of a task leads towards another one (eq. 5), float64 `[T, T]`, rows being targets.
+
+    tau_pq = <theta'_p - theta_p, theta'_q - theta_p> / ||theta'_p - theta_p||, negative ones as 0, theta being means
+    over the clients of a task. By (5) tau_pp = ||theta'_p - theta_p|| (`delta`); the published code has ||theta'_p||
+    (`weight_norm`), which is larger by one to two orders: a task then listens mostly to itself. A task that stood
+    still listens to itself alone.
+    """
+    members_TN = trained.members_TN
+    start_TQ, end_TQ = members_TN @ trained.start_NQ, members_TN @ trained.end_NQ
+    step_TQ = end_TQ - start_TQ
+    length_T = step_TQ.norm(dim=1)
+    still_T = length_T < STILL
+    towards_TT = step_TQ @ end_TQ.T - (step_TQ * start_TQ).sum(1, keepdim=True)
+    tau_TT = (towards_TT / length_T.clamp(min=STILL)[:, None]).clamp(min=0)
+    tau_TT[still_T] = 0
+    own_T = end_TQ.norm(dim=1) if diagonal == "weight_norm" else length_T
+    tau_TT.diagonal().copy_(torch.where(still_T, 1.0, own_T))
+    return tau_TT
+
+
+def _distance_to_task(trained: Trained) -> Tensor:
+    """Root mean square of a client's parameters minus its task's, `[N]`: a norm that does not grow with Q."""
+    mean_NQ = (trained.members_TN @ trained.end_NQ)[trained.task_N]
+    return (trained.end_NQ - mean_NQ).square().mean(dim=1).sqrt()

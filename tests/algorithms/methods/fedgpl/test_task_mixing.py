@@ -1,0 +1,111 @@
+"""Weights of HiDTA against loops over tasks and clients, by the equations of the paper."""
+
+from math import exp, log
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
+
+TASKS = [0, 2, 0, 1, 2]
+
+
+def drawn(seed: int, tasks: list[int] = TASKS, width: int = 7) -> Trained:
+    rng = torch.Generator().manual_seed(seed)
+    start = torch.randn(3, width, generator=rng, dtype=torch.float64)
+    task = torch.tensor(tasks)
+    return Trained(start[task], start[task] + torch.randn(len(tasks), width, generator=rng, dtype=torch.float64), task)
+
+
+def by_loops(trained: Trained, diagonal: str) -> tuple[np.ndarray, np.ndarray]:
+    """Equations (5) to (7), one number after another."""
+    start, end, task = trained.start_NQ.numpy(), trained.end_NQ.numpy(), trained.task_N.tolist()
+    mean, mean_start = {}, {}
+    for p in set(task):
+        mean[p] = sum(end[i] for i in range(len(task)) if task[i] == p) / task.count(p)
+        mean_start[p] = sum(start[i] for i in range(len(task)) if task[i] == p) / task.count(p)
+    tau = np.zeros((max(task) + 1,) * 2)
+    for p in mean:
+        length = float(np.sqrt(sum((a - b) ** 2 for a, b in zip(mean[p], mean_start[p]))))
+        for q in mean:
+            towards = sum((a - b) * (c - b) for a, b, c in zip(mean[p], mean_start[p], mean[q]))
+            tau[p, q] = max(towards / length, 0.0)
+        tau[p, p] = float(np.linalg.norm(mean[p])) if diagonal == "weight_norm" else length
+    weight = np.zeros((len(tau), len(task)))
+    for p in mean:
+        for b, q in enumerate(task):
+            distance = float(np.sqrt(np.mean((end[b] - mean[q]) ** 2)))
+            # The closeness of the target stands above and below the line.
+            weight[p, b] = 0.3 * (1 - 1 / (1 + exp(-distance))) * tau[p, q]
+        weight[p] /= weight[p].sum()
+    return tau, weight
+
+
+@pytest.mark.parametrize("diagonal", ["weight_norm", "delta"])
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_are_those_of_the_equations(seed: int, diagonal: str) -> None:
+    trained = drawn(seed)
+    tau, weight = by_loops(trained, diagonal)
+    found = transferability(trained, diagonal)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found, tau, rtol=1e-12)
+    np.testing.assert_allclose(task_weights(trained, "hidta", diagonal), weight, rtol=1e-9)  # type: ignore[arg-type]
+
+
+def test_transferability_is_directed_and_never_negative() -> None:
+    """Task 0 walks to where task 1 is; task 1 walks away from task 0, and 2 across."""
+    start = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    end = torch.tensor([[2.0, 0.0], [7.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    tau = transferability(Trained(start, end, torch.arange(3)), "delta")
+    assert tau.tolist() == [[2, 7, 0], [0, 3, 0], [0, 0, 1]]
+    tau = transferability(Trained(start, end, torch.arange(3)), "weight_norm")
+    assert tau.diagonal().tolist() == [2, 7, 1]
+
+
+def test_means_within_tasks_and_over_all() -> None:
+    trained = drawn(0)
+    within = task_weights(trained, "task_mean", "delta")
+    assert within.tolist() == [[0.5, 0, 0.5, 0, 0], [0, 0, 0, 1, 0], [0, 0.5, 0, 0, 0.5]]
+    assert task_weights(trained, "mean", "delta").tolist() == [[0.2] * 5] * 3
+
+
+@pytest.mark.parametrize("mixing", ["hidta", "task_mean", "mean"])
+def test_a_task_without_clients_has_no_weights(mixing: str) -> None:
+    trained = drawn(1, [0, 2, 2])
+    weight = task_weights(trained, mixing, "weight_norm")  # type: ignore[arg-type]
+    assert weight[1].tolist() == [0, 0, 0]
+    torch.testing.assert_close(weight.sum(1), torch.tensor([1.0, 0, 1], dtype=torch.float64))
+
+
+def test_equal_clients_stay_as_they_are() -> None:
+    end = torch.randn(1, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).expand(4, -1)
+    trained = Trained(end - 1, end, torch.tensor([0, 1, 1, 2]))
+    torch.testing.assert_close(task_weights(trained, "hidta", "delta") @ end, end[:3])
+
+
+@pytest.mark.parametrize("diagonal", ["weight_norm", "delta"])
+def test_a_task_that_stood_still_listens_to_itself(diagonal: str) -> None:
+    trained = drawn(2)
+    still = trained.start_NQ.clone()
+    end = torch.where((trained.task_N == 2)[:, None], still, trained.end_NQ)
+    weight = task_weights(Trained(still, end, trained.task_N), "hidta", diagonal)  # type: ignore[arg-type]
+    torch.testing.assert_close(weight[2], torch.tensor([0, 0.5, 0, 0, 0.5], dtype=torch.float64))
+    # At the origin no norm is left to weigh with.
+    nothing = Trained(torch.zeros(2, 3).double(), torch.zeros(2, 3).double(), torch.tensor([0, 1]))
+    assert task_weights(nothing, "hidta", diagonal).tolist() == [[1, 0], [0, 1]]  # type: ignore[arg-type]
+
+
+def test_far_clients_count_and_do_not_underflow() -> None:
+    """With plain norms of 7e3 times the root of a million, exp(-norm) would be zero for both."""
+    end = torch.zeros(3, 1_000_000, dtype=torch.float64)
+    end[1], end[2] = 900.0, 1800.0
+    weight = task_weights(Trained(end - 1, end, torch.zeros(3, dtype=torch.int64)), "hidta", "delta")[0]
+    # At distances of 900, 0 and 900.
+    assert weight[1] > 0.999
+    assert weight.isfinite().all()
+    near = torch.tensor([[0.0], [3.0]], dtype=torch.float64)
+    weight = task_weights(Trained(near - 1, near, torch.zeros(2, dtype=torch.int64)), "hidta", "delta")[0]
+    assert weight.tolist() == [0.5, 0.5]
+    third = torch.tensor([[0.0], [0.0], [3.0]], dtype=torch.float64)
+    weight = task_weights(Trained(third - 1, third, torch.zeros(3, dtype=torch.int64)), "hidta", "delta")[0]
+    assert log(float(weight[0] / weight[2])) == pytest.approx(log((1 + exp(2)) / (1 + exp(1))))
