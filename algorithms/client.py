@@ -24,6 +24,7 @@ class ClientInfo:
         model: Which of the run's models it trains.
         graphs: Graphs of its shard, where graphs are what is predicted.
         pairs: Pairs of its rows, where pairs are. Both None: its rows are.
+        domain: Number of the graph that it comes from, where there are several.
     """
 
     client: int
@@ -33,6 +34,7 @@ class ClientInfo:
     model: int = 0
     graphs: int | None = None
     pairs: int | None = None
+    domain: int = 0
 
     @property
     def items(self) -> int:

@@ -13,6 +13,7 @@ from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
 from algorithms.backbones.pair_embedding import PairEmbedding
+from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Readout
 
 # In float32.
@@ -49,7 +50,7 @@ class FlatModel:
     @property
     def _backbone(self) -> nn.Module:
         inner = self.module
-        while isinstance(inner, Adapted | Readout | PairEmbedding):
+        while isinstance(inner, Adapted | Readout | PairEmbedding | Prompted):
             inner = inner.backbone
         return inner
 
@@ -95,6 +96,11 @@ class FlatModel:
     def reads_items(self) -> bool:
         """Whether it answers for whole graphs, or for pairs of nodes, and not for nodes."""
         return any(isinstance(module, Readout | PairEmbedding) for module in self.module.modules())
+
+    @property
+    def prompted(self) -> bool:
+        """Whether it reads plain graphs, which a prompt changes before the backbone reads them."""
+        return any(isinstance(module, Prompted) for module in self.module.modules())
 
     @property
     def classifier(self) -> slice:

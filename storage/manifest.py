@@ -81,9 +81,14 @@ class DomainRecord:
     nodes: int
     clients: list[int]
 
-    def __contains__(self, client: int) -> bool:
+    @property
+    def numbers(self) -> range:
+        """Numbers of its clients."""
         first, count = self.clients
-        return first <= client < first + count
+        return range(first, first + count)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.numbers
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ from torch import nn
 
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.choice import MOST_LAYERS, WIDEST
+from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.output import Output
 from algorithms.backbones.pair_embedding import PairEmbedding
+from algorithms.backbones.prompted import Prompted
+from algorithms.backbones.prompts import PromptChoice, build_prompt
 from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
@@ -32,6 +35,7 @@ BACKBONES = {
     "mlp": "algorithms.backbones.mlp:MLP",
     "sage": "algorithms.backbones.sage:GraphSAGE",
     "sgc": "algorithms.backbones.sgc:SGC",
+    "transformer": "algorithms.backbones.transformer:GraphTransformer",
 }
 
 # For graph tasks alone.
@@ -39,7 +43,7 @@ OF_GRAPHS = {"star": "algorithms.backbones.star:Star"}
 # What a method may name in `models()`, and no config: networks without a classifier.
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
-HEAD_DROPOUT, READOUT = "head_dropout", "readout"
+HEAD_DROPOUT, READOUT, PROMPT = "head_dropout", "readout", "prompt"
 # Options that are for models of nodes: what other tasks may leave them at, and why.
 OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
     "graph": {
@@ -104,7 +108,8 @@ def build(
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
-            `readout`: how the embeddings of a graph's nodes become one, `mean` by default.
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, and for coupled backbones
+            `prompt`: what changes graphs first, by name or with options (see `PromptChoice`).
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
@@ -118,20 +123,49 @@ def build(
     _require_options(name, cls, options, task)
     if name in HEADLESS:
         return cls(features, classes, hops, dropout, **options)
-    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT)}
+    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
+    prompt = _prompt(options[PROMPT]) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
         module = cls(features, classes, hops, dropout, **own)
         if task == "edge":
             return PairEmbedding(module, dropout)
-        return Readout(module, readout, dropout) if task == "graph" else module
+        if task != "graph":
+            return module
+        whole = Readout(module, readout, dropout)
+        return whole if prompt is None else _prompted(build_prompt(prompt, features), whole, name)
 
     module = of_classes(classes)
     if embedding is not None and embedding != width_of(module):
         module = Adapted(of_classes(embedding), embedding, classes, dropout)
     module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
     return module
+
+
+def _prompted(prompt: nn.Module, model: Readout, name: str) -> Prompted:
+    """A model behind a prompt.
+
+    Raises:
+        ShoalError: It reads hops, or codes of the structure, which a prompt would have to make anew.
+    """
+    if not isinstance(model.backbone, Coupled) or model.backbone.structure is not None:
+        raise ShoalError(f"model.prompt: is for models that pass messages along edges alone, {name} is none; take gcn")
+    return Prompted(prompt, model)
+
+
+def _prompt(written: object) -> PromptChoice:
+    """The prompt of a config, by its name or with options.
+
+    Raises:
+        ShoalError: There is none of this name, or an option is unknown or out of range.
+    """
+    try:
+        return TypeAdapter(PromptChoice).validate_python({"name": written} if isinstance(written, str) else written)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(["model", PROMPT, *map(str, first["loc"])])
+        raise ShoalError(f"{key}: {first['msg']}, found {quoted(first['input'])}") from None
 
 
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
@@ -151,12 +185,11 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         if key in known and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}: {why}; leave it out")
     if task == "graph":
-        known[READOUT] = Pooling
-    elif READOUT in options:
-        a_task = "an edge" if task == "edge" else "a node"
-        raise ShoalError(
-            f"model.{READOUT}: is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
-        )
+        known[READOUT], known[PROMPT] = Pooling, str | Mapping[str, Any]
+    a_task = "an edge" if task == "edge" else "a node"
+    for key, why in {READOUT: "pools nothing", PROMPT: "has no small graphs to change"}.items():
+        if key in options and task != "graph":
+            raise ShoalError(f"model.{key}: is for graph tasks (task: graph), {a_task} task {why}; leave it out")
     for key, value in options.items():
         if key not in known:
             raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")

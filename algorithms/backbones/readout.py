@@ -57,10 +57,17 @@ class Readout(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        embedding_GH = self.pool(embedded_nodes(self.backbone, batch), batch.first)
+        embedding_GH = self.embed(batch)
+        return Output(self.classify(embedding_GH), embedding_GH)
+
+    def embed(self, batch: GraphBatch) -> Tensor:
+        """The pooled embedding of every graph, `[G, H]`."""
+        return self.pool(embedded_nodes(self.backbone, batch), batch.first)
+
+    def classify(self, embedding_GH: Tensor) -> Tensor:
+        """Logits of graphs, `[G, C]`, from their embeddings."""
         drops = self.head.drops_embedding
-        read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
-        return Output(self.head.linears[-1](read_GH), embedding_GH)
+        return self.head.linears[-1](drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
         """Embeddings of graphs, `[G, H]`.

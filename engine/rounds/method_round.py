@@ -92,9 +92,7 @@ class MethodRound:
         if isinstance(step, Mix):
             return replace(step, rows=step.rows.to(CPU))
         private = {client: moved(tree, CPU) for client, tree in step.private.items()}
-        return replace(
-            step, shared=moved(step.shared, CPU), private=private, score_with=moved(step.score_with, CPU)
-        )
+        return replace(step, shared=moved(step.shared, CPU), private=private, score_with=moved(step.score_with, CPU))
 
     def _require_finite(self, ask: Ask) -> None:
         require_finite(ask.shared, f"{self._where}: the download")

@@ -159,10 +159,21 @@ class Job:
 
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
-        counts, classes = store.manifest.splits[self.split].counts, store.manifest.classes
+        manifest = store.manifest
+        counts, classes = manifest.splits[self.split].counts, manifest.classes
+        domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
         return [
-            ClientInfo(c.client, c.nodes, counts[c.client][0], classes, self.model_of[c.client], c.graphs, c.pairs)
-            for c in store.manifest.clients
+            ClientInfo(
+                client=c.client,
+                nodes=c.nodes,
+                train=counts[c.client][0],
+                classes=classes,
+                model=self.model_of[c.client],
+                graphs=c.graphs,
+                pairs=c.pairs,
+                domain=domain.get(c.client, 0),
+            )
+            for c in manifest.clients
         ]
 
     def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.dropout import drop
 from algorithms.backbones.graph_batch import GraphBatch
 from algorithms.backbones.plain_graphs import PlainGraphs
 from algorithms.backbones.prompted import Prompted
@@ -14,7 +13,6 @@ from algorithms.client import Client
 from algorithms.draws import seed_default
 from algorithms.faults import Malformed
 from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 from storage.errors import ShoalError
@@ -78,9 +76,8 @@ class OwnPart:
         flat.w.grad.zero_()  # type: ignore[union-attr]
         flat.module.train()
         seed_default(client.data.device, client.model.random(f"head {int(client.state[BATCH])}"))
-        head = flat.module.head
-        read_GH = drop(answer_GH, head.dropout, True) if head.drops_embedding else answer_GH  # type: ignore
-        loss = F.cross_entropy(_classifier(flat)(read_GH), client.data.label[client.data.train[graphs]])
+        logits_GC = flat.module.backbone.classify(answer_GH)  # type: ignore
+        loss = F.cross_entropy(logits_GC, client.data.label[client.data.train[graphs]])
         loss.backward()
         client.state[OF_HEAD] = flat.w.grad[own_entries(flat)]  # type: ignore[index]
         if self._in_last_epoch():
@@ -143,10 +140,3 @@ def _put(client: Client, part: Tensor, where: Tensor) -> None:
         raise Malformed(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")
     w[where] = part
     client.model.load(w)
-
-
-def _classifier(flat: FlatModel) -> nn.Module:
-    return flat.module.head.linears[-1]  # type: ignore
-
-
-__all__ = ["BATCH", "LOSS", "OF_HEAD", "OWN", "OwnPart", "Tree", "batches_of", "hold", "hold_gnn", "own_entries"]

@@ -156,11 +156,5 @@ def _joined(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _
         torch.cat([part.x_NF for part in parts]).requires_grad_(),
         torch.cat([part.pairs_2E + start for part, start in zip(parts, rows)], dim=1),
         torch.cat([parts[0].first[:1], *(part.first[1:] + start for part, start in zip(parts, rows))]),
-        _arrows(parts, rows),
     )
     return _Pass(clients, rows, answers, graphs, seed)
-
-
-def _arrows(parts: list[PlainGraphs], rows: list[int]) -> Tensor | None:
-    found = [part.arrows_2E + start for part, start in zip(parts, rows) if part.arrows_2E is not None]
-    return torch.cat(found, dim=1) if found else None

@@ -1,0 +1,380 @@
+"""FedGPL in whole rounds against one process that holds prompts, heads and the GNN, and differentiates end to end."""
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import ceil, floor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
+
+from algorithms.methods.fedgpl.task_mixing import Trained, task_weights
+from engine.rounds.server import Server
+from engine.wire.randomness import key
+from storage.errors import ShoalError
+from storage.graph import TEST, TRAIN, VAL
+from storage.view import View
+
+Start = Callable[..., Server]
+HIDDEN, EPOCHS, BATCH, DROPOUT, LR, SERVER_LR, KEPT_NODES, KEPT_EDGES = 6, 2, 2, 0.5, 0.05, 0.01, 0.6, 0.8
+ROUNDS = 3
+# Client 3 comes in round 2 alone, client 5 has nothing to train on.
+ONLINE = [[0, 1, 5], [0, 1, 2, 3, 4, 5], [1, 4, 5]]
+KEYS = {
+    "model": {
+        "name": "gcn",
+        "hidden": HIDDEN,
+        "head_dropout": False,
+        "prompt": {"name": "vpg", "nodes": KEPT_NODES, "edges": KEPT_EDGES},
+    },
+    "algorithm.name": "fedgpl",
+    "algorithm.server_lr": SERVER_LR,
+    "train.lr": LR,
+    "train.weight_decay": 0.01,
+    "train.epochs": EPOCHS,
+    "train.batch_size": BATCH,
+    "train.dropout": DROPOUT,
+    "rounds": ROUNDS,
+}
+Prompted = list[tuple[Tensor, list[tuple[int, int]]]]
+
+
+class Net(nn.Module):
+    """The GNN as PyG has it: two layers, ReLU and dropout between them, a mean over nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([GCNConv(FEATURES, HIDDEN), GCNConv(HIDDEN, HIDDEN)])
+
+    def forward(self, graphs: Prompted) -> Tensor:
+        """Of graphs behind one another, `[G, H]`."""
+        sizes = [len(x) for x, _ in graphs]
+        first = np.cumsum([0, *sizes])
+        both = [(a + s, b + s) for (_, pairs), s in zip(graphs, first) for p, q in pairs for a, b in ((p, q), (q, p))]
+        index = torch.tensor(both, dtype=torch.int64).reshape(-1, 2).t()
+        z = F.relu(self.convs[0](torch.cat([x for x, _ in graphs]), index))
+        z = self.convs[1](F.dropout(z, DROPOUT, self.training), index)
+        return torch.stack([z[a:b].mean(0) for a, b in pairwise(first)])
+
+
+def prompted(p: Tensor, x: Tensor, pairs: list[tuple[int, int]]) -> tuple[Tensor, list[tuple[int, int]]]:
+    """VPG on one graph (FedGPL, section 4): nodes, then edges, by how much they mean; a choice has no gradient."""
+    w = (x @ p) / p.norm()
+    ranked = sorted(range(len(x)), key=lambda i: (-float(w[i]), i))
+    kept = sorted(ranked[: ceil(KEPT_NODES * len(x))])
+    place = {node: row for row, node in enumerate(kept)}
+    left = [(a, b) for a, b in pairs if a in place and b in place]
+    by_difference = sorted(left, key=lambda e: -abs(float(w[e[0]] - w[e[1]])))
+    chosen = by_difference[: floor(KEPT_EDGES * len(left))]
+    return x[kept] * torch.tanh(w[kept])[:, None], [(place[a], place[b]) for a, b in chosen]
+
+
+class PlainClient:
+    """A client's graphs, prompt and head."""
+
+    def __init__(self, number: int, folder: Path, view: View) -> None:
+        arrays = {file.stem: np.load(file) for file in folder.glob("*.npy")}
+        mine = np.flatnonzero(arrays["assignment"] == number)
+        self.number, self.split, self.y = number, arrays["split"][mine], torch.from_numpy(arrays["y"][mine])
+        self.graphs = []
+        for graph in mine:
+            nodes = view.node[arrays["graph"][view.node] == graph]
+            place = {int(node): row for row, node in enumerate(nodes)}
+            ends = [(place[int(a)], place[int(b)]) for a, b in arrays["edge_index"].T if int(a) in place and a != b]
+            pairs = sorted({(min(a, b), max(a, b)) for a, b in ends})
+            self.graphs.append((torch.from_numpy(arrays["x"][nodes]), pairs))
+        self.p = nn.Parameter(torch.empty(FEATURES))
+        self.head = nn.Linear(HIDDEN, CLASSES)
+        self.optimizer = torch.optim.Adam([self.p, *self.head.parameters()], lr=LR, weight_decay=0.01)
+
+    @property
+    def theta(self) -> Tensor:
+        return nn.utils.parameters_to_vector([self.p, *self.head.parameters()]).detach()
+
+    def load(self, theta: Tensor) -> None:
+        nn.utils.vector_to_parameters(theta.clone(), [self.p, *self.head.parameters()])
+
+    def batches(self, round_number: int) -> list[np.ndarray]:
+        rows = np.flatnonzero(self.split == TRAIN)
+        found = []
+        for epoch in range(EPOCHS):
+            rng = torch.Generator().manual_seed(key(0, round_number, self.number, f"order {epoch}"))
+            order = torch.randperm(len(rows), generator=rng).numpy() if len(rows) > BATCH else np.arange(len(rows))
+            found += [rows[order[start : start + BATCH]] for start in range(0, len(rows), BATCH)]
+        return found
+
+    def with_prompt(self, graphs: np.ndarray) -> Prompted:
+        return [prompted(self.p, *self.graphs[g]) for g in graphs]
+
+    def counts(self, gnn: Net) -> np.ndarray:
+        gnn.eval()
+        found = np.zeros((2, 3, CLASSES), dtype=np.int64)
+        for part, code in enumerate((VAL, TEST)):
+            for g in np.flatnonzero(self.split == code):
+                with torch.no_grad():
+                    predicted = int(self.head(gnn(self.with_prompt(np.array([g])))).argmax())
+                found[part, 0, self.y[g]] += 1
+                found[part, 1, predicted] += 1
+                found[part, 2, self.y[g]] += int(self.y[g]) == predicted
+        return found
+
+
+class OneProcess:
+    """Everything in one place."""
+
+    def __init__(self, clients: list[PlainClient], gnn: Net, updates: str) -> None:
+        self.clients, self.gnn, self.updates = clients, gnn, updates
+        self.optimizer = torch.optim.Adam(gnn.parameters(), lr=SERVER_LR)
+
+    def round(self, number: int, cohort: list[int]) -> dict[int, float]:
+        """Trains; gives the losses of the last epoch."""
+        able = [self.clients[i] for i in cohort if (self.clients[i].split == TRAIN).any()]
+        losses: dict[int, float] = {}
+        if self.updates == "per_batch_seq":
+            for client in able:
+                self._lock_step(number, [client], self.gnn, self.optimizer, losses)
+        elif self.updates == "per_client_avg":
+            before = nn.utils.parameters_to_vector(self.gnn.parameters()).detach()
+            found = []
+            for client in able:
+                copy = Net()
+                nn.utils.vector_to_parameters(before.clone(), copy.parameters())
+                self._lock_step(number, [client], copy, torch.optim.Adam(copy.parameters(), lr=SERVER_LR), losses)
+                found.append(nn.utils.parameters_to_vector(copy.parameters()).detach())
+            nn.utils.vector_to_parameters(torch.stack(found).mean(0), self.gnn.parameters())
+        else:
+            count = self._lock_step(number, able, self.gnn, None, losses)
+            for p in self.gnn.parameters():
+                assert p.grad is not None
+                p.grad /= count
+            if self.updates == "round_accumulate":
+                self.optimizer.step()
+            self.optimizer.zero_grad()
+        return losses
+
+    def _lock_step(
+        self, number: int, clients: list[PlainClient], gnn: Net, optimizer: Any, losses: dict[int, float]
+    ) -> int:
+        """Batches of one number at once; with an optimizer the GNN takes a step after each. Gives their number."""
+        gnn.train()
+        batches = {client.number: client.batches(number) for client in clients}
+        count = 0
+        for step in range(max(map(len, batches.values()))):
+            now = [client for client in clients if len(batches[client.number]) > step]
+            graphs = {client.number: client.with_prompt(batches[client.number][step]) for client in now}
+            torch.manual_seed(key(0, number, "server", f"batch {step} from client {clients[0].number}"))
+            answers = gnn([graph for client in now for graph in graphs[client.number]])
+            total, start = torch.zeros(()), 0
+            for client in now:
+                chosen = batches[client.number][step]
+                said = client.head(answers[start : start + len(chosen)])
+                loss = F.cross_entropy(said, client.y[chosen])
+                start += len(chosen)
+                total = total + loss
+                if step >= len(batches[client.number]) // EPOCHS * (EPOCHS - 1):
+                    share = len(chosen) / (client.split == TRAIN).sum()
+                    losses[client.number] = losses.get(client.number, 0.0) + float(loss.detach()) * float(share)
+                client.optimizer.zero_grad()
+            total.backward()
+            count += len(now)
+            for client in now:
+                client.optimizer.step()
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+        return count
+
+
+@pytest.fixture
+def keys(graph_task: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    trace = np.zeros((ROUNDS, len(OF_CLIENT)), dtype=bool)
+    for row, clients in zip(trace, ONLINE):
+        row[clients] = True
+    np.save(tmp_path / "online.npy", trace)
+    plain = {name: value for name, value in graph_task.items() if name != "model.name"}
+    return {**plain, **KEYS, "participation.trace": str(tmp_path / "online.npy")}
+
+
+@pytest.fixture
+def one_process(
+    keys: dict[str, Any], views: Callable[..., list[View]], export_of: Callable[[Server, Net], None]
+) -> Callable[[Server, str], OneProcess]:
+    def one_process(server: Server, updates: str) -> OneProcess:
+        folder = Path(keys["data.path"])
+        clients = [PlainClient(i, folder, view) for i, view in enumerate(views(server))]
+        gnn = Net()
+        export_of(server, gnn)
+        for client in clients:
+            client.load(server.state.server["theta"][client.number])
+        return OneProcess(clients, gnn, updates)
+
+    return one_process
+
+
+@pytest.fixture
+def export_of() -> Callable[[Server, Net], None]:
+    """Puts the server's GNN into a network of PyG, by the names of its parameters."""
+
+    def export_of(server: Server, gnn: Net) -> None:
+        flat, left = server._build("model"), server.state.server["gnn"].clone()
+        values = {}
+        for name, p in flat.module.named_parameters():
+            if ".convs." in name:
+                values["convs." + name.partition(".convs.")[2]] = left[: p.numel()].view_as(p)
+                left = left[p.numel() :]
+        assert not len(left)
+        gnn.load_state_dict(values)
+
+    return export_of
+
+
+def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tensor:
+    """Everybody is of one task, whose weights depend on how far clients are from their mean."""
+    able = [i for i in cohort if i != WITHOUT_TRAIN]
+    end = torch.stack([clients[i].theta for i in able]).double()
+    distance = (end - end.mean(0)).square().mean(1).sqrt()
+    weight = 1 - torch.sigmoid(distance)
+    return ((weight / weight.sum()) @ end).float().expand_as(before)
+
+
+@pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
+def test_rounds_are_those_of_one_process(
+    start: Start,
+    keys: dict[str, Any],
+    one_process: Callable[[Server, str], OneProcess],
+    export_of: Callable[[Server, Net], None],
+    updates: str,
+) -> None:
+    server = start({**keys, "algorithm.gnn": updates})
+    plain = one_process(server, updates)
+    for number, cohort in enumerate(ONLINE, start=1):
+        for i in cohort:
+            plain.clients[i].load(server.state.server["theta"][i])
+        before = server.state.server["theta"]
+        losses = plain.round(number, cohort)
+        line = server.round()
+        found = Net()
+        export_of(server, found)
+        for (name, p), q in zip(found.named_parameters(), plain.gnn.parameters()):
+            torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)
+        after = server.state.server["theta"]
+        torch.testing.assert_close(after, mixed(before, plain.clients, cohort), rtol=1e-3, atol=1e-5)
+        rows = {i: int((plain.clients[i].split == TRAIN).sum()) for i in losses}
+        mean = sum(rows[i] * losses[i] for i in rows) / sum(rows.values())
+        assert line["loss"] == pytest.approx(mean, rel=1e-4)
+        for i in cohort:
+            np.testing.assert_array_equal(server.state.scores["trained"][i], plain.clients[i].counts(found))
+            # Nothing of a round is left with a client but its optimizer.
+            assert {name for name in server.state.clients[i] if ".opt." not in name} == set()
+        for i in cohort:
+            plain.clients[i].load(after[i])
+            np.testing.assert_array_equal(server.state.scores["served"][i], plain.clients[i].counts(found))
+
+
+@pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
+def test_a_context_that_is_computed_again_has_the_same_bits(start: Start, keys: dict[str, Any], updates: str) -> None:
+    found = []
+    for recompute in (False, True):
+        server = start({**keys, "algorithm.gnn": updates, "algorithm.recompute": recompute})
+        for _ in ONLINE:
+            server.round()
+        found.append(server.state.server)
+    assert found[0].keys() == found[1].keys()
+    for name in found[0]:
+        assert torch.equal(found[0][name], found[1][name]), name
+
+
+def test_small_passes_are_one_large_one(start: Start, keys: dict[str, Any]) -> None:
+    """Without dropout, whose masks are drawn by pass."""
+    found = []
+    for most in (65_536, 1, 9):
+        server = start({**keys, "train.dropout": 0.0, "algorithm.most_rows": most})
+        for _ in ONLINE:
+            server.round()
+        found.append(server.state.server)
+    for other in found[1:]:
+        for name in ("gnn", "theta"):
+            torch.testing.assert_close(other[name], found[0][name], rtol=1e-4, atol=1e-6)
+
+
+def test_bytes_are_those_of_the_formula(
+    start: Start, keys: dict[str, Any], one_process: Callable[[Server, str], OneProcess]
+) -> None:
+    server = start({**keys, "algorithm.gnn": "frozen"})
+    plain = one_process(server, "frozen")
+    own = server.state.server["theta"].shape[1]
+    assert own == FEATURES + HIDDEN * CLASSES + CLASSES
+    up = down = 4 * own * len(ONLINE[0])
+    for i in ONLINE[0]:
+        client = plain.clients[i]
+        if i != WITHOUT_TRAIN:
+            for graphs in client.batches(1):
+                nodes = sum(ceil(KEPT_NODES * len(client.graphs[g][0])) for g in graphs)
+                down += 4 * FEATURES * nodes + 4 * HIDDEN * len(graphs)
+                up += 4 * FEATURES * nodes + 4 * (len(graphs) + 1) + 4 * HIDDEN * len(graphs)
+    line = server.round()
+    assert line["bytes_down"] == down
+    # Pairs take 8 bytes each; which are left depends on the prompt.
+    assert line["bytes_up"] > up
+    assert (line["bytes_up"] - up) % 8 == 0
+
+
+def test_classifiers_alone_and_no_mixing(start: Start, keys: dict[str, Any]) -> None:
+    model = {**KEYS["model"], "prompt": "none"}  # type: ignore[dict-item]
+    server = start({**keys, "model": model, "algorithm.mixing": "none"})
+    begun = server.state.server["theta"]
+    assert begun.shape[1] == HIDDEN * CLASSES + CLASSES
+    server.round()
+    moved = (server.state.server["theta"] != begun).any(dim=1).tolist()
+    assert [i for i, has in enumerate(moved) if has] == [0, 1]
+
+
+def test_mixing_reaches_those_that_are_away(start: Start, keys: dict[str, Any]) -> None:
+    server = start(keys)
+    server.round()
+    theta = server.state.server["theta"]
+    assert torch.equal(theta, theta[:1].expand_as(theta))
+
+
+@pytest.mark.parametrize("noise", ["paper", "clipped"])
+def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str) -> None:
+    """With a huge epsilon, and a clip beyond all rows, rounds are nearly those without."""
+    options = {"algorithm.noise": noise, "algorithm.epsilon": 1e9, "algorithm.clip": 50.0}
+    plain, faint = start(keys), start({**keys, **options, "algorithm.noise_down": True})
+    loud = start({**keys, **options, "algorithm.epsilon": 1.0})
+    again = start({**keys, **options, "algorithm.epsilon": 1.0})
+    lines = [[server.round() for _ in ONLINE] for server in (plain, faint, loud, again)]
+    theta = [server.state.server["theta"] for server in (plain, faint, loud, again)]
+    torch.testing.assert_close(theta[1], theta[0], rtol=1e-2, atol=1e-3)
+    assert (theta[2] - theta[0]).abs().max() > 1e-2
+    assert torch.equal(theta[2], theta[3])
+    notes = [line.get("notes", {}).get("epsilon") for line in lines[2]]
+    assert notes == ([None] * 3 if noise == "paper" else [4.0, 8.0, 12.0])
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"model": {"name": "gcn", "hidden": HIDDEN}}, "model.prompt: fedgpl cuts the model between prompt and GNN"),
+        ({"algorithm.epsilon": 0.0}, "server_lr, epsilon and clip must be above 0"),
+        ({"algorithm.most_rows": 0}, "most_rows must be at least 1"),
+        ({"algorithm.mixing": "all"}, "algorithm.mixing"),
+    ],
+)
+def test_what_cannot_be_run(start: Start, keys: dict[str, Any], more: Mapping[str, Any], line: str) -> None:
+    with pytest.raises(ShoalError, match=line):
+        start({**keys, **more})
+
+
+def test_weights_of_one_task_as_here(start: Start, keys: dict[str, Any]) -> None:
+    """What `mixed` computes is what the module says of one task."""
+    end = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    trained = Trained(end - 1, end, torch.zeros(4, dtype=torch.int64))
+    weight = 1 - torch.sigmoid((end - end.mean(0)).square().mean(1).sqrt())
+    torch.testing.assert_close(task_weights(trained, "hidta", "delta")[0], weight / weight.sum())
