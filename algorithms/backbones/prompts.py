@@ -141,7 +141,8 @@ class VPG(nn.Module):
         return PlainGraphs(x_NF, pairs_2E.int(), first)
 
     def _chosen(self, plain: PlainGraphs) -> PlainGraphs:
-        w_N = plain.x_NF @ (self.p / self.p.norm().clamp(min=1e-12))
+        # A matrix product rounds equal rows differently, by where they lie.
+        w_N = (plain.x_NF * (self.p / self.p.norm().clamp(min=1e-12))).sum(1)
         rank_N, number_N = w_N.detach(), graph_of_rows(plain.first)
         sizes_G = plain.first.diff()
         wanted_G = (self.nodes * sizes_G.double()).round(decimals=DIGITS).ceil().long()

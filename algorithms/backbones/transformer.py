@@ -63,7 +63,7 @@ class GraphTransformer(Coupled):
         rows = torch.arange(hears, device=starts.device).repeat_interleave(starts.diff())
         score_EH = (query_NHD[rows] * key_MHD[columns]).sum(-1) / math.sqrt(width)
         # Alike for all of a row, so that no gradient is lost; exponentials then do not overflow.
-        highest_NH = score_EH.new_full((hears, heads), -math.inf).index_reduce(0, rows, score_EH.detach(), "amax")
+        highest_NH = torch.segment_reduce(score_EH.detach(), "max", offsets=starts.long(), axis=0)
         weight_EH = (score_EH - highest_NH[rows]).exp()
         total_NH = weight_EH.new_zeros(hears, heads).index_add(0, rows, weight_EH)
         message_EHD = (weight_EH / total_NH[rows])[..., None] * value_MHD[columns]

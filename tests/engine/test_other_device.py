@@ -75,7 +75,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedpg, prototype": PROTOTYPE,
     "fedpg, attention": ATTENTION,
 }
-COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
+SPLIT = {
+    "model": {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2}},
+    "algorithm.name": "fedgpl",
+    "train.batch_size": 2,
+}
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
 MODELS: dict[str, dict[str, Any]] = {
     "sgc": {"model": {"name": "sgc"}},
     "mlp": {"model.name": "mlp"},
@@ -94,6 +99,9 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "similar ones": {"model.name": "mlp", "algorithm.name": "fedpg", "algorithm.similar": 2},
     "similar ones, attention": {**ATTENTION, "model.readout": "attention", "algorithm.similar": 3},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
+    "split": SPLIT,
+    "split, one after another": {**SPLIT, "algorithm.gnn": "per_batch_seq", "algorithm.noise": "clipped"},
+    "prompted": {"model": {"name": "gcn", "prompt": "gpf_plus", "readout": "sum"}},
 }
 MIXED = {
     "model": [

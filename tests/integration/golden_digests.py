@@ -146,7 +146,7 @@ def matrix() -> dict[str, Keys]:
         "as published": {"name": "fpl", "cluster_from": 1},
     }.items():
         runs[f"{options['name']} {name}"] = {"algorithm": options, "participation": {"ratio": 0.67}}
-    for model in ("sgc", "mlp", "sage", "gin", "gat", "gcnii"):
+    for model in ("sgc", "mlp", "sage", "gin", "gat", "gcnii", "transformer"):
         runs[f"fedavg {model}"] = {"model": {"name": model, "hidden": 8}}
     jumping = {**COUPLED, "layers": 4, "jumping": "max"}
     runs["fedavg gcn jumping"] = {"model": jumping}
@@ -175,6 +175,17 @@ def matrix() -> dict[str, Keys]:
             "train": {"epochs": 2, "batch_size": 3},
             **changes,
         }
+    split = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "nodes": 0.7}}
+    for name, changes in {"": {}, "away ": {"participation": {"ratio": 0.67}}}.items():
+        for gnn in ("round_accumulate", "per_client_avg"):
+            runs[f"graphs fedgpl {name}{gnn}"] = {
+                "task": "graph",
+                "algorithm": {"name": "fedgpl", "gnn": gnn, "noise": "paper"},
+                "model": split,
+                "train": {"epochs": 2, "batch_size": 3},
+                **changes,
+            }
+    runs["graphs fedavg prompted"] = {"task": "graph", "model": {**COUPLED, "prompt": "gpf_plus"}}
     for method in OF_GRAPHS:
         of_method = {"name": method, "copilot": COUPLED} if method in COPILOTS else {"name": method}
         for model in (DECOUPLED, COUPLED):

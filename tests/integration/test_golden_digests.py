@@ -15,7 +15,7 @@ RECORDED = golden()
 ON_HOSTS = [
     name
     for name in matrix()
-    if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd", " star"))
+    if name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd", " star", "e_accumulate"))
     or name in ("fedavg mlp", "fedavg gin", "fedavg gat")
 ]
 RESUMED = [
@@ -30,6 +30,7 @@ RESUMED = [
     "edges fedavg sage",
     "gcfl_plus gamlp",
     "graphs fedstar star",
+    "graphs fedgpl away round_accumulate",
 ]
 
 

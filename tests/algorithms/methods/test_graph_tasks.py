@@ -19,7 +19,7 @@ from storage.view import View
 Start = Callable[..., Server]
 ROUNDS = 3
 NODE_ONLY = {"fedgta", "fedgkc", "fggp", "class_means"}
-GRAPH_ONLY = {"fedstar"}
+GRAPH_ONLY = {"fedstar", "fedgpl"}
 SGD = {
     "model": {"name": "gcn", "hidden": HIDDEN},
     "train.optimizer": "sgd",
@@ -111,10 +111,17 @@ def test_prototypes_are_means_over_graphs(
         *product(sorted(set(METHODS) - NODE_ONLY - GRAPH_ONLY), ("gin", "gamlp")),
         ("fedstar", "star"),
         ("fedproto", "star"),
+        ("fedgpl", {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2}}),
+        ("fedavg", {"name": "gat", "hidden": 8, "heads": 2, "readout": "attention", "prompt": "gpf_plus"}),
+        ("fedproto", {"name": "gin", "hidden": 8, "prompt": "gpf"}),
     ],
 )
-def test_every_method_trains(run: Callable[..., Server], graph_task: dict[str, Any], name: str, model: str) -> None:
-    keys = {**graph_task, "model.name": model, "algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
+def test_every_method_trains(
+    run: Callable[..., Server], graph_task: dict[str, Any], name: str, model: str | dict[str, Any]
+) -> None:
+    keys = {k: v for k, v in graph_task.items() if k != "model.name"}
+    keys |= {"model": {"name": model} if isinstance(model, str) else model}
+    keys |= {"algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
     server = run({**keys, **copilot_of(name)}, rounds=3)
     counts = sum(server.state.scores["served"].values())
     assert counts[0, 0].sum() + counts[1, 0].sum() == 18

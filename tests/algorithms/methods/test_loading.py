@@ -124,6 +124,7 @@ def test_every_method_of_ours_loads() -> None:
         "fedkd": "FedKD",
         "gcfl_plus": "GCFLPlus",
         "fedstar": "FedStar",
+        "fedgpl": "FedGPL",
         "class_means": "ClassMeans",
     }
     assert all(cls.__module__.startswith("algorithms.methods.") for cls in classes.values())

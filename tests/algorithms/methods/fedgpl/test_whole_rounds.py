@@ -66,11 +66,12 @@ class Net(nn.Module):
 def prompted(p: Tensor, x: Tensor, pairs: list[tuple[int, int]]) -> tuple[Tensor, list[tuple[int, int]]]:
     """VPG on one graph (FedGPL, section 4): nodes, then edges, by how much they mean; a choice has no gradient."""
     w = (x @ p) / p.norm()
-    ranked = sorted(range(len(x)), key=lambda i: (-float(w[i]), i))
+    rank = w.tolist()
+    ranked = sorted(range(len(x)), key=lambda i: (-rank[i], i))
     kept = sorted(ranked[: ceil(KEPT_NODES * len(x))])
     place = {node: row for row, node in enumerate(kept)}
     left = [(a, b) for a, b in pairs if a in place and b in place]
-    by_difference = sorted(left, key=lambda e: -abs(float(w[e[0]] - w[e[1]])))
+    by_difference = sorted(left, key=lambda e: -abs(rank[e[0]] - rank[e[1]]))
     chosen = by_difference[: floor(KEPT_EDGES * len(left))]
     return x[kept] * torch.tanh(w[kept])[:, None], [(place[a], place[b]) for a, b in chosen]
 
