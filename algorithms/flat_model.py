@@ -50,7 +50,7 @@ class FlatModel:
     @property
     def _backbone(self) -> nn.Module:
         inner = self.module
-        while isinstance(inner, Adapted | Readout | PairEmbedding | Prompted):
+        while isinstance(inner, Adapted | Prompted | Readout | PairEmbedding):
             inner = inner.backbone
         return inner
 
@@ -93,14 +93,14 @@ class FlatModel:
         return inner if isinstance(inner, Coupled) else None
 
     @property
+    def prompted(self) -> bool:
+        """Whether a prompt changes graphs before the backbone reads them."""
+        return any(isinstance(module, Prompted) for module in self.module.modules())
+
+    @property
     def reads_items(self) -> bool:
         """Whether it answers for whole graphs, or for pairs of nodes, and not for nodes."""
         return any(isinstance(module, Readout | PairEmbedding) for module in self.module.modules())
-
-    @property
-    def prompted(self) -> bool:
-        """Whether it reads plain graphs, which a prompt changes before the backbone reads them."""
-        return any(isinstance(module, Prompted) for module in self.module.modules())
 
     @property
     def classifier(self) -> slice:

@@ -3,17 +3,16 @@
     python benchmarks/split.py [--quick] [--clients 100] [--graphs 80] [--rounds 3] [--backends local ray]
 
 Clients of synthetic graphs of about 100 nodes and 100 features, VPG before a GraphTransformer of two layers and width
-100, as FedGPL has them, batches of 16, one epoch a round; the GNN takes one step a round, tasks are mixed by their means.
-The bare loop holds prompts, GNN and heads in one process, has the same batches in the same order, and differentiates end
-to end, all clients' batches of one number behind one another as Shoal has them (`coalesced`), or one by one. An exchange
-is a batch of one client: four messages. Evaluation is left out. Weights are compared after the first round; medians of
-the rounds after it. Bytes stand beside those of FedAvg with the same model.
+100, as FedGPL has them, batches of 16, one epoch a round; the GNN takes one step a round, clients are averaged by task.
+The bare loop holds prompts, GNN and heads in one process, has the same batches in the same order, and differentiates
+end to end, all clients' batches of one number behind one another as Shoal has them (`coalesced`), or one by one. An
+exchange is a batch of one client: four messages. Evaluation is left out. Weights are compared after the first round;
+medians of the rounds after it. Bytes stand beside those of FedAvg with the same model.
 """
 
 import argparse
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -234,9 +233,9 @@ def _difference(
     args: argparse.Namespace, folder: Path, algorithm: dict[str, Any], first: tuple[Tensor, Tensor]
 ) -> dict[str, float]:
     """How far Shoal's GNN, and its prompts and heads, lie from the bare loop's after one round."""
+    from engine.hosts.federation import plan_of
     from engine.hosts.host import Host
     from engine.hosts.local_pool import LocalPool
-    from engine.hosts.federation import plan_of
     from engine.rounds.server import Server
 
     config = config_of(args, folder, algorithm, "local")

@@ -6,7 +6,7 @@ A decoupled backbone reads rows of the hops, a coupled one features and the matr
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +18,6 @@ from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.output import Output
 from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.prompted import Prompted
-from algorithms.backbones.prompts import PromptChoice, build_prompt
 from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
@@ -35,13 +34,22 @@ BACKBONES = {
     "mlp": "algorithms.backbones.mlp:MLP",
     "sage": "algorithms.backbones.sage:GraphSAGE",
     "sgc": "algorithms.backbones.sgc:SGC",
-    "transformer": "algorithms.backbones.transformer:GraphTransformer",
+    "transformer": "algorithms.backbones.transformer:Transformer",
 }
 
 # For graph tasks alone.
 OF_GRAPHS = {"star": "algorithms.backbones.star:Star"}
 # What a method may name in `models()`, and no config: networks without a classifier.
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
+
+# What stands before a coupled backbone of graphs.
+PROMPTS = {
+    "all_in_one": "algorithms.backbones.all_in_one:AllInOne",
+    "gpf": "algorithms.backbones.feature_prompts:GPF",
+    "gpf_plus": "algorithms.backbones.feature_prompts:GPFPlus",
+    "none": "algorithms.backbones.feature_prompts:Unchanged",
+    "vpg": "algorithms.backbones.vpg:VPG",
+}
 
 HEAD_DROPOUT, READOUT, PROMPT = "head_dropout", "readout", "prompt"
 # Options that are for models of nodes: what other tasks may leave them at, and why.
@@ -77,7 +85,11 @@ def backbone(name: str, headless: bool = False, task: str = "node") -> type[nn.M
     known = {**BACKBONES, **OF_GRAPHS, **(HEADLESS if headless else {})}
     if name not in known:
         raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
-    module_name, _, cls_name = known[name].partition(":")
+    return _imported(known[name])
+
+
+def _imported(place: str) -> type[nn.Module]:
+    module_name, _, cls_name = place.partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
 
 
@@ -108,8 +120,8 @@ def build(
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
-            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, and for coupled backbones
-            `prompt`: what changes graphs first, by name or with options (see `PromptChoice`).
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, and `prompt`: key of
+            `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left out.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
@@ -125,7 +137,7 @@ def build(
         return cls(features, classes, hops, dropout, **options)
     own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
-    prompt = _prompt(options[PROMPT]) if PROMPT in options else None
+    prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
         module = cls(features, classes, hops, dropout, **own)
@@ -133,8 +145,8 @@ def build(
             return PairEmbedding(module, dropout)
         if task != "graph":
             return module
-        whole = Readout(module, readout, dropout)
-        return whole if prompt is None else _prompted(build_prompt(prompt, features), whole, name)
+        of_graphs = Readout(module, readout, dropout)
+        return of_graphs if prompt is None else Prompted(prompt(features), of_graphs)
 
     module = of_classes(classes)
     if embedding is not None and embedding != width_of(module):
@@ -143,66 +155,75 @@ def build(
     return module
 
 
-def _prompted(prompt: nn.Module, model: Readout, name: str) -> Prompted:
-    """A model behind a prompt.
-
-    Raises:
-        ShoalError: It reads hops, or codes of the structure, which a prompt would have to make anew.
-    """
-    if not isinstance(model.backbone, Coupled) or model.backbone.structure is not None:
-        raise ShoalError(f"model.prompt: is for models that pass messages along edges alone, {name} is none; take gcn")
-    return Prompted(prompt, model)
-
-
-def _prompt(written: object) -> PromptChoice:
-    """The prompt of a config, by its name or with options.
-
-    Raises:
-        ShoalError: There is none of this name, or an option is unknown or out of range.
-    """
-    try:
-        return TypeAdapter(PromptChoice).validate_python({"name": written} if isinstance(written, str) else written)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(["model", PROMPT, *map(str, first["loc"])])
-        raise ShoalError(f"{key}: {first['msg']}, found {quoted(first['input'])}") from None
-
-
 def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
     """Checks names, types and bounds of options.
 
     Raises:
         ShoalError: As `build` does.
     """
-    known = {
-        key: parameter.annotation
-        for key, parameter in inspect.signature(cls).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    known = _keywords(cls)
     if name not in HEADLESS:
         known[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
         if key in known and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}: {why}; leave it out")
     if task == "graph":
-        known[READOUT], known[PROMPT] = Pooling, str | Mapping[str, Any]
-    a_task = "an edge" if task == "edge" else "a node"
-    for key, why in {READOUT: "pools nothing", PROMPT: "has no small graphs to change"}.items():
-        if key in options and task != "graph":
-            raise ShoalError(f"model.{key}: is for graph tasks (task: graph), {a_task} task {why}; leave it out")
+        known[READOUT] = Pooling
+    elif READOUT in options:
+        a_task = "an edge" if task == "edge" else "a node"
+        raise ShoalError(
+            f"model.{READOUT}: is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
+        )
+    own = {key: value for key, value in options.items() if key != PROMPT}
+    _require_values("model", name, known, own)
+
+
+def _keywords(cls: type[nn.Module]) -> dict[str, Any]:
+    """Annotations of keyword-only parameters."""
+    return {
+        key: parameter.annotation
+        for key, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Callable[[int], nn.Module]:
+    """Makes a prompt from the width of the features.
+
+    Raises:
+        ShoalError: The backbone or the task has no prompts, or the choice is no prompt with options of its own.
+    """
+    if task != "graph":
+        raise ShoalError(f"model.{PROMPT}: is for graph tasks (task: graph); leave it out")
+    if name in OF_GRAPHS or not issubclass(cls, Coupled):
+        raise ShoalError(
+            f"model.{PROMPT}: changes features and edges, and {name} reads more of a graph; take gin or gcn"
+        )
+    options = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+    kind = options.pop("name", None)
+    if not isinstance(kind, str) or kind not in PROMPTS:
+        raise ShoalError(f"model.{PROMPT}: there is no {quoted(kind)}; name one of {', '.join(sorted(PROMPTS))}")
+    made = _imported(PROMPTS[kind])
+    _require_values(f"model.{PROMPT}", kind, _keywords(made), options)
+    return lambda features: made(features, **options)
+
+
+def _require_values(place: str, name: str, known: Mapping[str, Any], options: Mapping[str, object]) -> None:
+    """Checks options against their annotations, see `_require_options`."""
     for key, value in options.items():
         if key not in known:
-            raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
+            has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise ShoalError(f"{place}.{key}: {name} has no such option; {has}")
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:
-            raise ShoalError(f"model.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
+            raise ShoalError(f"{place}.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
-                raise ShoalError(f"model.{key}: must be finite, found {number}")
+                raise ShoalError(f"{place}.{key}: must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
-                raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
+                raise ShoalError(f"{place}.{key}: must be at most {most}, found {quoted(number)}")
 
 
 def _kind(annotation: Any) -> str:

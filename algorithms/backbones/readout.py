@@ -57,17 +57,17 @@ class Readout(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        embedding_GH = self.embed(batch)
-        return Output(self.classify(embedding_GH), embedding_GH)
+        return self.classified(self.pooled(batch))
 
-    def embed(self, batch: GraphBatch) -> Tensor:
-        """The pooled embedding of every graph, `[G, H]`."""
+    def pooled(self, batch: GraphBatch) -> Tensor:
+        """Embeddings of the graphs of a batch, `[G, H]`."""
         return self.pool(embedded_nodes(self.backbone, batch), batch.first)
 
-    def classify(self, embedding_GH: Tensor) -> Tensor:
-        """Logits of graphs, `[G, C]`, from their embeddings."""
+    def classified(self, embedding_GH: Tensor) -> Output:
+        """Output for graphs from their embeddings."""
         drops = self.head.drops_embedding
-        return self.head.linears[-1](drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH)
+        read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
+        return Output(self.head.linears[-1](read_GH), embedding_GH)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
         """Embeddings of graphs, `[G, H]`.

@@ -80,7 +80,7 @@ SPLIT = {
     "algorithm.name": "fedgpl",
     "train.batch_size": 2,
 }
-COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
 MODELS: dict[str, dict[str, Any]] = {
     "sgc": {"model": {"name": "sgc"}},
     "mlp": {"model.name": "mlp"},
@@ -101,7 +101,6 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "split": SPLIT,
     "split, one after another": {**SPLIT, "algorithm.gnn": "per_batch_seq", "algorithm.noise": "clipped"},
-    "prompted": {"model": {"name": "gcn", "prompt": "gpf_plus", "readout": "sum"}},
 }
 MIXED = {
     "model": [

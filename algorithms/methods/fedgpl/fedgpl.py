@@ -26,7 +26,7 @@ from algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, tas
 from algorithms.protocol import MODEL, How
 from algorithms.training.local_training import finite_loss
 
-GRAPHS = {"x": How.LIST, "pairs": How.LIST, "first": How.LIST}
+GRAPHS = {"x": How.LIST, "pairs": How.LIST, "arrows": How.LIST, "first": How.LIST}
 UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
 Exchange = Generator[Ask | Mix, Any, None]
 
@@ -150,7 +150,10 @@ class FedGPL(Algorithm):
         given = {i: pending.pop(i) for i in clients if i in pending}
         got = yield Ask("forward", GRAPHS, private=given, to=clients, score=False)
         columns = zip(got.ids, *(got.lists[name] for name in GRAPHS))
-        sent = {i: PlainGraphs(x, pairs, first.long()) for i, x, pairs, first in columns}
+        sent = {
+            i: PlainGraphs(x, pairs, first.long(), arrows if arrows.shape[1] else None)
+            for i, x, pairs, arrows, first in columns
+        }
         answers: dict[int, Tree] = {}
         for gnn in gnns:
             seed = ctx.random(f"batch {number} from client {gnn.clients[0]}")
@@ -205,7 +208,8 @@ class FedGPL(Algorithm):
         if phase == "forward":
             graphs = part.prompted()
             x_NF = self._noised(client, graphs.x_NF.detach(), "x")
-            given.up = {"x": x_NF, "pairs": graphs.pairs_2E, "first": graphs.first.int()}
+            arrows = graphs.pairs_2E[:, :0] if graphs.arrows_2E is None else graphs.arrows_2E.int()
+            given.up = {"x": x_NF, "pairs": graphs.pairs_2E, "arrows": arrows, "first": graphs.first.int()}
         elif phase == "backward":
             given.up = {"of_answer": self._noised(client, part.learn_head(down["answer"]), "answer")}
         else:

@@ -76,8 +76,8 @@ class OwnPart:
         flat.w.grad.zero_()  # type: ignore[union-attr]
         flat.module.train()
         seed_default(client.data.device, client.model.random(f"head {int(client.state[BATCH])}"))
-        logits_GC = flat.module.backbone.classify(answer_GH)  # type: ignore
-        loss = F.cross_entropy(logits_GC, client.data.label[client.data.train[graphs]])
+        out = flat.module.backbone.classified(answer_GH)  # type: ignore
+        loss = F.cross_entropy(out.logits_NC, client.data.label[client.data.train[graphs]])
         loss.backward()
         client.state[OF_HEAD] = flat.w.grad[own_entries(flat)]  # type: ignore[index]
         if self._in_last_epoch():

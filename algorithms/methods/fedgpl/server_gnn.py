@@ -152,9 +152,11 @@ def _joined(sent: Mapping[int, PlainGraphs], clients: list[int], seed: int) -> _
     for part in parts:
         rows.append(rows[-1] + len(part.x_NF))
         answers.append(answers[-1] + len(part.first) - 1)
+    arrows = [part.arrows_2E + start for part, start in zip(parts, rows) if part.arrows_2E is not None]
     graphs = PlainGraphs(
         torch.cat([part.x_NF for part in parts]).requires_grad_(),
         torch.cat([part.pairs_2E + start for part, start in zip(parts, rows)], dim=1),
         torch.cat([parts[0].first[:1], *(part.first[1:] + start for part, start in zip(parts, rows))]),
+        torch.cat(arrows, dim=1) if arrows else None,
     )
     return _Pass(clients, rows, answers, graphs, seed)
