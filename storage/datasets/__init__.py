@@ -9,6 +9,7 @@ from storage.datasets import (
     citation_domains,
     files,
     flickr,
+    induced_graphs,
     npz_graphs,
     ogb_molecules,
     planetoid,
@@ -50,6 +51,16 @@ __all__ = [
     "published_contents",
 ]
 
+
+def load_induced(name: str, options: DataSource) -> Graph:
+    """Small graphs around nodes, edges or groups of nodes of `options.base`; see `induced_graphs.induced`.
+
+    Raises:
+        ShoalError: As for `load` of the base, or as there.
+    """
+    return induced_graphs.induced(load(_base_of(options)), induced_graphs.LEVELS[name], options)
+
+
 LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "digits": load_digits,
     "cora": load_planetoid,
@@ -68,6 +79,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "files": files.load_files,
     "sbm": sbm.load_sbm,
     "sbm-graphs": load_sbm_graphs,
+    **dict.fromkeys(induced_graphs.LEVELS, load_induced),
     **dict.fromkeys(PUBLISHED, load_ogb),
     **dict.fromkeys(twin.ORIGINALS, twin.load_twin),
 }
@@ -100,7 +112,10 @@ def load(options: DataSource) -> Graph:
     # OGB features are checked as they are written, and features of twins are drawn finite.
     if not in_blocks:
         check_finite(graph.x, where)
-    return replace(graph, x=row_normalized(graph.x, where)) if options.row_normalize else graph
+    # Those of induced graphs were normalised before they were reduced.
+    if not options.row_normalize or name in induced_graphs.LEVELS:
+        return graph
+    return replace(graph, x=row_normalized(graph.x, where))
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
@@ -131,6 +146,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     if name == "sbm-graphs":
         content |= {key: getattr(options, key) for key in sbm_graphs.FIELDS}
         content["homophily"], content["signal"] = sbm.strengths(options)
+    if name in induced_graphs.LEVELS:
+        content |= {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)}
     if name in tu.NAMES:
         content |= tu.options_of(name, options)
     if name in PUBLISHED:
@@ -154,6 +171,8 @@ def published_contents(options: DataSource) -> dict[str, str]:
         ShoalError: The name is unknown, or a file cannot be read.
     """
     name = _known(options)
+    if name in induced_graphs.LEVELS:
+        return published_contents(_base_of(options))
     root = data_root(options.root)
     known = tu.paths(name, root) if name in tu.NAMES else PUBLISHED_FILES.get(name, ())
     paths = [root / path for path in known]
@@ -181,6 +200,8 @@ def classes_ahead(options: DataSource) -> int | None:
         ShoalError: The name is unknown.
     """
     name = _known(options)
+    if name in induced_graphs.LEVELS:
+        return classes_ahead(_base_of(options))
     if name in PUBLISHED:
         return PUBLISHED[name].classes
     if name in twin.ORIGINALS:
@@ -197,7 +218,21 @@ def labels_ahead(options: DataSource) -> str | None:
     name = _known(options)
     if name == "files":
         return None
-    return "graph" if name in (*tu.NAMES, *ogb_molecules.ARCHIVES, "sbm-graphs") else "node"
+    of_graphs = (*tu.NAMES, *ogb_molecules.ARCHIVES, *induced_graphs.LEVELS, "sbm-graphs")
+    return "graph" if name in of_graphs else "node"
+
+
+def _base_of(options: DataSource) -> DataSource:
+    """The dataset that small graphs are cut from.
+
+    Raises:
+        ShoalError: There is none, or it is none with labels of nodes.
+    """
+    found = "none" if options.base is None else repr(options.base)
+    base = replace(options, dataset=options.base or "")
+    if base.dataset.lower() not in LOADERS or labels_ahead(base) == "graph":
+        raise ShoalError(f"data.options.base: {options.dataset} needs a dataset with labels of nodes, found {found}")
+    return base
 
 
 def _known(options: DataSource) -> str:

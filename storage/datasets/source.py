@@ -45,6 +45,13 @@ class DataSource:
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
             None: every degree has its own.
         graphs: Number of graphs G; dataset `sbm-graphs` only, which has the options of `sbm`, too, but no blocks.
+        base: Dataset that graphs are cut from; `induced-node`, `induced-edge` and `induced-graph` only, which also read
+            the options of this dataset, as the next five.
+        samples: Training graphs of a class, and as many test graphs.
+        width: Columns that features are reduced to.
+        smallest: Nodes of a graph from which on no further hop is taken.
+        largest: Most nodes of a graph.
+        padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
     """
 
     dataset: str
@@ -67,6 +74,12 @@ class DataSource:
     node_attributes: Flag = False
     degree_cap: Count | None = None
     graphs: Count = 1000
+    base: str | None = None
+    samples: Count = 200
+    width: Count = 100
+    smallest: Count = 100
+    largest: Count = 300
+    padding: str = "none"
 
     @property
     def name(self) -> str:
