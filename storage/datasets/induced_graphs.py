@@ -11,13 +11,10 @@ from typing import Any, Literal
 import numba
 import numpy as np
 import scipy.sparse as sp
-import torch
-from sklearn.utils.extmath import randomized_svd
 
 from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL, Graph
-from storage.ranges import ranges
 
 Level = Literal["node", "edge", "graph"]
 LEVELS: dict[str, Level] = {"induced-node": "node", "induced-edge": "edge", "induced-graph": "graph"}
@@ -103,6 +100,9 @@ def options_of(options: DataSource) -> dict[str, Any]:
 
 def reduced(x: Any, width: int, seed: int) -> np.ndarray:
     """U S of the `width` largest singular values (Halko et al., 2011), float32 `[N, width]`."""
+    # It takes a second of every process that imports it.
+    from sklearn.utils.extmath import randomized_svd
+
     x = x if sp.issparse(x) else np.asarray(x[:], dtype=np.float32)
     rank = min(width, *x.shape)
     u, s, vt = randomized_svd(
@@ -158,7 +158,8 @@ def _edges_within(base: Graph, label: int) -> np.ndarray:
     starts = np.flatnonzero(own)
     degree = np.diff(base.indptr)[starts]
     rows = np.repeat(starts, degree)
-    places = ranges(torch.from_numpy(base.indptr[starts]), torch.from_numpy(degree)).numpy()
+    before = np.cumsum(degree) - degree
+    places = np.repeat(base.indptr[starts] - before, degree) + np.arange(len(rows))
     columns = base.indices[places]
     once = own[columns] & (rows < columns)
     return np.stack([rows[once], columns[once]], axis=1)

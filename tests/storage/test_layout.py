@@ -5,13 +5,14 @@ import pytest
 import scipy.sparse as sp
 
 from storage.datasets import LOADERS, load_ogb, twin
+from storage.datasets.induced_graphs import LEVELS
 from storage.errors import ShoalError
 from storage.layout import IN_MEMORY, chosen_layout, may_be_sparse, require_possible, stored_bytes
 
 
 def test_every_dataset_is_in_memory_or_always_dense() -> None:
     in_blocks = {name for name, read in LOADERS.items() if read in (load_ogb, twin.load_twin)}
-    assert set(LOADERS) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs"}
+    assert set(LOADERS) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs", *LEVELS}
     assert may_be_sparse("Cora", None)
     assert not may_be_sparse("ogbn-products", None)
 
