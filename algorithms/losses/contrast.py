@@ -1,0 +1,24 @@
+"""A contrast of two views of the same items: each is to be nearest to its own other view."""
+
+import torch
+from torch import Tensor
+
+from algorithms.losses.prototypes import direction
+
+
+def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:
+    """Normalised, temperature-scaled cross-entropy (You et al., NeurIPS 2020, equation 3): the mean over items n of
+
+        -log(e^(cos(z_n, o_n) / tau) / sum_{m != n} e^(cos(z_n, o_m) / tau))
+
+    The sum has the other views of the other items alone, so that it can be negative.
+
+    Args:
+        z_GH: An embedding of every item in one view; there are at least two.
+        other_GH: Those in the other view, in the same order.
+        temperature: tau.
+    """
+    score_GG = direction(z_GH) @ direction(other_GH).T / temperature
+    own_GG = torch.eye(len(score_GG), dtype=torch.bool, device=score_GG.device)
+    others_G = score_GG.masked_fill(own_GG, -torch.inf).logsumexp(1)
+    return (others_G - score_GG.diagonal()).mean()
