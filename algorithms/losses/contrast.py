@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from algorithms.losses.prototypes import direction
+from algorithms.losses.prototypes import unit
 
 
 def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:
@@ -18,7 +18,7 @@ def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:
         other_GH: Those in the other view, in the same order.
         temperature: tau.
     """
-    score_GG = direction(z_GH) @ direction(other_GH).T / temperature
+    score_GG = unit(z_GH) @ unit(other_GH).T / temperature
     own_GG = torch.eye(len(score_GG), dtype=torch.bool, device=score_GG.device)
     others_G = score_GG.masked_fill(own_GG, -torch.inf).logsumexp(1)
     return (others_G - score_GG.diagonal()).mean()

@@ -38,7 +38,7 @@ class ContrastOptions:
 
     epochs: Positive = 100
     batch: Annotated[Whole, Field(ge=2)] = 16
-    lr: Annotated[Number, Field(gt=0)] = 1e-3
+    lr: Annotated[Number, Field(gt=0, le=1e30)] = 1e-3
     temperature: Annotated[Number, Field(gt=0)] = 0.5
     drop_nodes: Annotated[Number, Field(ge=0, lt=1)] = 0.2
     perturb_edges: Annotated[Number, Field(ge=0, lt=1)] = 0.2
