@@ -1,6 +1,7 @@
 """Runs that start from a file: which parameters, at which clients, and files that do not fit."""
 
 import json
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ def test_of_several_models_each_has_its_own_file(configured: Configure, tensors:
         {"name": "gcn", "init": "shared", "hidden": 8},
     ]  # fmt: skip
     assert len({run_path(config), run_path(without), run_path(config_of(models[::-1]))}) == 3
+
+
+def test_hosts_need_no_file(configured: Configure, tensors: dict[str, Tensor], file: Path) -> None:
+    store = prepare(configured())
+    made = make_job(configured(), store, "job")
+    file.unlink()
+    job = pickle.loads(pickle.dumps(made))
+    assert job == made
+    (kind,) = job.build_models(store, job.algorithm())[MODEL]
+    job.initial(kind, MODEL, 4)
+    assert torch.equal(dict(kind.flat.module.named_parameters())["convs.1.bias"], tensors["convs.1.bias"])
 
 
 def test_the_content_counts_and_not_the_place(configured: Configure, tensors: dict[str, Tensor], file: Path) -> None:
