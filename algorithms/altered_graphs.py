@@ -51,7 +51,7 @@ def with_other_edges(graphs: SmallGraphs, share: float, rng: np.random.Generator
     # A graph that has an edge has two nodes.
     size, start = (np.repeat(of, changed_G) for of in (graphs.sizes, graphs.first[:-1]))
     one = rng.integers(size)
-    other = (one + 1 + rng.integers(np.maximum(size - 1, 1))) % size
+    other = (one + 1 + rng.integers(size - 1)) % size
     ends = np.concatenate([source[kept], start + one]), np.concatenate([target[kept], start + other])
     both = np.concatenate(ends), np.concatenate(ends[::-1])
     return SmallGraphs(graphs.first, *adjacency_of(*both, len(graphs.row)), graphs.row)

@@ -22,6 +22,7 @@ def drawn(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> tuple[SmallGraphs, l
 def dense_of(graphs: SmallGraphs) -> np.ndarray:
     """The adjacency, whose entries ascend in a row and occur once."""
     dense = np.zeros((len(graphs.row), len(graphs.row)))
+    assert (graphs.indptr[0], graphs.indptr[-1]) == (0, len(graphs.indices))
     for node, (start, stop) in enumerate(zip(graphs.indptr[:-1], graphs.indptr[1:], strict=True)):
         assert (np.diff(graphs.indices[start:stop]) > 0).all()
         dense[node, graphs.indices[start:stop]] = 1

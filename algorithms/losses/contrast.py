@@ -19,6 +19,5 @@ def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:
         temperature: tau.
     """
     score_GG = unit(z_GH) @ unit(other_GH).T / temperature
-    own_GG = torch.eye(len(score_GG), dtype=torch.bool, device=score_GG.device)
-    others_G = score_GG.masked_fill(own_GG, -torch.inf).logsumexp(1)
+    others_G = score_GG.clone().fill_diagonal_(-torch.inf).logsumexp(1)
     return (others_G - score_GG.diagonal()).mean()

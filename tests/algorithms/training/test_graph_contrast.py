@@ -99,14 +99,16 @@ def test_training_step_by_step(graphs: SmallGraphs, data: View) -> None:
     assert torch.equal(model.backbone.head.linears[0].weight, head)
 
 
-@pytest.mark.parametrize("name", ["gcn", "gin", "gat", "sage"])
+@pytest.mark.parametrize("name", ["gin", "gat"])
 def test_the_loss_falls_and_the_same_seed_ends_with_the_same_bits(graphs: SmallGraphs, data: View, name: str) -> None:
     ends, losses = [], []
     for seed in (0, 0, 1):
         model = model_of(name)
-        training = GraphContrast(model, data, graphs, ContrastOptions(), lambda what, i, s=seed: seed_of(what, i) + s)
+        training = GraphContrast(
+            model, data, graphs, ContrastOptions(lr=0.01), lambda what, i, s=seed: seed_of(what, i) + s
+        )
         torch.rand(1)
-        losses = [np.mean(list(training.epoch(epoch))) for epoch in range(1, 61)]
+        losses = [np.mean(list(training.epoch(epoch))) for epoch in range(1, 21)]
         ends.append(nn.utils.parameters_to_vector(model.parameters()).detach())
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
