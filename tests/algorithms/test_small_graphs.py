@@ -17,7 +17,8 @@ from storage.view import View
 
 def test_some_graphs_in_another_order() -> None:
     graphs, each = drawn()
-    assert graphs.sizes.tolist() == list(SIZES)
+    assert (len(graphs), graphs.sizes.tolist()) == (6, list(SIZES))
+    assert np.array_equal(np.stack([graphs.source, graphs.indices]), np.nonzero(dense_of(graphs)))
     chosen = graphs.some(np.array([4, 0, 2, 1]))
     assert chosen.sizes.tolist() == [9, 1, 6, 4]
     expected = nx.to_numpy_array(nx.disjoint_union_all([each[i] for i in (4, 0, 2, 1)]))
