@@ -134,7 +134,12 @@ def test_no_step_has_a_single_graph(graphs: SmallGraphs, data: View) -> None:
         assert len(list(training.epoch(1))) == steps
 
 
+def test_options_are_those_of_the_paper() -> None:
+    assert ContrastOptions() == ContrastOptions(100, 16, 1e-3, 0.5, 0.2, 0.2)
+
+
 def test_one_graph_is_not_enough(graphs: SmallGraphs, data: View) -> None:
+    assert GraphContrast(model_of(), data, graphs.some(np.array([3, 5])), ContrastOptions(), seed_of).steps == 1
     with pytest.raises(ShoalError, match=r"^pre-training contrasts graphs with one another and needs two, found 1$"):
         GraphContrast(model_of(), data, graphs.some(np.array([3])), ContrastOptions(), seed_of)
 
