@@ -48,14 +48,15 @@ class FlatModel:
         self.w.grad = gradient
 
     @property
-    def _backbone(self) -> nn.Module:
+    def backbone(self) -> nn.Module:
+        """The innermost module, which embeds nodes: no wrapper has part in it."""
         inner = self.module
         while isinstance(inner, Adapted | Prompted | Readout | PairEmbedding):
             inner = inner.backbone
         return inner
 
     def _first_weights(self) -> Sequence[nn.Parameter]:
-        inner = self._backbone
+        inner = self.backbone
         return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
 
     def _room_for(self, values: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ class FlatModel:
     @property
     def coupled(self) -> Coupled | None:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
-        inner = self._backbone
+        inner = self.backbone
         return inner if isinstance(inner, Coupled) else None
 
     @property

@@ -123,6 +123,32 @@ def export_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A fi
     console.print(f"written: {export(_possible(run))}", soft_wrap=True)
 
 
+@app.command("pretrain")
+def pretrain_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The file, for model.pretrained.")] = Path("gnn.safetensors"),
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over all graphs.")] = 100,
+    batch: Annotated[int, typer.Option("--batch", help="Graphs a step, at most.")] = 16,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the loss.")] = 0.5,
+    drop_nodes: Annotated[float, typer.Option("--drop-nodes", help="Share that a first view is without.")] = 0.2,
+    perturb_edges: Annotated[float, typer.Option("--perturb-edges", help="Share that is another in a second.")] = 0.2,
+    parts: Annotated[int, typer.Option("--parts", help="Of one large graph, which are its items.")] = 200,
+    all_graphs: Annotated[bool, typer.Option("--all-graphs", help="Of many: those for tests, too.")] = False,
+) -> None:
+    """Train a config's GNN without labels (GraphCL), all data in one place, for runs to start from."""
+    from engine.commands.pretrain import options_of, pretrain
+    from engine.screen.report import console
+    from engine.settings.config import load_config
+
+    values = {"epochs": epochs, "batch": batch, "lr": lr, "temperature": temperature}
+    options = options_of({**values, "drop_nodes": drop_nodes, "perturb_edges": perturb_edges})
+    resolved = load_config(config, overrides or ())
+    written = pretrain(resolved, _possible(out), options, parts, "all" if all_graphs else "train")
+    console.print(f"written: {written}; a run starts from it with model.pretrained={written}", soft_wrap=True)
+
+
 @app.command("synthesize")
 def synthesize_command(
     twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],

@@ -38,6 +38,7 @@ from engine.settings.config import Config
 from engine.settings.sizes import size
 from engine.wire.cell import form_cells
 from engine.wire.models import assign_models, named_kinds, require_mixable, require_supported
+from engine.wire.pretrained import read_pretrained, require_fitting_files
 from partition import require_enough_nodes
 from partition.domains import require_own_clients
 from partition.from_file import by_file
@@ -118,7 +119,9 @@ def show_plan(config: Config) -> None:
         "task": config.task,
     }
     kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
-    models = [kind.flat for kind in kinds[MODEL]]
+    starts = [(kind.choice, kind.flat) for kind in kinds[MODEL]]
+    require_fitting_files(starts, read_pretrained(config.models(), limit))
+    models = [flat for _, flat in starts]
     paths = training_paths(config.engine.path, device, algorithm, models, train)
     # Of a client that memory would not hold beside the models' work on it, a part is measured.
     mean, edges = infos[0], entries // clients

@@ -57,6 +57,8 @@ def export(run: Path) -> Path:
         job = make_job(config, store, run.name)
     if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
         raise ShoalError(f"{store.path}: not the store that {run} was run on; bring that back, or run it again")
+    if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
+        raise ShoalError(f"{run}: was run with another content of {', '.join(changed)}; bring that back")
     host = Host()
     # Wherever the run was trained, it can be exported here.
     host.open(replace(job, device="cpu", precision="float32"))

@@ -1,6 +1,7 @@
 """What a run reads beside its config, by content: the same files are the same run, wherever they lie."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from algorithms.methods.loading import describe
@@ -29,6 +30,21 @@ def contents(config: Config) -> dict[str, str]:
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
     }
+    return _digests(readers) | pretrained(config)
+
+
+def pretrained(config: Config) -> dict[str, str]:
+    """Digests of the files that models start from, by the keys that name them.
+
+    Raises:
+        ShoalError: As for `contents`.
+    """
+    models = config.models()
+    keys = [f"model.{number}.pretrained" for number in range(len(models))] if len(models) > 1 else ["model.pretrained"]
+    return _digests({key: partial(_of_file, model.pretrained) for key, model in zip(keys, models)})
+
+
+def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
     found = {}
     for key, read in readers.items():
         try:

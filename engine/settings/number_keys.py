@@ -29,6 +29,7 @@ LATER = {
     "evaluation.metric": "accuracy",
     "partition.alpha": ALPHA,
     "task": "node",
+    "model.pretrained": None,
 }
 
 
@@ -54,6 +55,11 @@ def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("data.layout") == "dense" or not may_be_sparse(values.get("data.dataset"), values.get("data.path")):
         # All features were dense once, and runs on such keep their names.
         values.pop("data.layout", None)
+    if isinstance(values.get("model"), list | tuple):
+        # A key that came later, too, and of which the content counts (`engine.records.inputs`).
+        values["model"] = [
+            {key: value for key, value in model.items() if key != "pretrained"} for model in values["model"]
+        ]
     return {key: value for key, value in values.items() if key not in LATER or value != LATER[key]}
 
 

@@ -1,8 +1,8 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from algorithms.train_options import TrainOptions
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.wire.models import Kind, Kinds, assign_models, named_kinds
+from engine.wire.pretrained import read_pretrained, require_fitting_files, start_from
 from engine.wire.randomness import key
 from storage.errors import ShoalError
 from storage.kernel import kernel_of
@@ -53,6 +54,7 @@ class Job:
         domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
         graphs: Content of the store of these graphs; empty without any.
         metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
+        pretrained: Contents of the files that models start from, by `ModelChoice.pretrained`.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
@@ -80,6 +82,7 @@ class Job:
     domains: tuple[str, ...] = ()
     graphs: str = ""
     metric: str = "accuracy"
+    pretrained: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def store_path(self) -> Path:
@@ -124,10 +127,11 @@ class Job:
         """The models that clients of a store hold, by name; those of the config in its order.
 
         Raises:
-            ShoalError: A backbone or an option is unknown or out of range.
+            ShoalError: A backbone or an option is unknown or out of range, or a file that one of them is to start from
+                does not fit it.
         """
         manifest = store.manifest
-        return named_kinds(
+        kinds = named_kinds(
             algorithm,
             self.models,
             self.embedding,
@@ -140,11 +144,15 @@ class Job:
             sparse=manifest.layout == "sparse",
             task=manifest.task,
         )
+        require_fitting_files([(kind.choice, kind.flat) for kind in kinds[MODEL]], self.pretrained)
+        return kinds
 
     def initial(self, kind: Kind, name: str, client: int) -> Tensor:
         """Initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or its own."""
         purpose = ("init",) if name == MODEL else ("init", name)
-        return kind.flat.initial(key(self.seed, *purpose, *([client] if kind.choice.init == "own" else [])))
+        drawn = kind.flat.initial(key(self.seed, *purpose, *([client] if kind.choice.init == "own" else [])))
+        path = kind.choice.pretrained
+        return drawn if path is None else start_from(kind.flat, self.pretrained[path])
 
     def random(self, round_number: int, client: int) -> Callable[[str], int]:
         """Seeds of one visit, by purpose."""
@@ -200,7 +208,8 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
     """The job of a config on its prepared store.
 
     Raises:
-        ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients.
+        ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, or a file that a
+            model is to start from cannot be read.
     """
     hops = config.propagation
     method = describe(config.algorithm.name, config.algorithm.options)
@@ -232,6 +241,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         domains=domains,
         graphs=graphs,
         metric=config.evaluation.metric,
+        pretrained=read_pretrained(config.models(), config.memory_limit()),
     )
 
 

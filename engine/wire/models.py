@@ -119,7 +119,8 @@ def _require_description(name: Any, described: Any) -> None:
     if not word or not (described is None or (isinstance(described, Mapping) and "name" in described)):
         raise Malformed(f"models()[{name!r}]: give a word and a mapping with a `name`")
     try:
-        ModelChoice(**(described or {}))
+        if ModelChoice(**(described or {})).pretrained is not None:
+            raise ShoalError("pretrained is for the model of the config")
     except (ValidationError, TypeError, ShoalError) as error:
         raise Malformed(f"models()[{name!r}]: {' '.join(str(error).split())}") from None
 

@@ -6,6 +6,7 @@ from algorithms.backbones.choice import ModelChoice
 
 def test_a_model_is_fedgta_s_and_shared_unless_the_config_says_more() -> None:
     assert (ModelChoice().name, ModelChoice().init, ModelChoice().options) == ("gamlp", "shared", {})
+    assert ModelChoice().pretrained is None
 
 
 def test_keys_beside_name_and_init_are_the_backbone_s() -> None:

@@ -84,6 +84,9 @@ def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
     by_area = number_keys(parse_config({**PLAIN, "evaluation": {"metric": "roc_auc"}}, "test").plain())
     assert "evaluation.metric" not in default
     assert by_area == {**default, "evaluation.metric": "roc_auc"}
+    started = number_keys(parse_config({**PLAIN, "model": {"pretrained": "/gnn"}}, "test").plain())
+    assert "model.pretrained" not in default
+    assert started == {**default, "model.pretrained": "/gnn"}
     assert not any(key.startswith(("ray", "run.", "data.root")) for key in default)
 
 

@@ -74,6 +74,7 @@ REFUSED: dict[str, list[Any]] = {
     "propagation.rows": ["some"],
     "model.name": [3, None],
     "model.init": ["equal"],
+    "model.pretrained": [3, "h" * 256],
     "heterogeneity.rule": ["alphabetical"],
     "heterogeneity.seed": [-1, 2**63],
     "heterogeneity.clients": [3, [True], ["0"]],

@@ -134,6 +134,10 @@ def test_embeddings_stay_bounded(papers: View, make_client: Callable[..., Client
     [
         ({"algorithm.copilot": {"name": "gcn", "hidden": 16}}, r"algorithm\.copilot: its embedding is 16 wide.* 8;"),
         ({"algorithm.copilot": {"name": "gpt"}}, "there is no 'gpt'"),
+        (
+            {"algorithm.copilot": {"name": "gcn", "pretrained": "gnn"}},
+            r"models\(\)\['copilot'\]: pretrained is for the model of the config",
+        ),
         ({"algorithm.copilot": {"hidden": 8}}, r"models\(\)\['copilot'\]: give a word and a mapping with a `name`"),
         ({"algorithm.copilot": 3}, r"algorithm\.copilot"),
         ({"algorithm.alpha": 0.9, "algorithm.beta": 0.2}, "alpha and beta .* at most 1"),

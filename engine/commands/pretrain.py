@@ -1,0 +1,173 @@
+"""A GNN that has learnt from graphs without labels, for `model.pretrained`: all graphs on one device."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from algorithms.backbones import BACKBONES, READOUT, backbone, build
+from algorithms.backbones.choice import ModelChoice
+from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.readout import Readout
+from algorithms.small_graphs import SmallGraphs, cut_up
+from algorithms.training.graph_contrast import ContrastOptions, GraphContrast
+from engine.hosts.device import cache_bytes, take_device
+from engine.preparing.prepare import prepare
+from engine.screen.progress import progress, say
+from engine.settings.chosen_device import chosen_device
+from engine.settings.config import Config
+from engine.wire.pretrained import write_pretrained
+from engine.wire.randomness import key
+from partition import PartitionOptions, partition
+from storage.atomic import cannot_write
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.manifest import Manifest
+from storage.option_types import message_of, quoted
+from storage.view import Memo, View
+
+Graphs = Literal["train", "all"]
+
+
+def options_of(values: Mapping[str, Any]) -> ContrastOptions:
+    """Options from the command line.
+
+    Raises:
+        ShoalError: One is out of its bounds; names it.
+    """
+    try:
+        return ContrastOptions(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        raise ShoalError(f"--{name}: {message_of(error)}, found {quoted(first['input'])}") from None
+
+
+def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, graphs: Graphs) -> Path:
+    """Pre-trains the config's GNN on the config's graphs and writes its parameters, without those of the classifier.
+
+    Args:
+        config: Its `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute.
+        out: The file, which is replaced when all epochs are done.
+        options: How to train.
+        parts: Of a dataset of one graph: parts that it is cut into.
+        graphs: Of a dataset of small graphs: those of training items alone, or all.
+
+    Raises:
+        ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the
+            file cannot be written.
+    """
+    choice = _model(config)
+    _require_place(out)
+    if parts < 2:
+        raise ShoalError(f"--parts: must be at least 2, found {parts}")
+    torch.set_num_threads(config.engine.threads)
+    share = config.resources.gpus_per_host or 1.0
+    device = take_device(chosen_device(config), share, config.engine.precision)
+    data, manifest = _data(config, Memo(cache_bytes(device, share, config.memory_limit() // 2)), device)
+    small, seen = _graphs(data, manifest, parts, graphs, config.seed)
+    say(f"pretrain: {choice.name} on {seen}, in this process, whatever client has them; no label is read")
+    module: Any = build(choice.name, data.features, data.classes, 0, 0.0, choice.options, task=config.task)
+    while hasattr(module, "backbone"):
+        module = module.backbone
+    model = Readout(module, choice.options.get(READOUT, "mean"), 0.0)
+    random = partial(key, config.seed, "pretrain")
+    _train(GraphContrast(model, data, small, options, random), options.epochs)
+    described = {
+        "method": "graphcl",
+        "centralised": f"trained in one place on {seen}, without labels",
+        "dataset": manifest.name,
+        "synthetic": manifest.synthetic,
+        "backbone": choice.name,
+        "options": choice.options,
+        "features": data.features,
+        "seed": config.seed,
+        **asdict(options),
+    }
+    write_pretrained(out, module, described)
+    return out
+
+
+def _model(config: Config) -> ModelChoice:
+    """The model of a config.
+
+    Raises:
+        ShoalError: There are several, or it passes no messages.
+    """
+    several = config.models()
+    if len(several) > 1:
+        raise ShoalError(f"model: a file is for one model, found a list of {len(several)}; give them one after another")
+    name = several[0].name
+    if not _is_coupled(backbone(name, task=config.task)):
+        coupled = ", ".join(known for known in sorted(BACKBONES) if _is_coupled(backbone(known)))
+        raise ShoalError(f"model.name: {name} trains no layer that passes messages; take one of {coupled}")
+    return several[0]
+
+
+def _is_coupled(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, Coupled)
+
+
+def _require_place(out: Path) -> None:
+    """Refuses, before the training, a path that nothing could be written to after it.
+
+    Raises:
+        ShoalError: It is a folder, or in one that cannot be made or written.
+    """
+    try:
+        if out.is_dir():
+            raise IsADirectoryError(None, "Is a directory")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        probe = out.with_name(out.name + ".unfinished")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(out, error) from error
+
+
+def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manifest]:
+    """The whole dataset as that of one client, with the clients' split of it, and its manifest."""
+    plain = {
+        # The file of a config may be the one that is to be made; neither hops nor whole domains are needed.
+        "model": ModelChoice(),
+        "propagation": replace(config.propagation, hops=0),
+        "evaluation": replace(config.evaluation, domains=False),
+    }
+    store = prepare(config.model_copy(update=plain), whole=True)
+    shard, split, _ = store.data(config.data.split_name, None, 0)
+    return View("pretrain", shard, split, [], store.manifest.classes, memo, device), store.manifest
+
+
+def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: int) -> tuple[SmallGraphs, str]:
+    """What is learnt from, and what that is."""
+    indptr, indices = data.csr
+    if data.graph_ptr is not None:
+        every = SmallGraphs(data.graph_ptr.cpu().numpy(), indptr, indices, np.arange(data.nodes))
+        if graphs == "all":
+            return every, f"all {len(every):,} graphs"
+        return every.some(data.train.cpu().numpy()), f"the {len(data.train):,} training graphs"
+    parts = min(parts, data.nodes)
+    nobody = np.full(data.nodes, -1)
+    graph = Graph(manifest.name, indptr.astype(np.int64), indices, np.empty((data.nodes, 0)), nobody, data.classes)
+    chosen = PartitionOptions(method="metis", clients=parts, seed=key(seed, "parts") % 2**31)
+    return cut_up(indptr, indices, partition(graph, chosen)), f"all {data.nodes:,} nodes in {parts} parts"
+
+
+def _train(training: GraphContrast, epochs: int) -> None:
+    """Runs all epochs, and says what became of the loss."""
+    losses = []
+    with progress("pretrain", epochs * training.steps, "steps") as step:
+        for epoch in range(1, epochs + 1):
+            of_epoch = []
+            for loss in training.epoch(epoch):
+                of_epoch.append(loss)
+                step.advance()
+            losses.append(mean(of_epoch))
+    say(f"pretrain: mean loss {losses[0]:.4f} in the first epoch, {losses[-1]:.4f} in the last")
