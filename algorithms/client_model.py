@@ -37,7 +37,7 @@ class ClientModel:
         self.received = False
         self.items: ClientGraphs | ClientPairs | None = None
         if data.graph_ptr is not None:
-            self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled)
+            self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
         elif data.pairs is not None:
             self.items = ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
         self._logits: Tensor | None = None

@@ -13,6 +13,7 @@ from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
 from algorithms.backbones.pair_embedding import PairEmbedding
+from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Readout
 
 # In float32.
@@ -49,7 +50,7 @@ class FlatModel:
     @property
     def _backbone(self) -> nn.Module:
         inner = self.module
-        while isinstance(inner, Adapted | Readout | PairEmbedding):
+        while isinstance(inner, Adapted | Prompted | Readout | PairEmbedding):
             inner = inner.backbone
         return inner
 
@@ -90,6 +91,11 @@ class FlatModel:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
         inner = self._backbone
         return inner if isinstance(inner, Coupled) else None
+
+    @property
+    def prompted(self) -> bool:
+        """Whether a prompt changes graphs before the backbone reads them."""
+        return any(isinstance(module, Prompted) for module in self.module.modules())
 
     @property
     def reads_items(self) -> bool:

@@ -6,7 +6,7 @@ A decoupled backbone reads rows of the hops, a coupled one features and the matr
 import importlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -14,8 +14,10 @@ from torch import nn
 
 from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.choice import MOST_LAYERS, WIDEST
+from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.output import Output
 from algorithms.backbones.pair_embedding import PairEmbedding
+from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Pooling, Readout
 from storage.errors import ShoalError
 from storage.option_types import quoted
@@ -39,7 +41,16 @@ OF_GRAPHS = {"star": "algorithms.backbones.star:Star"}
 # What a method may name in `models()`, and no config: networks without a classifier.
 HEADLESS = {"topology": "algorithms.backbones.topology:Topology"}
 
-HEAD_DROPOUT, READOUT = "head_dropout", "readout"
+# What stands before a coupled backbone of graphs.
+PROMPTS = {
+    "all_in_one": "algorithms.backbones.all_in_one:AllInOne",
+    "gpf": "algorithms.backbones.feature_prompts:GPF",
+    "gpf_plus": "algorithms.backbones.feature_prompts:GPFPlus",
+    "none": "algorithms.backbones.feature_prompts:Unchanged",
+    "vpg": "algorithms.backbones.vpg:VPG",
+}
+
+HEAD_DROPOUT, READOUT, PROMPT = "head_dropout", "readout", "prompt"
 # Options that are for models of nodes: what other tasks may leave them at, and why.
 OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
     "graph": {
@@ -73,7 +84,11 @@ def backbone(name: str, headless: bool = False, task: str = "node") -> type[nn.M
     known = {**BACKBONES, **OF_GRAPHS, **(HEADLESS if headless else {})}
     if name not in known:
         raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
-    module_name, _, cls_name = known[name].partition(":")
+    return _imported(known[name])
+
+
+def _imported(place: str) -> type[nn.Module]:
+    module_name, _, cls_name = place.partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
 
 
@@ -104,7 +119,8 @@ def build(
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
-            `readout`: how the embeddings of a graph's nodes become one, `mean` by default.
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, and `prompt`: key of
+            `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left out.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
@@ -118,14 +134,18 @@ def build(
     _require_options(name, cls, options, task)
     if name in HEADLESS:
         return cls(features, classes, hops, dropout, **options)
-    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT)}
+    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
+    prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
         module = cls(features, classes, hops, dropout, **own)
         if task == "edge":
             return PairEmbedding(module, dropout)
-        return Readout(module, readout, dropout) if task == "graph" else module
+        if task != "graph":
+            return module
+        of_graphs = Readout(module, readout, dropout)
+        return of_graphs if prompt is None else Prompted(prompt(features), of_graphs)
 
     module = of_classes(classes)
     if embedding is not None and embedding != width_of(module):
@@ -140,11 +160,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
     Raises:
         ShoalError: As `build` does.
     """
-    known = {
-        key: parameter.annotation
-        for key, parameter in inspect.signature(cls).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
+    known = _keywords(cls)
     if name not in HEADLESS:
         known[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
@@ -157,19 +173,56 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         raise ShoalError(
             f"model.{READOUT}: is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
         )
+    own = {key: value for key, value in options.items() if key != PROMPT}
+    _require_values("model", name, known, own)
+
+
+def _keywords(cls: type[nn.Module]) -> dict[str, Any]:
+    """Annotations of keyword-only parameters."""
+    return {
+        key: parameter.annotation
+        for key, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Callable[[int], nn.Module]:
+    """Makes a prompt from the width of the features.
+
+    Raises:
+        ShoalError: The backbone or the task has no prompts, or the choice is no prompt with options of its own.
+    """
+    if task != "graph":
+        raise ShoalError(f"model.{PROMPT}: is for graph tasks (task: graph); leave it out")
+    if name in OF_GRAPHS or not issubclass(cls, Coupled):
+        raise ShoalError(
+            f"model.{PROMPT}: changes features and edges, and {name} reads more of a graph; take gin or gcn"
+        )
+    options = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+    kind = options.pop("name", None)
+    if not isinstance(kind, str) or kind not in PROMPTS:
+        raise ShoalError(f"model.{PROMPT}: there is no {quoted(kind)}; name one of {', '.join(sorted(PROMPTS))}")
+    made = _imported(PROMPTS[kind])
+    _require_values(f"model.{PROMPT}", kind, _keywords(made), options)
+    return lambda features: made(features, **options)
+
+
+def _require_values(place: str, name: str, known: Mapping[str, Any], options: Mapping[str, object]) -> None:
+    """Checks options against their annotations, see `_require_options`."""
     for key, value in options.items():
         if key not in known:
-            raise ShoalError(f"model.{key}: {name} has no such option; it has {', '.join(sorted(known))}")
+            has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise ShoalError(f"{place}.{key}: {name} has no such option; {has}")
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:
-            raise ShoalError(f"model.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
+            raise ShoalError(f"{place}.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
-                raise ShoalError(f"model.{key}: must be finite, found {number}")
+                raise ShoalError(f"{place}.{key}: must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
-                raise ShoalError(f"model.{key}: must be at most {most}, found {quoted(number)}")
+                raise ShoalError(f"{place}.{key}: must be at most {most}, found {quoted(number)}")
 
 
 def _kind(annotation: Any) -> str:

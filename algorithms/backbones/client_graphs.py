@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.graph_batch import GraphBatch
-from algorithms.backbones.neighbourhood import alike, kept_rows, matrix_of_all, operator_over
+from algorithms.backbones.neighbourhood import Operator, alike, kept_rows, matrix_of_all, operator_over
 from algorithms.backbones.structure_codes import CODES, structure_codes
 from storage.sparse_matrix import SparseMatrix
 from storage.view import View
@@ -26,19 +26,27 @@ class ClientGraphs:
         ptr: First row of every graph and the end of the last, int64 `[G + 1]`.
         hops: Hops that the backbone reads.
         coupled: The backbone, if it passes messages along edges.
+        prompted: A prompt stands before it, which reads the plain adjacency whatever the backbone multiplies by.
     """
 
     data: View
     ptr: Tensor
     hops: tuple[int, ...]
     coupled: Coupled | None
+    prompted: bool = False
 
     # Other graphs need not be read for some.
     one_pass: ClassVar[bool] = False
 
+    @property
+    def operator(self) -> Operator:
+        """What the matrices of a coupled backbone, or of its prompt, are."""
+        assert self.coupled is not None
+        return "sum" if self.prompted else self.coupled.operator
+
     def all(self) -> GraphBatch:
         """All graphs, in the map or kept on the host."""
-        matrix = None if self.coupled is None else matrix_of_all(self.data, self.coupled.operator)
+        matrix = None if self.coupled is None else matrix_of_all(self.data, self.operator)
         hops = [self.data.whole(k) for k in self.hops]
         return GraphBatch(hops, self._layers(matrix), self.ptr, self._codes())
 
@@ -46,7 +54,7 @@ class ClientGraphs:
         """Some graphs in the order asked for, numbers int64 `[g]`: a batch of one step."""
         rows, matrix = self.data.rows_of(graphs), None
         if self.coupled is not None:
-            matrix = matrix_of_all(self.data, self.coupled.operator).diagonal_blocks(self.ptr, graphs)
+            matrix = matrix_of_all(self.data, self.operator).diagonal_blocks(self.ptr, graphs)
         hops = [self.data.rows(k, rows) for k in self.hops]
         return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(rows))
 
@@ -56,7 +64,7 @@ class ClientGraphs:
         if len(graphs) == data.items:
             return self.all()
         if self.coupled is not None:
-            matrix = data.memo((name, self.coupled.operator), partial(self._matrix, graphs))
+            matrix = data.memo((name, self.operator), partial(self._matrix, graphs))
         hops = [data.memo((name, k), partial(kept_rows, data, k, graphs)) for k in self.hops]
         return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
 
@@ -80,7 +88,7 @@ class ClientGraphs:
         first = torch.arange(len(x_NF) + 1, device=x_NF.device)
         if self.coupled is None:
             return GraphBatch([x_NF] * len(self.hops), (), first)
-        operators = alike(x_NF, self.coupled.operator, self.coupled.depth).operators
+        operators = alike(x_NF, self.operator, self.coupled.depth).operators
         codes_NQ = None if self.coupled.structure is None else x_NF.new_zeros(len(x_NF), CODES)
         return GraphBatch([x_NF], operators, first, codes_NQ)
 
@@ -101,10 +109,9 @@ class ClientGraphs:
 
     def _matrix(self, graphs: Tensor) -> SparseMatrix:
         """The matrix of some graphs, made from their edges: that of all graphs need not be kept for it."""
-        assert self.coupled is not None
         csr = self.data.adjacency
         cut = SparseMatrix(csr, csr).diagonal_blocks(self.ptr, graphs)
-        if self.coupled.operator == "sum":
+        if self.operator == "sum":
             return cut
         starts, columns, _ = (part.cpu().numpy() for part in cut.parts())
-        return operator_over(self.coupled.operator, starts, columns).to(self.data.device)
+        return operator_over(self.operator, starts, columns).to(self.data.device)

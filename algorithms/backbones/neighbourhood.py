@@ -102,16 +102,21 @@ def _operator(data: View, operator: Operator) -> SparseMatrix:
     return operator_over(operator, *data.csr).to(data.device)
 
 
-def operator_over(operator: Operator, indptr: np.ndarray, indices: np.ndarray) -> SparseMatrix:
-    """The matrix of all nodes of a symmetric graph without loops, with its transpose.
+def operator_over(operator: Operator, indptr: np.ndarray, indices: np.ndarray, symmetric: bool = True) -> SparseMatrix:
+    """The matrix of all nodes of a graph without loops; with its transpose, if it is symmetric.
+
+    Where it is not, a node's degree is the number of nodes that it hears.
 
     Args:
         operator: As for `all_nodes`.
         indptr: Row starts, int32 `[N + 1]`.
         indices: Columns, int32 `[E]`.
+        symmetric: Whoever hears a node is heard by it.
     """
     nodes, degree = len(indptr) - 1, np.diff(indptr) + 1
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree)
+    if not symmetric:
+        return matrix
     # It is its own transpose, but that a mean divides by the degree of who hears.
     transposed = matrix.csr
     if operator == "mean":

@@ -57,7 +57,14 @@ class Readout(nn.Module):
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
-        embedding_GH = self.pool(embedded_nodes(self.backbone, batch), batch.first)
+        return self.classified(self.pooled(batch))
+
+    def pooled(self, batch: GraphBatch) -> Tensor:
+        """Embeddings of the graphs of a batch, `[G, H]`."""
+        return self.pool(embedded_nodes(self.backbone, batch), batch.first)
+
+    def classified(self, embedding_GH: Tensor) -> Output:
+        """Output for graphs from their embeddings."""
         drops = self.head.drops_embedding
         read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
         return Output(self.head.linears[-1](read_GH), embedding_GH)
