@@ -34,6 +34,7 @@ BACKBONES = {
     "mlp": "algorithms.backbones.mlp:MLP",
     "sage": "algorithms.backbones.sage:GraphSAGE",
     "sgc": "algorithms.backbones.sgc:SGC",
+    "transformer": "algorithms.backbones.transformer:Transformer",
 }
 
 # For graph tasks alone.

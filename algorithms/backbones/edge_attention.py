@@ -63,7 +63,7 @@ def forward(
     # torch's exponential is vectorised.
     weight_EH.exp_()
     out_NHD = torch.empty(len(heard), *x.shape[1:])
-    _sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
+    sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
     return out_NHD, (indptr, indices, heard, said, x, weight_EH, slope)
 
 
@@ -100,8 +100,8 @@ def _scores(
 
 
 @numba.njit(cache=True)
-def _sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """Weights that sum to one, in place, and the weighted sums."""
+def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    """Weights that sum to one in every row, in place, and the weighted sums; zero, where a row has no entry."""
     heads, width = x.shape[1], x.shape[2]
     total = np.empty(heads, dtype=np.float32)
     for i in range(len(out)):
