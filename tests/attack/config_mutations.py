@@ -83,7 +83,7 @@ NAMES = {
         "sbm-graphs",
     ],
     "evaluation.metric": ["accuracy", "roc_auc", "average_precision"],
-    "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp"],
+    "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp", "transformer"],
     "algorithm.name": [*METHODS],
 }
 

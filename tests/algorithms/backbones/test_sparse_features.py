@@ -17,7 +17,7 @@ from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
 
 FEATURES, CLASSES, NODES = 40, 4, 30
-COUPLED = ("gat", "gcn", "gcnii", "gin", "sage")
+COUPLED = ("gat", "gcn", "gcnii", "gin", "sage", "transformer")
 DECOUPLED: list[tuple[str, dict[str, Any]]] = [
     ("sgc", {}),
     ("sgc", {"layers": 2, "hidden": 8}),
