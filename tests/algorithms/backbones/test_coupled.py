@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
 from algorithms.backbones import BACKBONES, backbone, build
 from algorithms.backbones.coupled import Coupled
@@ -54,6 +54,8 @@ def pyg_layer(name: str, conv: nn.Module, layer: int) -> nn.Module:
         twin = GATConv(conv.in_channels, conv.out_channels, conv.heads)
     elif name == "gin":
         twin = GINConv(nn.Sequential(*(type(m)(*shape(m)) for m in conv.nn)), train_eps=True)
+    elif name == "transformer":
+        twin = TransformerConv(conv.in_channels, HIDDEN)
     else:
         twin = GCN2Conv(HIDDEN, 0.1, 0.5, layer + 1)
     twin.load_state_dict(conv.state_dict())
@@ -81,13 +83,18 @@ def test_equals_pyg_on_an_edge_list(name: str, view: View) -> None:
         if name == "gcnii":
             x = F.relu(twin(x, initial, edges))
         else:
-            x = twin(F.relu(x) if layer else x, edges)
+            x = twin(between(name, x) if layer else x, edges)
     out = model(around(model, view))
     torch.testing.assert_close(out.embedding_NH, x, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(out.logits_NC, model.head.linears[0](x), rtol=1e-5, atol=1e-6)
     some = model(around(model, view)._replace(rows=torch.tensor([9, 0])))
     torch.testing.assert_close(some.logits_NC, out.logits_NC[[9, 0]])
     torch.testing.assert_close(some.embedding_NH, out.embedding_NH[[9, 0]])
+
+
+def between(name: str, x: Tensor) -> Tensor:
+    """What stands between two layers."""
+    return torch.where(x > 0, x, 0.01 * x) if name == "transformer" else F.relu(x)
 
 
 def dense_layer(name: str, conv: nn.Module, a: Tensor, x: Tensor, initial: Tensor, layer: int) -> Tensor:
@@ -109,6 +116,14 @@ def dense_layer(name: str, conv: nn.Module, a: Tensor, x: Tensor, initial: Tenso
         beta = np.log(0.5 / (layer + 1) + 1)
         mixed = 0.9 * norm @ x + 0.1 * initial
         return F.relu((1 - beta) * mixed + beta * mixed @ p["weight1"])
+    if name == "transformer":
+        query, key, value, own = (
+            x @ p[f"lin_{part}.weight"].T + p[f"lin_{part}.bias"] for part in ("query", "key", "value", "skip")
+        )
+        for i, neighbours in enumerate(a > 0):
+            score = (query[i] @ key[neighbours].T / np.sqrt(HIDDEN)).exp()
+            own[i] += (score / score.sum()) @ value[neighbours]
+        return own
     heads = []
     for k, (source, target) in enumerate(zip(p["att_src"][0], p["att_dst"][0])):
         h = x @ p["lin.weight"][k * len(source) : (k + 1) * len(source)].T
@@ -125,7 +140,7 @@ def test_equals_dense_algebra(name: str, view: View) -> None:
         x = F.relu(x @ model.lift.weight.double().T + model.lift.bias.double())
     initial = x
     for layer, conv in enumerate(model.convs):
-        x = dense_layer(name, conv, a, F.relu(x) if layer and name != "gcnii" else x, initial, layer)
+        x = dense_layer(name, conv, a, between(name, x) if layer and name != "gcnii" else x, initial, layer)
     torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
 
 
@@ -147,6 +162,7 @@ OPTIONS = {
     "gat": {"hidden": 6, "layers": 3, "heads": 3},
     "gin": {"hidden": 6, "layers": 4},
     "gcnii": {"hidden": 6, "layers": 3, "alpha": 0.3, "theta": 1.5},
+    "transformer": {"hidden": 6, "layers": 3, "heads": 2},
 }
 
 
@@ -162,6 +178,8 @@ def pyg_layers(name: str) -> list[nn.Module]:
     if name == "gin":
         mlps = [[nn.Linear(f, 6), nn.ReLU(), nn.Linear(6, 6), nn.LayerNorm(6)] for f in (5, 6, 6, 6)]
         return [GINConv(nn.Sequential(*mlp), train_eps=True) for mlp in mlps]
+    if name == "transformer":
+        return [TransformerConv(5, 3, heads=2), TransformerConv(6, 3, heads=2), TransformerConv(6, 3, heads=2)]
     return [GCN2Conv(6, alpha=0.3, theta=1.5, layer=layer) for layer in (1, 2, 3)]
 
 
@@ -193,7 +211,7 @@ def test_options_and_dropout_are_those_of_plain_pyg(name: str, training: bool, v
     else:
         x = layers[0](x, edges)
         for conv in layers[1:]:
-            x = conv(F.dropout(F.relu(x), 0.3, training), edges)
+            x = conv(F.dropout(between(name, x), 0.3, training), edges)
     torch.testing.assert_close(out.embedding_NH, x, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(out.logits_NC, last(F.dropout(x, 0.3, training)), rtol=1e-4, atol=1e-5)
 
@@ -346,4 +364,5 @@ def test_parameter_counts() -> None:
         "gat": 100 * 64 + 3 * 64 + 64 * 64 + 3 * 64 + head,
         "gin": 100 * 64 + 64 + 3 * (64 * 64 + 64) + 4 * 64 + 2 + head,
         "gcnii": 100 * 64 + 64 + 2 * 64 * 64 + head,
+        "transformer": 4 * (100 * 64 + 64 + 64 * 64 + 64) + head,
     }
