@@ -113,7 +113,7 @@ def test_only_weights_of_the_features_lie_by_column(name: str) -> None:
     dense, by_column = both(name, {}, 0)
     assert not torch.equal(dense.w, by_column.w)
     turned = [tuple(p.shape) for p in by_column.module.parameters() if not p.is_contiguous()]
-    expected = 2 if name == "sage" else 1
+    expected = {"sage": 2, "transformer": 4}.get(name, 1)
     assert [shape[1] for shape in turned] == [FEATURES] * expected
     for (parameter, one), other in zip(dense.module.named_parameters(), by_column.module.parameters()):
         assert torch.equal(one, other), parameter
