@@ -156,6 +156,11 @@ def test_gin_without_a_norm_keeps_how_much_a_node_sums_up(view: View) -> None:
         make("gin", norm="batch")
 
 
+def test_the_transformer_is_trained_by_autograd() -> None:
+    said = "a model whose gradients are written out, which transformer is not"
+    assert needed_for_closed_form(FedAvg(), FlatModel(make("transformer"))) == said
+
+
 OPTIONS = {
     "gcn": {"hidden": 6, "layers": 3},
     "sage": {"hidden": 6, "layers": 1},
