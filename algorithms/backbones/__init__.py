@@ -197,7 +197,8 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
         raise ShoalError(f"model.{PROMPT}: is for graph tasks (task: graph); leave it out")
     if name in OF_GRAPHS or not issubclass(cls, Coupled):
         raise ShoalError(
-            f"model.{PROMPT}: changes features and edges, and {name} reads more of a graph; take gin or gcn"
+            f"model.{PROMPT}: {name} reads what was computed of features and edges before; take a model that passes "
+            "messages, such as gcn"
         )
     options = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
     kind = options.pop("name", None)

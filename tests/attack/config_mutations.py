@@ -53,8 +53,8 @@ KEYS = [
     "data.options.padding", "data.options.node_attributes",
     "partition.resolution", "partition.imbalance", "partition.file",
     "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.pretrained",
-    "model.hidden",
-    "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "heterogeneity.rule",
+    "model.hidden", "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "model.prompt",
+    "heterogeneity.rule",
     "heterogeneity.clients", "heterogeneity.embedding", "train.epochs", "train.lr", "train.weight_decay",
     "train.momentum",
     "train.batch_size", "train.dropout", "train.optimizer", "algorithm", "algorithm.name", "algorithm.eps",
@@ -86,7 +86,7 @@ NAMES = {
         "sbm-graphs",
     ],
     "evaluation.metric": ["accuracy", "roc_auc", "average_precision"],
-    "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp"],
+    "model.name": ["gcn", "gat", "gcnii", "gin", "sage", "sgc", "mlp", "gamlp", "transformer"],
     "algorithm.name": [*METHODS],
 }
 

@@ -80,7 +80,7 @@ SPLIT = {
     "algorithm.name": "fedgpl",
     "train.batch_size": 2,
 }
-COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
+COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
 MODELS: dict[str, dict[str, Any]] = {
     "sgc": {"model": {"name": "sgc"}},
     "mlp": {"model.name": "mlp"},
@@ -96,6 +96,9 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2},
     "two encoders": {"model.name": "star", "algorithm.name": "fedstar", "train.batch_size": 2},
     "hops": {"model.name": "mlp", "model.readout": "max", "algorithm.name": "fedtgp"},
+    "vpg": {"model": {"name": "transformer", "prompt": {"name": "vpg", "candidates": 2}}, "train.batch_size": 2},
+    "all_in_one": {"model": {"name": "gcn", "prompt": "all_in_one"}},
+    "gpf_plus": {"model": {"name": "gat", "prompt": "gpf_plus"}},
     "similar ones": {"model.name": "mlp", "algorithm.name": "fedpg", "algorithm.similar": 2},
     "similar ones, attention": {**ATTENTION, "model.readout": "attention", "algorithm.similar": 3},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},

@@ -51,7 +51,7 @@ def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
     if name is None:
         return "a model that is not adapted to another width"
     if name == "transformer":
-        return "another model than transformer"
+        return "a model whose gradients are written out, which transformer is not"
     if getattr(model.module, "attention", None) == "recursive":
         return "another model.attention than recursive"
     if model.coupled is None and not model.module.head.drops_embedding:  # type: ignore[union-attr]

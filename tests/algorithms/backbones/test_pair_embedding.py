@@ -23,7 +23,7 @@ from storage.sparse_matrix import SparseMatrix
 from storage.view import View
 
 FEATURES = 5
-NAMES = ("sgc", "gamlp", "mlp", "gcn", "sage", "gat", "gin", "gcnii")
+NAMES = ("sgc", "gamlp", "mlp", "gcn", "sage", "gat", "gin", "gcnii", "transformer")
 every_model = pytest.mark.parametrize("name", NAMES)
 
 

@@ -17,7 +17,7 @@ from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
 
 FEATURES, CLASSES, NODES = 40, 4, 30
-COUPLED = ("gat", "gcn", "gcnii", "gin", "sage")
+COUPLED = ("gat", "gcn", "gcnii", "gin", "sage", "transformer")
 DECOUPLED: list[tuple[str, dict[str, Any]]] = [
     ("sgc", {}),
     ("sgc", {"layers": 2, "hidden": 8}),
@@ -113,7 +113,7 @@ def test_only_weights_of_the_features_lie_by_column(name: str) -> None:
     dense, by_column = both(name, {}, 0)
     assert not torch.equal(dense.w, by_column.w)
     turned = [tuple(p.shape) for p in by_column.module.parameters() if not p.is_contiguous()]
-    expected = 2 if name == "sage" else 1
+    expected = {"sage": 2, "transformer": 4}.get(name, 1)
     assert [shape[1] for shape in turned] == [FEATURES] * expected
     for (parameter, one), other in zip(dense.module.named_parameters(), by_column.module.parameters()):
         assert torch.equal(one, other), parameter

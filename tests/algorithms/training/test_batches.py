@@ -26,7 +26,7 @@ from engine.wire.randomness import key
 from storage.view import View
 
 MakeClient = Callable[..., Client]
-NAMES = ("gcn", "sage", "gat", "gin", "gcnii")
+NAMES = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
 every_backbone = pytest.mark.parametrize("name", NAMES)
 
 

@@ -94,3 +94,12 @@ def test_refused(configured: Configure, start: Callable[[Config], Any], keys: di
 def test_a_node_task_pools_nothing(configure: Configure) -> None:
     with pytest.raises(ShoalError, match=r"^model\.readout: is for graph tasks \(task: graph\)"):
         run(configure({"model.name": "gcn", "model.readout": "sum"}))
+
+
+def test_a_prompt_is_exported_with_its_model(configured: Configure) -> None:
+    keys = {"model": {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 3}}}
+    models = load_file(export(run(configured(**keys))) / "models.safetensors")
+    assert list(models["global/prompt.direction"].shape) == [5]
+    assert list(models["global/prompt.candidates"].shape) == [3, 5]
+    assert list(models["global/backbone.backbone.convs.0.lin_query.weight"].shape) == [8, 5]
+    assert list(models["global/backbone.backbone.head.linears.0.bias"].shape) == [CLASSES]

@@ -1,0 +1,70 @@
+"""Whole rounds of models with a prompt over clients of small graphs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
+
+from algorithms.backbones import build
+from algorithms.backbones.client_graphs import ClientGraphs
+from algorithms.flat_model import FlatModel
+from engine.rounds.server import Server
+from storage.view import View
+
+VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
+
+
+@pytest.mark.parametrize("prompt", ["vpg", "gpf", "gpf_plus", "all_in_one", "none"])
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedprox"])
+def test_every_prompt_trains(run: Callable[..., Server], graph_task: dict[str, Any], name: str, prompt: str) -> None:
+    keys = {key: value for key, value in graph_task.items() if key != "model.name"}
+    keys |= {"model": {"name": "transformer", "hidden": 8, "prompt": prompt}, "algorithm.name": name}
+    server = run({**keys, "train.epochs": 2, "train.lr": 0.02, "train.batch_size": 4}, rounds=2)
+    counts = sum(server.state.scores["served"].values())
+    assert counts[0, 0].sum() + counts[1, 0].sum() == 18
+    for tree in (server.state.server, *server.state.clients.values()):
+        for entry, t in tree.items():
+            assert bool(torch.isfinite(t.float()).all()), entry
+
+
+def test_a_round_is_gradient_descent_by_autograd(
+    start: Callable[..., Server], views: Callable[..., list[View]], graph_task: dict[str, Any]
+) -> None:
+    """Prompt, GNN and classifier of every client take one step together, and FedAvg averages all three."""
+    keys = {key: value for key, value in graph_task.items() if key != "model.name"}
+    step = {"train.optimizer": "sgd", "train.lr": 0.5, "train.epochs": 1, "train.dropout": 0.0}
+    server = start({**keys, **step, "train.weight_decay": 0.0, "model": VPG, "rounds": 1})
+    w = server.state.server["w"].clone()
+    mean, count = torch.zeros_like(w), sum(OF_CLIENT) - OF_CLIENT[WITHOUT_TRAIN]
+    options = {key: value for key, value in VPG.items() if key != "name"}
+    for number, view in enumerate(views(server)):
+        if number == WITHOUT_TRAIN:
+            continue
+        flat = FlatModel(build("transformer", FEATURES, CLASSES, 0, 0.0, options, task="graph"))
+        flat.load(w)
+        graphs = ClientGraphs(view, view.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+        logits = flat(graphs.some(view.train)).logits_NC
+        torch.nn.functional.cross_entropy(logits, view.label[view.train]).backward()
+        mean += OF_CLIENT[number] / count * (flat.w.detach() - 0.5 * flat.w.grad)
+    server.round()
+    trained = server.state.server["w"]
+    torch.testing.assert_close(trained, mean, rtol=1e-4, atol=1e-5)
+    prompt = 3 * FEATURES
+    assert (trained[:FEATURES] != w[:FEATURES]).all()
+    assert not torch.equal(trained[FEATURES:prompt], w[FEATURES:prompt])
+
+
+def test_the_same_bits_after_a_stop(
+    start: Callable[..., Server], run: Callable[..., Server], graph_task: dict[str, Any]
+) -> None:
+    """Four rounds at once, and two that another server goes on from."""
+    keys = {key: value for key, value in graph_task.items() if key != "model.name"}
+    keys |= {"model": VPG, "train.batch_size": 4, "rounds": 4}
+    whole = run(keys, rounds=4)
+    half = run(keys, rounds=2)
+    again = start(keys, state=half.state)
+    for _ in range(2):
+        again.round()
+    assert torch.equal(whole.state.server["w"], again.state.server["w"])
