@@ -22,6 +22,8 @@ METHODS = {
     "fedgta": "algorithms.methods.fedgta:FedGTA",
     "fedprox": "algorithms.methods.fedprox:FedProx",
     "fedopt": "algorithms.methods.fedopt:FedOPT",
+    "scaffold": "algorithms.methods.scaffold:SCAFFOLD",
+    "feddc": "algorithms.methods.feddc:FedDC",
     "moon": "algorithms.methods.moon:MOON",
     "fpl": "algorithms.methods.fpl:FPL",
     "fedproc": "algorithms.methods.fedproc:FedProc",

@@ -39,7 +39,7 @@ EXTRACTOR = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
 GCFL_PLUS = {"algorithm.name": "gcfl_plus", "algorithm.eps1": 9.0, "algorithm.eps2": 0.0, "algorithm.window": 1}
 GCFL_PLUS |= {"algorithm.warmup": 0}
-AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
+AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedavg, stacked": {"engine.path": "stacked"},

@@ -107,6 +107,8 @@ def test_every_method_of_ours_loads() -> None:
         "fedgta": "FedGTA",
         "fedprox": "FedProx",
         "fedopt": "FedOPT",
+        "scaffold": "SCAFFOLD",
+        "feddc": "FedDC",
         "moon": "MOON",
         "fpl": "FPL",
         "fedproc": "FedProc",

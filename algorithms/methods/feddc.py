@@ -1,0 +1,81 @@
+"""FedDC: every client keeps how far it drifted, and the server averages what is corrected by it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
+from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.mean_gradient import Form, form_for, recorded, steps_of
+from algorithms.protocol import How
+
+# Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
+DRIFT, UPDATE = "drift", "update"
+
+
+@dataclass(frozen=True)
+class FedDC(FedAvg):
+    """FedDC (Gao et al., CVPR 2022): cross-entropy + alpha / 2 |h_i + w - w_sent|^2 + <w, g_i - g> / (lr K).
+
+    h_i is the client's drift, g_i its last update, g the mean update of the last cohort, all zero at first, and K the
+    client's steps. After training g_i <- w_i - w_sent and h_i <- h_i + g_i; the server averages w_i + h_i and g_i, both
+    by `weight`. OpenFGL's linear term lacks g, and its drift lags a round.
+
+    With an optimizer other than plain SGD an update is no multiple of a gradient: `variate: gradient` has the negative
+    mean gradient of the loss in the place of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
+
+    Attributes:
+        weight: As of FedAvg; the plain mean is `uniform`.
+        alpha: Weight of the penalty; the paper has 0.005 to 0.1.
+        variate: `steps`, `gradient`, or `auto`: steps for SGD without momentum, gradient otherwise.
+        sends: w_i with the drift `before` this training, so that the first round averages w_i alone, or `after` it.
+    """
+
+    weight: Literal["nodes", "train", "uniform"] = "uniform"
+    alpha: float = 0.1
+    variate: Form = "auto"
+    sends: Literal["before", "after"] = "before"
+
+    def __post_init__(self) -> None:
+        if self.alpha < 0:
+            raise ValueError("alpha must not be negative")
+
+    def setup(self, ctx: Context) -> Tree:
+        form_for(self.variate, ctx.train)
+        return {**super().setup(ctx), "g": torch.zeros_like(ctx.initial)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", dict.fromkeys(server, How.SUM), shared=dict(server))
+        if got.weights["w"] > 0:
+            server.update({"w": got["w"], "g": got["g"]})
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        return dict(super().begin(client, down))
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        if not client.info.train:
+            return trainer.fit(client, given)
+        steps, state = steps_of(client, trainer.options), client.state
+        by_gradient = form_for(self.variate, trainer.options) == "gradient"
+        given["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
+        with recorded(client) as total:
+            loss = trainer.fit(client, given)
+        moved = client.model.w - given["w"]
+        before = state.get(DRIFT, torch.zeros_like(moved))
+        state[DRIFT] = before + moved
+        state[UPDATE] = -total / steps if by_gradient else moved
+        given["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
+        return loss
+
+    def regularizer(self, client: Client, given: Given) -> Term | None:
+        w, alpha = client.model.flat.w, self.alpha
+        target = given["w"] - client.state.get(DRIFT, 0)
+        linear = given["scale"] * (client.state.get(UPDATE, 0) - given["g"])
+        return lambda: alpha / 2 * (w - target).square().sum() + linear @ w
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        n = self.weight_of(client)
+        update = client.state.get(UPDATE, torch.zeros_like(client.model.w))
+        return Upload({"w": given.get("corrected", client.model.w), "g": update}, {"w": n, "g": n})

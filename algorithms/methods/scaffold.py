@@ -1,0 +1,95 @@
+"""SCAFFOLD: every step of a client is corrected by how its gradients differ from everybody's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
+from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.mean_gradient import form_for, recorded, steps_of
+from algorithms.protocol import How
+
+# Where a client's state holds its control variate c_i, `[P]`; absent before its first training, when it is zero.
+VARIATE = "variate"
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(FedAvg):
+    """SCAFFOLD (Karimireddy et al., ICML 2020, algorithm 1): to every gradient of a client, c - c_i is added.
+
+    The correction is the gradient of a linear term of the loss, (c - c_i) . w. After K steps from w_sent the client
+    has c_i <- c_i - c + (w_sent - w_i) / (K lr), the paper's option II, and sends w_i and the change of c_i. The server
+    takes w <- w + eta (mean w_i - w) and c <- c + (clients that sent) / N * mean change, the plain mean, so that c is
+    the mean of all c_i, whoever takes part. N counts clients with training rows; others have no gradient.
+
+    The distance is K lr times a mean gradient with SGD alone, weight decay within. `gradient` records the mean gradient
+    of the loss in its place, which is the same under SGD without momentum and weight decay, and means the same under
+    any optimizer; Adam then rescales the corrected gradient. OpenFGL divides Adam's distance, counts epochs for steps
+    and replaces c by the cohort's mean. Down: w and c, `[P]` each. Up: w_i, the change of c_i, `[P]` each, and n_i.
+
+    Attributes:
+        weight: As of FedAvg; the paper's mean is `uniform`.
+        variate: `steps` and `gradient` as above; `auto` is `steps` for SGD without momentum and `gradient` otherwise.
+            `off` is FedAvg, to the bit with `engine.path: loop` and eta = 1.
+        eta: The server's learning rate; 1 in the paper's experiments.
+    """
+
+    weight: Literal["nodes", "train", "uniform"] = "uniform"
+    variate: Literal["auto", "steps", "gradient", "off"] = "auto"
+    eta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.eta <= 0:
+            raise ValueError("eta must be positive")
+
+    def setup(self, ctx: Context) -> Tree:
+        state = super().setup(ctx)
+        if self.variate == "off":
+            return state
+        form_for(self.variate, ctx.train)
+        return {**state, "c": torch.zeros_like(ctx.initial)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", dict.fromkeys(server, How.SUM), shared=dict(server))
+        if got.weights["w"] > 0:
+            # With eta = 1 the mean itself, not rounded once more.
+            server["w"] = got["w"] if self.eta == 1 else server["w"] + self.eta * (got["w"] - server["w"])
+        if "c" in server:
+            able = sum(info.train > 0 for info in ctx.clients)
+            share = float(got.weights["c"]) / max(able, 1)
+            server["c"] = server["c"] + share * got["c"]
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        if self.variate == "off" or not client.info.train:
+            return trainer.fit(client, given)
+        steps = steps_of(client, trainer.options)
+        if form_for(self.variate, trainer.options) == "gradient":
+            with recorded(client) as total:
+                loss = trainer.fit(client, given)
+            variate = total / steps
+        else:
+            loss = trainer.fit(client, given)
+            moved = (given["w"] - client.model.w) / (steps * trainer.options.lr)
+            variate = moved - given["c"] + client.state.get(VARIATE, 0)
+        given["change"] = variate - client.state.get(VARIATE, 0)
+        client.state[VARIATE] = variate
+        return loss
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        return dict(super().begin(client, down))
+
+    def regularizer(self, client: Client, given: Given) -> Term | None:
+        if self.variate == "off":
+            return None
+        correction = given["c"] - client.state.get(VARIATE, 0)
+        w = client.model.flat.w
+        return lambda: correction @ w
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        plain = super().upload(client, given, phase)
+        if self.variate == "off":
+            return plain
+        change = given.get("change", torch.zeros_like(client.model.w))
+        return Upload({**plain.entries, "c": change}, {**plain.weight, "c": float(client.info.train > 0)})
