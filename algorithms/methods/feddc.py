@@ -1,6 +1,7 @@
 """FedDC: every client keeps how far it drifted, and the server averages what is corrected by it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,12 +61,12 @@ class FedDC(FedAvg):
         steps, state = steps_of(client, trainer.options), client.state
         by_gradient = form_for(self.variate, trainer.options) == "gradient"
         given["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
-        with recorded(client) as total:
+        with recorded(client) if by_gradient else nullcontext() as total:
             loss = trainer.fit(client, given)
         moved = client.model.w - given["w"]
         before = state.get(DRIFT, torch.zeros_like(moved))
         state[DRIFT] = before + moved
-        state[UPDATE] = -total / steps if by_gradient else moved
+        state[UPDATE] = moved if total is None else -total / steps
         given["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
         return loss
 

@@ -35,7 +35,7 @@ SEVERAL = [COUPLED, {"name": "gamlp", "hidden": 12, "init": "own"}, {"name": "sa
 MIXABLE = ("local", "lg_fedavg", "fedgen", "fedproto", "fedtgp", "feddistill", "fedpg", "class_means")
 METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
 # FedAvg with something beside it.
-AVERAGING = ("fedprox", "fedopt", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
+AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 # Whose copilots have embeddings as wide as the clients' own models.
 COPILOTS = ("fml", "fedkd", "fedgkc")
 FGGP = {"name": "fggp", "hidden": 8, "knn_every": 2}
