@@ -30,9 +30,12 @@ from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel
 from algorithms.methods.fedgpl.own_part import own_entries
 from algorithms.protocol import MODEL
-from engine.commands.run import run
+from engine.commands.run import plan_of, run
+from engine.hosts.host import Host
+from engine.hosts.local_pool import LocalPool
 from engine.preparing.prepare import prepare
-from engine.records.metrics import METRICS, read_metrics
+from engine.records.metrics import read_metrics
+from engine.rounds.server import Server
 from engine.settings.config import Config, parse_config
 from engine.wire.job import make_job
 from engine.wire.randomness import key
@@ -176,7 +179,7 @@ def _called(module: nn.Module, w: dict[str, Tensor], part: str, given: Any) -> A
 def seconds_of(config: Config) -> tuple[list[float], dict[str, Any], Path]:
     """Seconds of the rounds after the first, the first round's line, and the run folder."""
     folder = run(config)
-    lines = read_metrics(folder / METRICS)
+    lines = read_metrics(folder)
     evaluating = [line["seconds"].get("evaluate", 0.0) for line in lines]
     seconds = [line["seconds"]["round"] - spent for line, spent in zip(lines, evaluating)]
     return seconds[1:-1] or seconds[1:], lines[0], folder
@@ -233,11 +236,6 @@ def _difference(
     args: argparse.Namespace, folder: Path, algorithm: dict[str, Any], first: tuple[Tensor, Tensor]
 ) -> dict[str, float]:
     """How far Shoal's GNN, and its prompts and heads, lie from the bare loop's after one round."""
-    from engine.hosts.federation import plan_of
-    from engine.hosts.host import Host
-    from engine.hosts.local_pool import LocalPool
-    from engine.rounds.server import Server
-
     config = config_of(args, folder, algorithm, "local")
     job = make_job(config, prepare(config), "once")
     server = Server(job, plan_of(config), LocalPool(Host(), job))
