@@ -1,6 +1,6 @@
 """Accuracies of our methods on real graphs, beside the papers' and a public peer's.
 
-    python benchmarks/accuracy.py [averages|prototypes|mixed|distillation|ablation|domains|graphs] [--quick]
+    python benchmarks/accuracy.py [averages|prototypes|mixed|distillation|ablation|domains|graphs|prompts] [--quick]
         [--reference DIR] [--only cora-louvain …] [--seeds 5] [--selection-seeds 2] [--rounds 100]
         [--runs runs/accuracy] [--precision float32|tf32|bfloat16]
 
@@ -12,7 +12,8 @@ send no weights, on clients of GCN, GIN, GraphSAGE, SGC and GCNII in equal block
 (`configs/papers/fedgkc`), 5, 10 and 20 clients by Louvain; `ablation`: FedGKC without its parts and as its paper writes
 them. These two show the plain mean over clients, as the paper does, all others the mean weighted by nodes. `domains`:
 FGGP, its parts and what it is compared with, on Twitch and citation archives, see `domain_studies.py`. `graphs`:
-clients of many small graphs, see `graph_studies.py`.
+clients of many small graphs, see `graph_studies.py`. `prompts`: FedGPL, its parts and other prompts, see
+`prompt_studies.py`.
 
 With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
 peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
@@ -32,6 +33,7 @@ from typing import Any
 import distillation_studies
 import domain_studies
 import graph_studies
+import prompt_studies
 from distillation_studies import SCENARIOS, scenario_keys
 from figures import print_figures, target
 from rich.console import Console
@@ -214,7 +216,7 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=[*STUDIES, "domains", "graphs"], default="averages")
+    parser.add_argument("study", nargs="?", choices=[*STUDIES, "domains", "graphs", "prompts"], default="averages")
     parser.add_argument("--quick", action="store_true", help="the first graph, one seed, 20 rounds: within a minute")
     parser.add_argument("--reference", help="folder with the peer's partitions and accuracies")
     parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain")
@@ -223,7 +225,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--runs", default="runs/accuracy")
     parser.add_argument("--precision", default="float32", help="engine.precision")
-    parser.add_argument("--methods", nargs="*", default=[], help="of the studies `domains` and `graphs`, such as fggp")
+    parser.add_argument(
+        "--methods", nargs="*", default=[], help="of the studies `domains`, `graphs` and `prompts`, such as fggp"
+    )
     args = parser.parse_args()
     if args.study == "domains":
         if args.quick:
@@ -234,6 +238,11 @@ def main() -> None:
         if args.quick:
             args.only, args.seeds, args.rounds, args.methods = ["proteins-uniform-gin"], 1, 10, ["local", "fedavg"]
         graph_studies.study(args, finish_plain)
+        return
+    if args.study == "prompts":
+        if args.quick:
+            args.only, args.seeds, args.rounds, args.methods = ["cora-clean"], 1, 5, ["fedgpl, one step a round"]
+        prompt_studies.study(args, finish_plain)
         return
     study = STUDIES[args.study]
     if args.quick:
