@@ -3,9 +3,9 @@
 Settings are named as in `cora-clean`: the graph that small ones are cut out of, and whether these are left as they are
 (`clean`) or filled up with nodes of the label's class (`padded`), as the published code does, in test graphs, too. Nine
 clients, three for each level, GraphTransformer of two layers and width 100 from scratch, dropout 0.5 between them, Adam
-with 0.1 for prompts and classifiers, one epoch a round, batches of 16. In the rows of whole models each client has all of
-GNN, prompt and classifier, trained with 0.001; what is averaged is averaged over all nine. Scope `trained`, best validation
-round: accuracy and macro-F1 over all test graphs of a level, and the mean of the three.
+with 0.1 for prompts and classifiers, one epoch a round, batches of 16. In the rows of whole models each client has all
+of GNN, prompt and classifier, trained with 0.001; what is averaged is averaged over all nine. Scope `trained`, best
+validation round: accuracy and macro-F1 over all test graphs of a level, and the mean of the three.
 """
 
 import argparse
