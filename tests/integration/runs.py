@@ -40,12 +40,12 @@ PATIENCE = 240
 class Runs:
     """Starts the command in a folder of its own, on this machine or on the head of a cluster."""
 
-    def __init__(self, folder: Path, data: Path, cluster: Cluster | None = None, **changes: Any) -> None:
+    def __init__(self, folder: Path, root: Path, cluster: Cluster | None = None, **changes: Any) -> None:
         self.folder = folder
         config = {
             **CONFIG,
             **changes,
-            "data": {**CONFIG["data"], "root": str(data)},
+            "data": {**changes.get("data", CONFIG["data"]), "root": str(root)},
             "run": {**CONFIG["run"], "root": str(folder)},
         }
         self.config = folder / "config.yaml"

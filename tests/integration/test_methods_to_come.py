@@ -1,4 +1,4 @@
-"""Two models at a client, tensors of any size, a server that learns: host and driver killed, resumed without hosts."""
+"""Two models at a client, a cut model, a server that learns: host and driver killed, resumed without hosts."""
 
 import ast
 import json
@@ -14,7 +14,21 @@ FILE = Path(methods_to_come.__file__)
 METHODS = [node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.ClassDef)]
 # An epoch of FedGKC takes as long as several of the others.
 FEDGKC = {"algorithm": {"name": "fedgkc", "copilot": {"name": "gcn", "hidden": 32}}, "train": {"epochs": 12}}
-CASES = {**{method.name: {"algorithm": f"{FILE}:{method.name}"} for method in METHODS}, "fedgkc": FEDGKC}
+# Thirty messages a round.
+FEDGPL = {
+    "task": "graph",
+    "data": {"dataset": "sbm-graphs", "options": {"graphs": 600, "nodes": 9000, "classes": 3, "features": 24}},
+    "partition": {"method": "random", "clients": 12},
+    "propagation": {"hops": 0},
+    "model": {"name": "gcn", "hidden": 32, "prompt": "vpg"},
+    "train": {"epochs": 3, "batch_size": 8},
+    "algorithm": {"name": "fedgpl", "gnn": "per_client_avg"},
+}
+CASES = {
+    **{method.name: {"algorithm": f"{FILE}:{method.name}"} for method in METHODS},
+    "fedgkc": FEDGKC,
+    "fedgpl": FEDGPL,
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -29,16 +43,13 @@ def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, name: str)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=PATIENCE)
     assert_same_numbers(runs.here(resume=True), expected)
-    first, *_, last = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
-    # Each of them learns: six classes, or the loss of the head at the server.
-    if "split loss" in last.get("notes", {}):
-        assert last["notes"]["split loss"] < 0.8 * first["notes"]["split loss"]
-    else:
-        assert last["scopes"]["served"]["test"]["nodes"] > 0.3
+    *_, last = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
+    # Each of them learns: three or six classes.
+    assert last["scopes"]["served"]["test"]["nodes"] > (0.5 if name == "fedgpl" else 0.3)
 
 
 def test_they_are_short() -> None:
-    assert len(METHODS) == 2
+    assert len(METHODS) == 1
     assert all((method.end_lineno or 0) - method.lineno <= 40 for method in METHODS)
 
 

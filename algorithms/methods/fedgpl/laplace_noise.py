@@ -8,11 +8,13 @@ from torch import Tensor
 Noise = Literal["off", "paper", "clipped"]
 # The largest |u| below a half: beyond it the logarithm is infinite.
 FURTHEST = 0.5 - 2**-24
+CPU = torch.device("cpu")
 
 
-def laplace(shape: torch.Size, scale: float, rng: torch.Generator) -> Tensor:
+def laplace(shape: torch.Size, scale: float, rng: torch.Generator, device: torch.device = CPU) -> Tensor:
     """Draws of the Laplace distribution around 0, of variance 2 scale^2, float32."""
-    u = (torch.rand(shape, generator=rng, device=rng.device) - 0.5).clamp(-FURTHEST, FURTHEST)
+    drawn = torch.rand(shape, generator=rng, device=rng.device).to(device)
+    u = (drawn - 0.5).clamp(-FURTHEST, FURTHEST)
     return -scale * u.sign() * torch.log1p(-2 * u.abs())
 
 
@@ -27,7 +29,7 @@ def noised(x_NF: Tensor, noise: Noise, epsilon: float, clip: float, rng: torch.G
         return x_NF
     if noise == "paper":
         scale = float(x_NF.max() - x_NF.min()) / epsilon
-        return x_NF + laplace(x_NF.shape, scale, rng)
+        return x_NF + laplace(x_NF.shape, scale, rng, x_NF.device)
     length_N1 = x_NF.abs().sum(1, keepdim=True)
     shrunk_NF = x_NF * (clip / length_N1.clamp(min=clip))
-    return shrunk_NF + laplace(x_NF.shape, 2 * clip / epsilon, rng)
+    return shrunk_NF + laplace(x_NF.shape, 2 * clip / epsilon, rng, x_NF.device)
