@@ -13,8 +13,7 @@ CPU = torch.device("cpu")
 
 def laplace(shape: torch.Size, scale: float, rng: torch.Generator, device: torch.device = CPU) -> Tensor:
     """Draws of the Laplace distribution around 0, of variance 2 scale^2, float32."""
-    drawn = torch.rand(shape, generator=rng, device=rng.device).to(device)
-    u = (drawn - 0.5).clamp(-FURTHEST, FURTHEST)
+    u = (torch.rand(shape, generator=rng, device=device) - 0.5).clamp(-FURTHEST, FURTHEST)
     return -scale * u.sign() * torch.log1p(-2 * u.abs())
 
 
