@@ -22,6 +22,7 @@ ORDER = {
     "engine": ["commands", "preparing", "hosts", "screen", "records", "rounds", "wire", "settings"],
     "algorithms": [
         "methods/fedgkc",
+        "methods/fedgpl",
         "methods/fggp",
         "methods/gcfl_plus",
         "methods/fedpg",

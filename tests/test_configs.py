@@ -20,7 +20,7 @@ def test_loads(path: Path) -> None:
     config = load_config(path)
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
     for model in config.models():
-        build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options)
+        build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options, task=config.task)
     assert all(source.dataset in LOADERS for source in sources(config))
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
 

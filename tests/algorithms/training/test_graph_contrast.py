@@ -74,7 +74,7 @@ def test_training_step_by_step(graphs: SmallGraphs, data: View) -> None:
     training = GraphContrast(model, data, graphs, options, seed_of)
     assert training.steps == 3
     twin = model_of()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(100)
         twin.reset_parameters()
         projection = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN))
