@@ -45,8 +45,8 @@ class FedGPL(Algorithm):
 
     The model of the config has a prompt. Clients hold the prompt and the classifier, Q parameters; the GNN stays on the
     server. A batch of B graphs takes four messages: the prompted graphs go up, their embeddings come down, gradients of
-    these go up, gradients of the prompted features come down; prompt and classifier then take one step together. A
-    client sends the gradient of one batch with the graphs of the next. Clients whose batch has the same number go
+    these go up, gradients of the prompted features come down; prompt and classifier then take one step together. The
+    last message of a batch is that which asks for the graphs of the next. Clients whose batch has the same number go
     through the GNN together, in passes of up to `most_rows` nodes.
 
     Tasks are the domains of the federation. At the end of a round the server mixes prompts and classifiers by task
