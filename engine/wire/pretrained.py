@@ -5,6 +5,7 @@ file fits nodes, pairs and graphs. It has those of the GNN, and need not have th
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,12 @@ def read_pretrained(models: Sequence[ModelChoice], most_bytes: int) -> dict[str,
     for path in {choice.pretrained for choice in models if choice.pretrained is not None}:
         try:
             with open_plain(path) as file:
-                contents[path] = file.read(most_bytes + 1)
+                # Memory for all that is asked for would be taken before anything is read.
+                found = os.fstat(file.fileno()).st_size
+                contents[path] = file.read(found) if found <= most_bytes else b""
         except OSError as error:
             raise ShoalError(f"model.pretrained: {path}: cannot be read: {error.strerror}") from error
-        if len(contents[path]) > most_bytes:
+        if found > most_bytes:
             raise ShoalError(f"model.pretrained: {path}: is larger than engine.memory_limit, {size(most_bytes)}")
     return contents
 

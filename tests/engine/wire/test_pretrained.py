@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
 from algorithms.backbones import build
+from algorithms.backbones.choice import ModelChoice
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL
 from engine.commands.dry_run import show_plan
@@ -25,7 +26,7 @@ from engine.records.run_folder import run_path
 from engine.settings.config import Config
 from engine.settings.number_keys import number_keys
 from engine.wire.job import make_job
-from engine.wire.pretrained import METADATA, start_from, write_pretrained
+from engine.wire.pretrained import METADATA, read_pretrained, start_from, write_pretrained
 from storage.errors import ShoalError
 
 FEATURES = 5
@@ -232,3 +233,13 @@ def test_the_innermost_module_is_the_backbone() -> None:
     flat = FlatModel(build("gin", FEATURES, 4, 0, 0.0, {"hidden": 8, "readout": "mean"}, embedding=3, task="graph"))
     assert type(flat.backbone).__name__ == "GIN"
     assert isinstance(flat.backbone, nn.Module)
+
+
+def test_no_more_memory_is_taken_than_the_file_has(tmp_path: Path) -> None:
+    file = tmp_path / "gnn.safetensors"
+    file.write_bytes(b"x" * 100)
+    models = (ModelChoice(name="gcn", pretrained=str(file)),)
+    for most in (100, 1 << 60):
+        assert read_pretrained(models, most) == {str(file): b"x" * 100}
+    with pytest.raises(ShoalError, match=rf"^model\.pretrained: {file}: is larger than engine\.memory_limit"):
+        read_pretrained(models, 99)
