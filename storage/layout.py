@@ -38,6 +38,13 @@ IN_MEMORY = (
     "ogbg-molbbbp",
 )
 
+# The synthetic twin of a published graph that is too large to be at hand everywhere.
+TWINS = {
+    "ogbn-arxiv": "arxiv-like",
+    "ogbn-products": "products-like",
+    "ogbn-papers100m": "papers100m-like",
+}
+
 
 def may_be_sparse(dataset: object, path: object) -> bool:
     """Whether a store of a dataset may keep its features sparse; those of an x.npy in the folder `path` stay dense.

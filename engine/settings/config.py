@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ from engine.settings.sections import (
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
 from storage.kernel import Kernel
+from storage.layout import TWINS
 from storage.option_types import Named, Positive, Seed, absolute, message_of, path_fault, quoted
 from storage.plain_file import read_text
 
@@ -190,10 +191,21 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
             raise ShoalError(f"{where}: {key}: missing") from None
         raise ShoalError(f"{where}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
 
+    if config.data.synthetic:
+        config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
     _require_clients_of_each(config, where)
     if config.data.inductive and config.task != "node":
         raise ShoalError(f"{where}: data.inductive: is for labels of nodes; with task {config.task} leave it out")
     return config
+
+
+def _twin(dataset: str | tuple[str, ...], where: str) -> str:
+    """The synthetic twin of a dataset; a twin is its own."""
+    name = str(dataset).lower()
+    if name not in TWINS and name not in TWINS.values():
+        known = ", ".join(TWINS)
+        raise ShoalError(f"{where}: data.synthetic: there are synthetic twins of {known}, found {quoted(dataset)}")
+    return TWINS.get(name, name)
 
 
 def _require_clients_of_each(config: Config, where: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from partition.options import ALPHA
 from storage.layout import may_be_sparse
 
-PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
+# `data.synthetic` has done its work when `data.dataset` names the twin.
+PLACES = ("name", "data.root", "data.store", "data.synthetic", "ray", "resources", "run", "engine")
 # Of sections whose other keys only say where and how fast.
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",

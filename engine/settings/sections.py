@@ -59,6 +59,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
         row_normalize: Scale the features of every node to sum to one.
         options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
         sparsity: What clients lack of features, edges and training labels.
+        synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
     """
@@ -68,6 +69,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
     sparsity: Sparsity = Sparsity()
+    synthetic: Flag = False
     inductive: Flag = False
 
     @property

@@ -60,6 +60,7 @@ REFUSED: dict[str, list[Any]] = {
     "data.row_normalize": ["perhaps", 1, "true"],
     "data.options": ["nodes"],
     "data.sparsity": [0.5, None, "half"],
+    "data.synthetic": ["perhaps", 1, None],
     "data.inductive": ["perhaps", 1, None],
     "partition.method": ["leiden", None],
     "partition.clients": [0, -1, 2.5, 10**12, True, "4"],
