@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests start Ray, and kill and wait for processes: two at a time keep two cores busy.
 WORKERS ?= 2
-SOURCES := engine algorithms storage partition
+SOURCES := shoal engine algorithms storage partition
 
 .PHONY: help run test test-all lint mutants clean
 .DEFAULT_GOAL := help

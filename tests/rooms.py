@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {
+    "shoal": {"engine", "algorithms", "partition", "storage"},
     "engine": {"algorithms", "partition", "storage"},
     "algorithms": {"storage"},
     "partition": {"storage"},
@@ -19,6 +20,7 @@ PACKAGES = {
 }
 # The room named after a package is what lies in the folder itself.
 ORDER = {
+    "shoal": ["shoal"],
     "engine": ["commands", "preparing", "hosts", "screen", "studies", "records", "rounds", "wire", "settings"],
     "algorithms": [
         "methods/adafgl",
@@ -71,7 +73,7 @@ class Arrow:
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the four packages by its dotted name; files below the root."""
+    """Every module of the packages by its dotted name; files below the root."""
     paths = [path.relative_to(ROOT) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 

@@ -12,7 +12,7 @@ from typing import Any
 from storage.errors import ShoalError
 
 # A module of these names beside a method is never meant: the method imports the engine's, or Python's own.
-TAKEN = frozenset({"algorithms", "engine", "partition", "storage"}) | sys.stdlib_module_names
+TAKEN = frozenset({"algorithms", "engine", "partition", "shoal", "storage"}) | sys.stdlib_module_names
 PACKAGE = ".__init__"
 TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 

@@ -107,9 +107,9 @@ def _token(joining: bool) -> None:
 
 
 def _packages() -> list[str]:
-    """The four packages, shipped to a cluster whose machines may not have them."""
+    """The packages, shipped to a cluster whose machines may not have them; a method of a user's own imports `shoal`."""
     root = Path(__file__).resolve().parents[2]
-    return [str(root / name) for name in ("engine", "algorithms", "storage", "partition")]
+    return [str(root / name) for name in ("shoal", "engine", "algorithms", "storage", "partition")]
 
 
 def _require_resources(config: Config) -> None:

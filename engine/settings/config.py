@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -98,13 +98,21 @@ WHOLE = ("algorithm", "model")
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
 )
+# What an error names where there is no file.
+IN_PLACE_OF_A_FILE = "config"
+NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
 # Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads a config file, or the config of a run folder, and applies `key.sub=value` overrides.
+def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping[str, Any] = NO_VALUES) -> Config:
+    """Reads a config file, or the config of a run folder, and applies overrides.
+
+    Args:
+        path: The file or folder.
+        overrides: As `key.sub=value`.
+        values: By dotted key, plain values; those of a section are laid over it.
 
     Raises:
         ShoalError: One line that names the file or the key.
@@ -119,16 +127,33 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = OmegaConf.load(io.StringIO(text))
         for override in overrides:
             _override(raw, override)
-        plain = OmegaConf.to_container(raw)
-        if not isinstance(plain, dict):
-            raise ValueError("the file must be a mapping of keys")
-        require_resolvable(plain)
-        resolved = OmegaConf.to_container(raw, resolve=True)
+        resolved = _resolved(raw, values)
     except FileNotFoundError:
         raise ShoalError(f"{file}: no such config") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
-    return parse_config(resolved, str(file))  # type: ignore[arg-type]
+    return parse_config(resolved, str(file))
+
+
+def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
+    """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
+    try:
+        resolved = _resolved(OmegaConf.create(dict(plain)), values)
+    except UNREADABLE as error:
+        raise ShoalError(f"{IN_PLACE_OF_A_FILE}: {_reason(error)}") from error
+    return parse_config(resolved, IN_PLACE_OF_A_FILE)
+
+
+def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds, with some values laid over it, and its references put in."""
+    for key, value in values.items():
+        _lay_over(raw, key, value)
+    plain = OmegaConf.to_container(raw)
+    if not isinstance(plain, dict):
+        raise ValueError("the file must be a mapping of keys")
+    require_resolvable(plain)
+    resolved: Any = OmegaConf.to_container(raw, resolve=True)
+    return resolved
 
 
 def _config_file(path: str | Path) -> Path:
@@ -147,6 +172,20 @@ def _config_file(path: str | Path) -> Path:
         return file
     except OSError as error:
         raise ShoalError(f"{path}: not a config: {error.strerror}") from error
+
+
+def _lay_over(raw: Any, key: str, value: Any) -> None:
+    """Puts a plain value at a dotted key of a config.
+
+    Raises:
+        ShoalError: The key cannot have it.
+    """
+    try:
+        if key in WHOLE:
+            raw.pop(key, None)
+        OmegaConf.update(raw, key, value, force_add=True)
+    except UNREADABLE as error:
+        raise ShoalError(f"{key}: cannot be set: {_reason(error)}") from error
 
 
 def _override(raw: Any, override: str) -> None:

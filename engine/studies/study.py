@@ -94,7 +94,7 @@ def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds:
         key = ".".join(str(part) for part in first["loc"][:2])
         raise ShoalError(f"{path}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
     config = Path(path).parent / Path(file.config).expanduser()
-    named = [f"{key}={_text(values)}" for key, values in file.axes.items()]
+    named = [f"{key}={axis_text(values)}" for key, values in file.axes.items()]
     asked = file.choose
     if asked is not None and choose is None:
         choose, choose_seeds, choose_by = asked.key, asked.seeds, asked.by
@@ -112,7 +112,7 @@ def _mapping(path: str) -> dict[str, Any] | None:
     return plain if isinstance(plain, dict) else None
 
 
-def _text(values: str | list[Scalar] | Scalar) -> str:
+def axis_text(values: str | list[Scalar] | Scalar) -> str:
     """Values as an axis has them on the command line."""
     several = values if isinstance(values, list) else [values]
     return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in several)

@@ -46,16 +46,21 @@ def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
     }
     with replacing(folder / SWEEP) as unfinished:
         unfinished.write_text(sealed(plain, indent=1))
-    flat = _flat(rows)
-    table = pa.table({name: pa.array([row[name] for row in flat], kind) for name, kind in _columns(rows).items()})
+    table = table_of_runs(rows)
     csv, parquet, plain_json = (folder / name for name in TABLES)
     with replacing(csv) as unfinished:
         pa.csv.write_csv(table, unfinished)
     with replacing(parquet) as unfinished:
         pa.parquet.write_table(table, unfinished)
     with replacing(plain_json) as unfinished:
-        unfinished.write_text(json.dumps(flat, indent=1, allow_nan=False) + "\n")
+        unfinished.write_text(json.dumps(_flat(rows), indent=1, allow_nan=False) + "\n")
     _link(folder / RUNS, rows)
+
+
+def table_of_runs(rows: Sequence[Row]) -> pa.Table:
+    """The runs of a sweep, with the columns that `write_sweep` names."""
+    flat = _flat(rows)
+    return pa.table({name: pa.array([row[name] for row in flat], kind) for name, kind in _columns(rows).items()})
 
 
 def _link(folder: Path, rows: Sequence[Row]) -> None:

@@ -1,0 +1,43 @@
+"""A config as a dict, and one finished run of it for all tests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A small run in this process, whose store and folder lie in a folder of the module."""
+    root = tmp_path_factory.mktemp("shoal")
+    return {
+        "name": "tiny",
+        "rounds": 3,
+        "data": {
+            "dataset": "sbm",
+            "options": {"nodes": 120, "features": 8, "classes": 3},
+            "root": str(root),
+            "store": str(root / "store"),
+        },
+        "partition": {"method": "metis", "clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "evaluation": {"every": 2},
+        "engine": {"backend": "local"},
+        "run": {"tensorboard": False, "root": str(root / "runs")},
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(plain: dict[str, Any]) -> "shoal.Run":
+    """Its run."""
+    return shoal.run(plain)
+
+
+@pytest.fixture
+def elsewhere(plain: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The same with runs in a folder of the test."""
+    return {**plain, "run": {**plain["run"], "root": str(tmp_path / "runs")}}

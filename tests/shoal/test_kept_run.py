@@ -1,0 +1,71 @@
+"""Tables and tensors of a run, against its files and against one another."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shoal
+
+
+def test_metrics_are_the_lines(finished: shoal.Run) -> None:
+    lines = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    table = finished.metrics
+    assert table["round"].to_pylist() == [1, 2, 3]
+    assert table["cohort"].to_pylist() == [line["cohort"] for line in lines]
+    assert table["loss"].to_pylist() == [line["loss"] for line in lines]
+    assert table["seconds.train"].to_pylist() == [line["seconds"]["train"] for line in lines]
+    # Evaluated every two rounds, and after the last.
+    test = [line["scopes"]["served"]["test"]["nodes"] for line in lines[1:]]
+    assert table["served.test.nodes"].to_pylist() == [None, *test]
+    assert str(table.schema.field("bytes_up").type) == "int64"
+    assert str(table.schema.field("served.test.nodes").type) == "double"
+
+
+def test_predictions_make_the_accuracies_of_the_summary(finished: shoal.Run) -> None:
+    table = {name: column.to_numpy() for name, column in zip(*_columns(finished))}
+    rows = table["part"] == 3
+    right = table["served"] == table["label"]
+    of_clients = [right[rows & (table["client"] == client)].mean() for client in range(4)]
+    assert np.mean(of_clients) == pytest.approx(finished.summary["scopes"]["served"]["last"]["test"]["clients"])
+
+
+def _columns(run: shoal.Run) -> tuple[list[str], list[Any]]:
+    table = run.predictions()
+    return table.column_names, table.columns
+
+
+def test_models(finished: shoal.Run) -> None:
+    models = finished.models()
+    assert sum(t.numel() for t in models.values()) == 3 * 8 + 3
+    assert all(name.startswith("global/") and t.dtype == torch.float32 for name, t in models.items())
+
+
+def test_a_run_of_a_folder(finished: shoal.Run, plain: dict[str, Any], tmp_path: Path) -> None:
+    again = shoal.Run(str(finished.path))
+    assert again.finished
+    assert again.config == shoal.load_config(plain)
+    assert repr(again) == f"Run('{finished.path}', finished)"
+    # A second run of the same config is that run.
+    assert shoal.run(plain).path == finished.path
+    with pytest.raises(shoal.ShoalError, match=r"no run folder: has no config\.yaml"):
+        shoal.Run(tmp_path)
+
+
+def test_sweep(elsewhere: dict[str, Any]) -> None:
+    found = shoal.sweep({**elsewhere, "rounds": 1}, {"train.lr": [0.1, 1e-3], "seed": range(2)})
+    assert found.complete
+    assert found.table["train.lr"].to_pylist() == ["0.1", "0.1", "0.001", "0.001"]
+    assert found.table["seed"].to_pylist() == ["0", "1", "0", "1"]
+    assert [run.config.train.lr for run in found.runs] == [0.1, 0.1, 1e-3, 1e-3]
+    tests = [run.summary["scopes"]["served"]["best"]["test"]["nodes"] for run in found.runs]
+    assert found.table["served.best.test"].to_pylist() == tests
+    with pytest.raises(shoal.ShoalError, match=r"algorithm.name: 'nothing' is unknown"):
+        shoal.sweep(elsewhere, {"algorithm.name": ["nothing"]})
+
+
+def test_prepare(plain: dict[str, Any], finished: shoal.Run) -> None:
+    assert (shoal.prepare(plain) / "manifest.json").exists()

@@ -1,0 +1,68 @@
+"""What is public has a text and types, and costs nothing before it is used."""
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from rooms import PACKAGES, ROOT
+
+import shoal
+
+# Gives what is loaded after the import alone, then after a run in this process.
+IN_A_PROCESS = """
+import json, sys
+import shoal
+first = sorted(sys.modules)
+shoal.run(json.loads(sys.argv[1]))
+print(json.dumps([first, sorted(sys.modules)]))
+"""
+HEAVY = {"ray", "torch", "numba", "networkit", "pyarrow", "numpy", "pydantic", "rich"}
+
+
+def test_import_loads_nothing_and_a_local_run_no_ray(elsewhere: dict[str, Any]) -> None:
+    words = [sys.executable, "-c", IN_A_PROCESS, json.dumps(elsewhere)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    imported, used = (set(names) for names in json.loads(ended.stdout.splitlines()[-1]))
+    assert not imported & HEAVY
+    assert "torch" in used
+    assert "ray" not in used
+
+
+def test_names() -> None:
+    assert shoal.__all__ == sorted(shoal.__all__)
+    assert set(shoal.PLACES) == set(shoal.__all__) == set(dir(shoal))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'; it has Algorithm, "):
+        _ = shoal.nothing
+    assert (Path(shoal.__file__).parent / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", shoal.__all__)
+def test_has_a_text_and_types(name: str) -> None:
+    public = getattr(shoal, name)
+    assert inspect.getdoc(public), name
+    members = [public] if inspect.isfunction(public) else [m for m in vars(public).values() if _is_public(m)]
+    for member in members:
+        function = member.fget if isinstance(member, property) else inspect.unwrap(getattr(member, "__func__", member))
+        where = f"{name}: {function.__qualname__}"
+        assert inspect.getdoc(function), where
+        missing = (
+            {*inspect.signature(function).parameters, "return"} - {"self", "cls"} - function.__annotations__.keys()
+        )
+        assert not missing, f"{where}: without a type: {missing}"
+        assert get_type_hints(function), where
+    if dataclasses.is_dataclass(public):
+        text = public.__doc__ or ""
+        assert not [field.name for field in dataclasses.fields(public) if f"{field.name}: " not in text], name
+
+
+def _is_public(member: object) -> bool:
+    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    # What a library makes for a class is not ours.
+    ours = inspect.isfunction(function) and function.__module__.split(".")[0] in PACKAGES
+    return ours and not function.__name__.startswith("_")
