@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storage.errors import ShoalError
+from storage.option_types import is_own
 from storage.rows import dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
 
 Layout = Literal["dense", "sparse"]
@@ -55,7 +56,7 @@ def may_be_sparse(dataset: object, path: object) -> bool:
         return True
     name = str(dataset).lower()
     mapped = name == "files" and isinstance(path, str) and (Path(path).expanduser() / "x.npy").is_file()
-    return name in IN_MEMORY and not mapped
+    return (name in IN_MEMORY and not mapped) or is_own(str(dataset))
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:

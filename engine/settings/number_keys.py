@@ -7,6 +7,7 @@ from typing import Any
 
 from partition.options import ALPHA
 from storage.layout import may_be_sparse
+from storage.option_types import is_own
 
 # `data.synthetic` has done its work when `data.dataset` names the twin.
 PLACES = ("name", "data.root", "data.store", "data.synthetic", "ray", "resources", "run", "engine")
@@ -64,9 +65,15 @@ def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("model"), list | tuple):
         # A key that came later, too, and of which the content counts (`engine.records.inputs`).
         values["model"] = [
-            {key: value for key, value in model.items() if key != "pretrained"} for model in values["model"]
+            {key: _without_place(value) for key, value in model.items() if key != "pretrained"}
+            for model in values["model"]
         ]
     return {key: value for key, value in values.items() if key not in LATER or value != LATER[key]}
+
+
+def _without_place(value: Any) -> Any:
+    """A name of the user's own code without its file, of which the content counts."""
+    return value.rpartition(":")[2] if isinstance(value, str) and is_own(value) else value
 
 
 def fingerprint_of(values: Mapping[str, Any]) -> str:

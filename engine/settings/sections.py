@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from algorithms.backbones.choice import WIDEST
-from storage.option_types import CLOSED, FilePath, Flag, Number, Positive, Seed, Size, Whole
+from storage.option_types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
 from storage.sparsity import Sparsity
 from storage.split import SplitOptions
 
@@ -23,7 +23,7 @@ MOST_GRAPHS = 1000
 OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
 Several = Field(min_length=2, max_length=MOST_GRAPHS)
 Names = Annotated[
-    Annotated[str, Tag(ONE_GRAPH)] | Annotated[tuple[str, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+    Annotated[Name, Tag(ONE_GRAPH)] | Annotated[tuple[Name, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
 ]
 Paths = Annotated[
     Annotated[FilePath, Tag(ONE_GRAPH)] | Annotated[tuple[FilePath, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
