@@ -6,6 +6,7 @@ from pathlib import Path
 
 from algorithms.methods.loading import describe
 from engine.settings.config import Config
+from engine.settings.number_keys import steering
 from engine.settings.sections import DataConfig
 from storage.datasets import files
 from storage.digest import input_digest, text_digest
@@ -31,7 +32,11 @@ def contents(config: Config) -> dict[str, str]:
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
     }
-    return _digests(readers) | pretrained(config)
+    of_callbacks = {
+        f"callbacks.{number}.name": partial(_of_callback, callback["name"])
+        for number, callback in enumerate(steering(config.plain()["callbacks"]))
+    }
+    return _digests(readers | of_callbacks) | pretrained(config)
 
 
 def pretrained(config: Config) -> dict[str, str]:
@@ -61,6 +66,10 @@ def _of_method(name: str) -> str | None:
     digest = describe(name, {}).digest
     # Of two methods in one file each is itself.
     return f"{digest}:{name.rpartition(':')[2]}" if digest else None
+
+
+def _of_callback(name: str) -> str | None:
+    return _of_method(name) if ".py:" in name else None
 
 
 def _of_file(file: str | None) -> str | None:

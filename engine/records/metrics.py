@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.settings.number_keys import flatten
 from storage.atomic import cannot_write, replacing
 from storage.errors import ShoalError
 from storage.sealed import sealed, unsealed
 
 METRICS = "metrics.jsonl"
+SCOPES = "scopes."
 
 
 class Metrics:
@@ -107,6 +109,12 @@ def _not_finite(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             yield from _not_finite(inner, f"{key}.{number}")
+
+
+def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line by dotted name, those of scopes without a word before them, as `served.test.nodes`."""
+    flat = {name.removeprefix(SCOPES): value for name, value in flatten(line).items()}
+    return {name: v for name, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

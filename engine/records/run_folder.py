@@ -24,6 +24,8 @@ from storage.errors import ShoalError
 from storage.sealed import sealed, unsealed
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
+# What callbacks and `shoal export` write.
+OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
 
@@ -146,7 +148,7 @@ class RunFolder:
         # Opened again by the next line.
         self._log.close()
         try:
-            for name in (METRICS, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, "tensorboard", "export"):
+            for name in (METRICS, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, *OF_OTHERS):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

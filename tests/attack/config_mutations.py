@@ -42,7 +42,8 @@ RAW = [
     "{1: 2}", "{[a]: b}", "{a: 1, a: 2}", "~", "\x07", "\ufffe",
 ]  # fmt: skip
 KEYS = [
-    "name", "seed", "rounds", "task", "data.dataset", "data.root", "data.store", "data.path", "data.split",
+    "name", "seed", "rounds", "task", "callbacks", "callbacks.0.name", "callbacks.0.patience", "train.schedule",
+    "train.schedule.name", "data.dataset", "data.root", "data.store", "data.path", "data.split",
     "data.split_seed",
     "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options", "data.options.nodes",
     "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree", "data.options.seed",

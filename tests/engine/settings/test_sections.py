@@ -167,7 +167,7 @@ def keys() -> set[str]:
     """All keys of all sections."""
     hints = {name: hint for name, hint in get_type_hints(Config).items() if name in CLASSES}
     assert hints.keys() == {
-        name for name in Config.model_fields if name not in ("name", "seed", "rounds", "task", "algorithm")
+        name for name in Config.model_fields if name not in ("name", "seed", "rounds", "task", "algorithm", "callbacks")
     }
     fields = {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in CLASSES.items() if name != "model"
@@ -251,7 +251,9 @@ def test_an_unknown_key_lists_the_known(section: str) -> None:
         CLASSES[section](**values)
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b"), ("task", "edges")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b"), ("task", "edges"), ("callbacks", "csv")]
+)
 def test_keys_of_no_section(key: str, value: Any) -> None:
     with pytest.raises(ShoalError, match=rf"^x\.yaml: {key}: .*, found {value!r}$"):
         parse_config({**PLAIN, key: value}, "x.yaml")
