@@ -8,7 +8,7 @@ from typing import Any
 from engine.callbacks.callback import Callback, Line, Running
 from engine.records.metrics import numbers_of
 
-# What a folder of MLflow, and a name in it, can hold.
+# What MLflow takes at once, and of one value.
 MOST_PARAMETERS, LONGEST_VALUE = 100, 500
 TAG = "shoal.run"
 
@@ -18,7 +18,7 @@ class MLflowRun(Callback):
     """Logs keys and numbers to MLflow; a run that is resumed goes on in the same run of it.
 
     Attributes:
-        uri: Where to, as MLflow names it; None: $MLFLOW_TRACKING_URI, else the folder `mlflow` beside the run.
+        uri: Where to, as MLflow names it; None: $MLFLOW_TRACKING_URI, else the file `mlflow.db` beside the run.
         experiment: Its experiment.
     """
 
@@ -67,7 +67,7 @@ class MLflowRun(Callback):
 
 
 def _beside(run: Path) -> str:
-    return (run.absolute().parent / "mlflow").as_uri()
+    return f"sqlite:///{run.absolute().parent / 'mlflow.db'}"
 
 
 def _name(number: str) -> str:
