@@ -56,6 +56,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
     require_supported(config, algorithm)
     require_mixable(config, algorithm)
     callbacks = load_callbacks(config)
+    config.train.require_rates(config.rounds)
     folder = RunFolder(config)
     try:
         read = inputs.contents(config) | published_inputs(config)

@@ -265,6 +265,7 @@ def _require_possible(config: Config) -> None:
     require_supported(config, algorithm)
     require_mixable(config, algorithm)
     load_callbacks(config)
+    config.train.require_rates(config.rounds)
     chosen_device(config)
     require_known(config)
     require_fitting(

@@ -113,6 +113,8 @@ class Server:
         # 4. The commit.
         self.state = draft
         line = meter.line(exchange.cohort, scopes)
+        if self.job.train.schedule is not None:
+            line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
 
     def _set_up(self) -> Tree:
@@ -134,7 +136,8 @@ class Server:
             classes=self.infos[0].classes,
             features=self._features,
             hops=self.job.hops,
-            train=self.job.train,
+            # Before the first round it is that of the first.
+            train=self.job.train.in_round(max(round_number, 1)),
             models=self._models,
             initial=self._initial.to(self._device),
             build=self._build,

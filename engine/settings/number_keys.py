@@ -37,6 +37,7 @@ LATER = {
     "data.sparsity.labels": 0.0,
     "data.sparsity.seed": 0,
     "data.inductive": False,
+    "train.schedule": None,
 }
 
 

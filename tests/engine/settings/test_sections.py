@@ -18,6 +18,7 @@ from partition import METHODS
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
 from storage.kernel import Kernel
+from storage.option_types import Named
 from storage.sparsity import Sparsity
 
 PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
@@ -90,6 +91,7 @@ REFUSED: dict[str, list[Any]] = {
     "train.batch_size": [0, 2**63, True],
     "train.opt_state": ["forget"],
     "train.dropout": [-0.1, 1.0, NAN],
+    "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
     "participation.ratio": [0.0, 1.1, NAN, True, "1"],
     "participation.count": [0, True],
     "participation.at_least": [0, None],
@@ -153,6 +155,7 @@ TAKEN: dict[str, list[Any]] = {
     "train.weight_decay": [0.0],
     "train.momentum": [0.0, 0.999],
     "train.batch_size": [None, 1],
+    "train.schedule": [None, Named(name="StepLR", step_size=1)],  # type: ignore[call-arg]
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
