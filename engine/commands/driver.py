@@ -95,6 +95,8 @@ class Driver:
                         self._log_events(line)
                         if records := line.pop("records", None):
                             write_records(self.folder.path, done, records)
+                        if "scopes" in line and self.config.run.client_scores:
+                            self.folder.client_scores.append(done, federation.client_scores())
                         line.setdefault("memory", {})["driver"] = resident()
                         self.folder.metrics.append(line)
                         if best:
@@ -210,12 +212,17 @@ class Driver:
         found = checkpoint.load_newest(self.folder.checkpoints)
         done = found.state.round if found else 0
         say(f"the server was lost ({error}); going on after round {done}")
-        go_on_from(self.folder, found)
+        go_on_from(self.folder, found, self.config.run.client_scores)
         return self._serve(found.state if found else None)
 
 
-def go_on_from(folder: RunFolder, found: Checkpoint | None) -> None:
-    """Brings a run folder to what a checkpoint holds; None: to its start. Says what it could not use.
+def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
+    """Brings a run folder to what a checkpoint holds. Says what it could not use.
+
+    Args:
+        folder: The folder.
+        found: The checkpoint; None: to its start.
+        keeps_scores: Whether the run keeps scores of clients.
 
     Raises:
         ShoalError: A file cannot be written.
@@ -226,6 +233,9 @@ def go_on_from(folder: RunFolder, found: Checkpoint | None) -> None:
         checkpoint.set_aside(folder.checkpoints, found.state.round)
     if rebuilt := folder.metrics.restore(found.metrics if found else ""):
         _warn(rebuilt)
+    evaluated = [line["round"] for line in folder.metrics.lines if "scopes" in line]
+    if keeps_scores and (lost := folder.client_scores.restore(evaluated)):
+        _warn(lost)
 
 
 def _warn(text: str) -> None:

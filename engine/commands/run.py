@@ -85,7 +85,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
         if fresh:
             folder.clear()
-        go_on_from(folder, found)
+        go_on_from(folder, found, config.run.client_scores)
         folder.begin(config)
         own = session or open_session(config)
         try:

@@ -48,7 +48,7 @@ class Metrics:
         try:
             with self.path.open("ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
-                _write_whole(file.fileno(), (text + "\n").encode(), before)
+                write_whole(file.fileno(), (text + "\n").encode(), before)
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._lines.append(text)
@@ -89,8 +89,17 @@ def _remove(path: Path) -> None:
         raise ShoalError(f"{path}: cannot be removed: {error.strerror}; remove it by hand") from error
 
 
-def _write_whole(file: int, data: bytes, before: int) -> None:
-    """Writes all of it or, if that fails, nothing."""
+def write_whole(file: int, data: bytes, before: int) -> None:
+    """Writes all of it at the end of a file or, if that fails, nothing.
+
+    Args:
+        file: Its descriptor.
+        data: The bytes.
+        before: Length of the file.
+
+    Raises:
+        OSError: They cannot be written.
+    """
     try:
         while data:
             data = data[os.write(file, data) :]

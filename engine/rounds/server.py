@@ -9,8 +9,9 @@ from algorithms.base import Algorithm, Context
 from algorithms.faults import Malformed, code_of
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
+from engine.rounds.client_scores import Columns, client_scores
 from engine.rounds.domains import Domains
-from engine.rounds.evaluation import Evaluator
+from engine.rounds.evaluation import Evaluator, newest
 from engine.rounds.exchange import Exchange
 from engine.rounds.metering import Meter
 from engine.rounds.method_round import MethodRound
@@ -116,6 +117,10 @@ class Server:
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
+
+    def client_scores(self) -> Columns:
+        """The newest scores of every client; see `engine.rounds.client_scores`."""
+        return client_scores(newest(self.state), self.job.metric)
 
     def _set_up(self) -> Tree:
         with code_of(self.algorithm, "setup"):

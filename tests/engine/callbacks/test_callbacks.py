@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from engine.callbacks.loading import load_callbacks
 from engine.commands import driver
 from engine.commands.run import run
 from engine.records import checkpoint
+from engine.records.client_scores import read_client_scores
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary, run_path
 from engine.settings.config import Config, config_from
@@ -97,6 +99,13 @@ def killed_after(config: Config, number: int, monkeypatch: pytest.MonkeyPatch) -
             run(config)
 
 
+def rewind(folder: Path, number: int) -> None:
+    """The checkpoints of later rounds were not written, though the rounds were logged."""
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name.removeprefix("round-")) > number:
+            shutil.rmtree(path)
+
+
 def test_a_users_own_is_called_and_kept_apart(configure: Callable[..., Config], tmp_path: Path) -> None:
     mine = {"name": str(tmp_path / "mine.py:Notes"), "stop_after": 3}
     config, plain = configure(mine), configure()
@@ -153,13 +162,17 @@ def test_early_stopping_ends_in_the_same_round_after_a_kill(
 
 def test_csv_has_the_lines_after_a_kill(configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure("csv")
-    killed_after(config, 3, monkeypatch)
+    killed_after(config, 4, monkeypatch)
+    rewind(run_path(config), 3)
     with (run_path(config) / "metrics.csv").open("a") as file:
         file.write("4,a round that is run once more\n")
     folder = run(config, resume=True)
     with (folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     lines = read_metrics(folder)
+    # Scores of clients are cut off and go on, too.
+    assert sorted(set(read_client_scores(folder)["round"].to_pylist())) == [2, 4, 6]
+    assert len(read_client_scores(folder)) == 3 * 3 * 2 * 4
     assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
     assert [row["loss"] for row in rows] == [str(line["loss"]) for line in lines]
     scores = [line["scopes"]["served"]["test"]["nodes"] if "scopes" in line else "" for line in lines]

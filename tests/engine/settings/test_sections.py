@@ -136,6 +136,7 @@ REFUSED: dict[str, list[Any]] = {
     "run.keep_finished": [0, "all"],
     "run.keep_best": ["perhaps", 0],
     "run.keep_records": ["perhaps", 0],
+    "run.client_scores": ["perhaps", 1],
     "run.tensorboard": ["perhaps", 0],
     "run.max_seconds": [0.0, NAN, INF, "9"],
 }
