@@ -16,9 +16,9 @@ KEY = "partition.method"
 class Partitioner(ABC):
     """What a partitioner of one's own derives from; `partition.method: my_file.py:Mine`.
 
-        class ByDegree(shoal.Partitioner):
-            def assign(self, graph, clients, rng):
-                return np.argsort(np.argsort(np.diff(graph.indptr))) * clients // graph.nodes
+    class ByDegree(shoal.Partitioner):
+        def assign(self, graph, clients, rng):
+            return np.argsort(np.argsort(np.diff(graph.indptr))) * clients // graph.nodes
     """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from algorithms.base import Algorithm
     from algorithms.protocol import Ask, How, Mix, Upload
+    from engine.callbacks.callback import Callback, Running
     from engine.settings.config import Config
     from shoal.configs import load_config
     from shoal.kept_run import Run
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 PLACES = {
     "Algorithm": "algorithms.base",
     "Ask": "algorithms.protocol",
+    "Callback": "engine.callbacks.callback",
     "Config": "engine.settings.config",
     "How": "algorithms.protocol",
     "Mix": "algorithms.protocol",
     "Run": "shoal.kept_run",
+    "Running": "engine.callbacks.callback",
     "ShoalError": "storage.errors",
     "Sweep": "shoal.running",
     "Upload": "algorithms.protocol",
@@ -41,10 +44,12 @@ PLACES = {
 __all__ = [
     "Algorithm",
     "Ask",
+    "Callback",
     "Config",
     "How",
     "Mix",
     "Run",
+    "Running",
     "ShoalError",
     "Sweep",
     "Upload",

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.commands import export as export_command
+from engine.records.client_scores import read_client_scores
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import CONFIG, finished, read_summary
 from engine.settings.config import Config, load_config
@@ -72,6 +74,22 @@ class Run:
         """
         return metrics_table(read_metrics(self.path))
 
+    @property
+    def clients(self) -> pa.Table:
+        """The scores of every client at every evaluation, a row for each round, scope, part and client.
+
+        Returns:
+            `round` int32, `scope` and `part` (text: `served`, `test`), `client`, `rows` and `correct` int32 (items of
+            the part, and how many were predicted rightly), `f1` float64 (macro-F1), the metric of the run under its
+            name, float64, if it is not accuracy, and `accuracy` float64. Shares of 1.
+
+        Raises:
+            ShoalError: The run kept none (`run.client_scores`).
+        """
+        table = read_client_scores(self.path)
+        right, rows = (table[name].cast(pa.float64()) for name in ("correct", "rows"))
+        return table.append_column("accuracy", pc.divide(right, rows))
+
     def predictions(self, best: Best = None) -> pa.Table:
         """The prediction of every item, after the last round or the best one of a scope.
 
@@ -87,7 +105,8 @@ class Run:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
         """
         file = self._exported(best) / export_command.PREDICTIONS
-        with pa.memory_map(str(file)) as source:
+        # Not mapped: the next call writes the file again.
+        with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()
 
     def models(self, best: Best = None) -> dict[str, Tensor]:

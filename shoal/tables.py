@@ -5,9 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from engine.settings.number_keys import flatten
-
-SCOPES = "scopes."
+from engine.records.metrics import numbers_of
 
 
 def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -23,17 +21,13 @@ def metrics_table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:
     Args:
         lines: As `engine.records.metrics.read_metrics` gives them.
     """
-    rows = [{name.removeprefix(SCOPES): value for name, value in flatten(line).items()} for line in lines]
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value) or name == "cohort")
-    return pa.table({name: pa.array([row.get(name) for row in rows], _kind(name, rows)) for name in names})
+    rows = [numbers_of(line) for line in lines]
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    table = pa.table({name: pa.array(values, _kind(values)) for name, values in columns.items()})
+    cohorts = pa.array([line["cohort"] for line in lines], pa.list_(pa.int64()))
+    return table.append_column("cohort", cohorts)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _kind(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
-    if name == "cohort":
-        return pa.list_(pa.int64())
-    whole = all(isinstance(row[name], int) for row in rows if row.get(name) is not None)
+def _kind(values: Sequence[float | None]) -> pa.DataType:
+    whole = all(isinstance(value, int) for value in values if value is not None)
     return pa.int64() if whole else pa.float64()

@@ -21,7 +21,18 @@ PACKAGES = {
 # The room named after a package is what lies in the folder itself.
 ORDER = {
     "shoal": ["shoal"],
-    "engine": ["commands", "preparing", "hosts", "screen", "studies", "records", "rounds", "wire", "settings"],
+    "engine": [
+        "commands",
+        "preparing",
+        "hosts",
+        "screen",
+        "studies",
+        "callbacks",
+        "records",
+        "rounds",
+        "wire",
+        "settings",
+    ],
     "algorithms": [
         "methods/adafgl",
         "methods/fedgkc",

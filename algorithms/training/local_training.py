@@ -59,6 +59,13 @@ class LocalTrainer:
         self._method, self._closed_form = method, closed_form
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
+    def use(self, options: TrainOptions) -> None:
+        """Trains with other options from now on, of which the learning rate is another one."""
+        self.options = options
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr
+
     def fit(
         self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:

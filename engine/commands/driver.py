@@ -2,10 +2,12 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from engine.callbacks.callback import Callback, Running
+from engine.callbacks.calls import Calls
 from engine.hosts.federation import Federation, ServerLost, Session
 from engine.hosts.memory import PeakMemory, resident
 from engine.records import checkpoint
@@ -15,7 +17,6 @@ from engine.records.environment import environment
 from engine.records.round_records import write_records
 from engine.records.run_folder import RunFolder
 from engine.records.summary import summarize_run
-from engine.records.tensorboard import TensorBoard
 from engine.rounds.schedule import Plan
 from engine.rounds.state import FederationState
 from engine.screen.interrupt import Interrupted, graceful
@@ -44,6 +45,7 @@ class Driver:
         plan: Plan,
         inputs: dict[str, str],
         paths: Sequence[str],
+        callbacks: Mapping[str, Callback],
     ) -> None:
         """Of one run.
 
@@ -56,11 +58,15 @@ class Driver:
             plan: Its rounds.
             inputs: Digests of what it reads, for checkpoints.
             paths: How hosts train the clients of every model of the config, for the summary.
+            callbacks: What to call as it goes along, by name.
         """
         self.config, self.folder, self.session = config, folder, session
         self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
         self.paths = list(paths)
         self.environment = environment(job.device)
+        plain = config.plain()
+        running = Running(folder.path, plain, number_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
+        self._calls = Calls(callbacks, running, say)
         self._servers_lost = 0
         self._saved = time.monotonic()
 
@@ -74,50 +80,59 @@ class Driver:
         began = time.monotonic()
         memory = PeakMemory()
         every = self.config.run.checkpoint_every
-        board = TensorBoard(self.folder.path, number_keys(self.config.plain())) if self.config.run.tensorboard else None
         federation: Federation | None = None
         try:
             # Until the first round begins, a signal ends the run at once: there is nothing to lose.
             federation, done = self._serve(state)
             best = self._best_so_far()
+            self._calls.start()
+            ended = self._ended_early()
             with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
-                while done < self.config.rounds:
+                while done < self.config.rounds and not ended:
                     try:
                         line = self._round(federation, done, view)
                         done = line["round"]
                         self._log_events(line)
                         if records := line.pop("records", None):
                             write_records(self.folder.path, done, records)
+                        if "scopes" in line and self.config.run.client_scores:
+                            self.folder.client_scores.append(done, federation.client_scores())
                         line.setdefault("memory", {})["driver"] = resident()
                         self.folder.metrics.append(line)
                         if best:
                             best.note(line, partial(self._current, federation))
-                        if board:
-                            board.write(line)
                         view.advance(line)
+                        self._call(federation, line)
+                        ended = self._ended_early()
                         interrupt.asked |= self._out_of_time(began)
-                        last = done == self.config.rounds or interrupt.asked
+                        last = done == self.config.rounds or ended or interrupt.asked
                         if last or done % every == 0 or self._checkpoint_is_due():
                             self._save(federation)
                     except ServerLost as error:
                         federation, done = self._serve_again(error)
                         best = self._best_so_far()
                         view.back_to(done)
-                    if interrupt.asked and done < self.config.rounds:
+                        self._calls.start()
+                        ended = self._ended_early()
+                    if interrupt.asked and done < self.config.rounds and not ended:
                         say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
-            self.folder.summarize({**summary, "paths": self.paths, "inputs": self.inputs})
+            summary |= {"paths": self.paths, "inputs": self.inputs}
+            if ended:
+                summary["stopped"] = self._calls.running.stopped
+                say(f"ended after round {done} of {self.config.rounds}: {self._calls.running.stopped}")
+            self.folder.summarize(summary)
             if self.config.run.keep_finished is not None:
                 checkpoint.keep_newest(self.folder.checkpoints, self.config.run.keep_finished)
+            self._calls.end(summary)
         finally:
             memory.stop()
             if federation is not None:
                 federation.close()
-            # Last, for a full disk may not let it.
-            if board:
-                board.close()
+            # Those that a finished run called are called no more.
+            self._calls.end(None)
 
     def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
         """One round; if it fails, the rounds before it are kept in a checkpoint."""
@@ -127,6 +142,19 @@ class Driver:
             if done:
                 self._keep_what_is_done(federation, done)
             raise
+
+    def _call(self, federation: Federation, line: dict[str, Any]) -> None:
+        """Calls the callbacks after a round; if one ends the run, a checkpoint keeps that round, too."""
+        try:
+            self._calls.after(line)
+        except ShoalError:
+            self._keep_what_is_done(federation, line["round"])
+            raise
+
+    def _ended_early(self) -> bool:
+        """Whether a callback ended the run: from the next evaluation on, so that it ends with one."""
+        lines = self.folder.metrics.lines if self._calls.running.stopped else []
+        return "scopes" in lines[-1] if lines else False
 
     def _keep_what_is_done(self, federation: Federation, done: int) -> None:
         """A checkpoint after a failure, which is what the user is told of whether this succeeds or not."""
@@ -184,12 +212,17 @@ class Driver:
         found = checkpoint.load_newest(self.folder.checkpoints)
         done = found.state.round if found else 0
         say(f"the server was lost ({error}); going on after round {done}")
-        go_on_from(self.folder, found)
+        go_on_from(self.folder, found, self.config.run.client_scores)
         return self._serve(found.state if found else None)
 
 
-def go_on_from(folder: RunFolder, found: Checkpoint | None) -> None:
-    """Brings a run folder to what a checkpoint holds; None: to its start. Says what it could not use.
+def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
+    """Brings a run folder to what a checkpoint holds. Says what it could not use.
+
+    Args:
+        folder: The folder.
+        found: The checkpoint; None: to its start.
+        keeps_scores: Whether the run keeps scores of clients.
 
     Raises:
         ShoalError: A file cannot be written.
@@ -200,6 +233,9 @@ def go_on_from(folder: RunFolder, found: Checkpoint | None) -> None:
         checkpoint.set_aside(folder.checkpoints, found.state.round)
     if rebuilt := folder.metrics.restore(found.metrics if found else ""):
         _warn(rebuilt)
+    evaluated = [line["round"] for line in folder.metrics.lines if "scopes" in line]
+    if keeps_scores and (lost := folder.client_scores.restore(evaluated)):
+        _warn(lost)
 
 
 def _warn(text: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
+from engine.callbacks.loading import load_callbacks
 from engine.commands.driver import Driver, go_on_from
 from engine.hosts.federation import Session
 from engine.hosts.sessions import open_session
@@ -54,6 +55,8 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
     require_supported(config, algorithm)
     require_mixable(config, algorithm)
+    callbacks = load_callbacks(config)
+    config.train.require_rates(config.rounds)
     folder = RunFolder(config)
     try:
         read = inputs.contents(config) | published_inputs(config)
@@ -82,11 +85,11 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
         if fresh:
             folder.clear()
-        go_on_from(folder, found)
+        go_on_from(folder, found, config.run.client_scores)
         folder.begin(config)
         own = session or open_session(config)
         try:
-            Driver(config, folder, own, job, store, plan, read, paths).drive(found.state if found else None)
+            Driver(config, folder, own, job, store, plan, read, paths, callbacks).drive(found.state if found else None)
         finally:
             if session is None:
                 own.close()

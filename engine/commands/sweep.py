@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from algorithms.methods.loading import describe, load
+from engine.callbacks.loading import load_callbacks
 from engine.commands.at_once import run_at_once
 from engine.commands.run import run
 from engine.hosts.federation import Session
@@ -263,6 +264,8 @@ def _require_possible(config: Config) -> None:
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
     require_supported(config, algorithm)
     require_mixable(config, algorithm)
+    load_callbacks(config)
+    config.train.require_rates(config.rounds)
     chosen_device(config)
     require_known(config)
     require_fitting(

@@ -7,6 +7,7 @@ import torch
 from engine.hosts.device import take_device
 from engine.hosts.host import Host
 from engine.hosts.local_pool import LocalPool
+from engine.rounds.client_scores import Columns
 from engine.rounds.schedule import Plan
 from engine.rounds.server import Server
 from engine.rounds.state import FederationState
@@ -25,6 +26,10 @@ class Federation(Protocol):
 
     def round(self, watch: Watch) -> dict[str, Any]:
         """Runs one round and returns its line of metrics; `watch` is called while it is at work."""
+        ...
+
+    def client_scores(self) -> Columns:
+        """The scores of every client after the last evaluation."""
         ...
 
     def state(self) -> FederationState:
@@ -83,6 +88,9 @@ class LocalFederation:
 
     def round(self, watch: Watch) -> dict[str, Any]:
         return self._server.round(watch)
+
+    def client_scores(self) -> Columns:
+        return self._server.client_scores()
 
     def state(self) -> FederationState:
         return self._server.state

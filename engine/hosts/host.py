@@ -71,6 +71,7 @@ class Host:
         guard = ReadOnly(shared, "download")
         for cell in cells:
             try:
+                opened.begin_round(cell.round)
                 outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
             except MethodWrites:
                 # What was written to must not reach the next round or run of this process.

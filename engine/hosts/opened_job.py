@@ -79,6 +79,20 @@ class OpenedJob:
         """The host's models that a client trains, by name."""
         return self._of_number(info.model)
 
+    def begin_round(self, number: int) -> None:
+        """Trains with the options of a round from now on.
+
+        Raises:
+            ShoalError: The schedule gives the round no rate.
+        """
+        if self.job.train.schedule is not None:
+            options = self.job.train.in_round(number)
+            for trainer in self._trainers:
+                trainer.use(options)
+            for stacked in self._stacked:
+                if stacked is not None:
+                    stacked.options = options
+
     def trainer(self, info: ClientInfo) -> LocalTrainer:
         """The trainer of a client's models."""
         return self._trainers[info.model]

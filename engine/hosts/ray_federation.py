@@ -16,6 +16,7 @@ from engine.hosts.federation import Federation, ServerLost, server_device
 from engine.hosts.host_actor import await_hosts, start_hosts
 from engine.hosts.memory import resident
 from engine.hosts.ray_pool import RayPool
+from engine.rounds.client_scores import Columns
 from engine.rounds.schedule import Plan
 from engine.rounds.server import Server
 from engine.rounds.state import FederationState
@@ -88,6 +89,10 @@ class ServerActor:
     def _watch(self, live: Live) -> None:
         self._live = live
 
+    def client_scores(self) -> Columns:
+        """The scores of every client after the last evaluation."""
+        return self._server.client_scores()
+
     def state(self) -> FederationState:
         """The state after the last committed round."""
         return self._server.state
@@ -116,6 +121,9 @@ class _RayFederation:
 
     def round(self, watch: Watch) -> dict[str, Any]:
         return self._get(self._actor.round.remote(), watch)
+
+    def client_scores(self) -> Columns:
+        return self._get(self._actor.client_scores.remote())
 
     def state(self) -> FederationState:
         return self._get(self._actor.state.remote())

@@ -1,1 +1,1 @@
-"""What is kept of a run: folder, checkpoints, summary, TensorBoard events, environment."""
+"""What is kept of a run: folder, checkpoints, summary, environment."""

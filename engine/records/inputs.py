@@ -6,6 +6,7 @@ from pathlib import Path
 
 from algorithms.methods.loading import describe
 from engine.settings.config import Config
+from engine.settings.number_keys import steering
 from engine.settings.own_names import read_all
 from engine.settings.sections import DataConfig
 from storage.datasets import files
@@ -33,7 +34,11 @@ def contents(config: Config) -> dict[str, str]:
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
         "participation.trace": lambda: _of_file(config.participation.trace),
     }
-    return _own_code(config) | _digests(readers) | pretrained(config)
+    of_callbacks = {
+        f"callbacks.{number}.name": partial(_of_callback, callback["name"])
+        for number, callback in enumerate(steering(config.plain()["callbacks"]))
+    }
+    return _own_code(config) | _digests(readers | of_callbacks) | pretrained(config)
 
 
 def pretrained(config: Config) -> dict[str, str]:
@@ -63,12 +68,16 @@ def _own_code(config: Config) -> dict[str, str]:
     """What tells the user's own code apart, by the keys that name it."""
     # A name that is none is found here.
     describe(config.algorithm.name, {})
-    found = {key: code.identity for key, code in read_all(config.plain())}
+    found = {key: code.identity for key, code in read_all(config.plain()) if not key.startswith("callbacks.")}
     names = config.data.dataset
     if "data.dataset" in found and not isinstance(names, str):
         several = [read_own("data.dataset", name).identity if is_own(name) else name for name in names]
         found["data.dataset"] = text_digest(str(several))
     return found
+
+
+def _of_callback(name: str) -> str | None:
+    return read_own("callbacks", name).identity if is_own(name) else None
 
 
 def _of_file(file: str | None) -> str | None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.settings.number_keys import flatten
 from storage.atomic import cannot_write, replacing
 from storage.errors import ShoalError
 from storage.sealed import sealed, unsealed
 
 METRICS = "metrics.jsonl"
+SCOPES = "scopes."
 
 
 class Metrics:
@@ -46,7 +48,7 @@ class Metrics:
         try:
             with self.path.open("ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
-                _write_whole(file.fileno(), (text + "\n").encode(), before)
+                write_whole(file.fileno(), (text + "\n").encode(), before)
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._lines.append(text)
@@ -87,8 +89,17 @@ def _remove(path: Path) -> None:
         raise ShoalError(f"{path}: cannot be removed: {error.strerror}; remove it by hand") from error
 
 
-def _write_whole(file: int, data: bytes, before: int) -> None:
-    """Writes all of it or, if that fails, nothing."""
+def write_whole(file: int, data: bytes, before: int) -> None:
+    """Writes all of it at the end of a file or, if that fails, nothing.
+
+    Args:
+        file: Its descriptor.
+        data: The bytes.
+        before: Length of the file.
+
+    Raises:
+        OSError: They cannot be written.
+    """
     try:
         while data:
             data = data[os.write(file, data) :]
@@ -107,6 +118,12 @@ def _not_finite(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             yield from _not_finite(inner, f"{key}.{number}")
+
+
+def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line by dotted name, those of scopes without a word before them, as `served.test.nodes`."""
+    flat = {name.removeprefix(SCOPES): value for name, value in flatten(line).items()}
+    return {name: v for name, v in flat.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import yaml
 
 from engine.records import checkpoint
 from engine.records.best_rounds import BEST
+from engine.records.client_scores import CLIENT_SCORES, ClientScores
 from engine.records.inputs import contents, differences
 from engine.records.metrics import METRICS, Metrics
 from engine.records.round_records import RECORDS
@@ -26,6 +27,8 @@ from storage.own_code.own_code import OwnCode, path_of
 from storage.sealed import sealed, unsealed
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
+# What callbacks and `shoal export` write.
+OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
 
@@ -55,6 +58,7 @@ class RunFolder:
     Attributes:
         path: The folder.
         metrics: Its lines.
+        client_scores: The scores of its clients.
     """
 
     def __init__(self, config: Config) -> None:
@@ -64,7 +68,7 @@ class RunFolder:
             ShoalError: Another run is writing it, or it cannot be made or locked.
         """
         self.path = run_path(config)
-        self.metrics = Metrics(self.path)
+        self.metrics, self.client_scores = Metrics(self.path), ClientScores(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / LOCK).open("a")
@@ -160,7 +164,7 @@ class RunFolder:
         # Opened again by the next line.
         self._log.close()
         try:
-            for name in (METRICS, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, CODE, "tensorboard", "export"):
+            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, CODE, *OF_OTHERS):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

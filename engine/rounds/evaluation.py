@@ -64,9 +64,7 @@ class Evaluator:
             group = [i for i in sorted(stale) if draft.newest.get(i, 0) == round_number]
             served.update(exchange.score(group, draft.downloads.get(round_number, {})))
         draft.touched.clear()
-        # A client that never trained is evaluated with what it was given.
-        scopes = {**draft.scores, "trained": {**served, **draft.scores.get("trained", {})}}
-        return {scope: self._summarize(scope, counts) for scope, counts in scopes.items()}
+        return {scope: self._summarize(scope, counts) for scope, counts in newest(draft).items()}
 
     def _summarize(self, scope: str, counts: Mapping[int, np.ndarray]) -> dict[str, Any]:
         if self._domains is None:
@@ -99,6 +97,12 @@ class Evaluator:
         if not self._keeps_model:
             return set()
         return {i for i in stale if draft.touched.get(i) and i not in draft.inboxes}
+
+
+def newest(state: FederationState) -> dict[str, Mapping[int, np.ndarray]]:
+    """The newest counts by scope and client; one that never trained is `trained` with what it was given."""
+    served = state.scores.get("served", {})
+    return {**state.scores, "trained": {**served, **state.scores.get("trained", {})}}
 
 
 def _holds_own(client: int, draft: FederationState) -> bool:

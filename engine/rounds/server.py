@@ -9,8 +9,9 @@ from algorithms.base import Algorithm, Context
 from algorithms.faults import Malformed, code_of
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL, Tree
+from engine.rounds.client_scores import Columns, client_scores
 from engine.rounds.domains import Domains
-from engine.rounds.evaluation import Evaluator
+from engine.rounds.evaluation import Evaluator, newest
 from engine.rounds.exchange import Exchange
 from engine.rounds.metering import Meter
 from engine.rounds.method_round import MethodRound
@@ -113,7 +114,13 @@ class Server:
         # 4. The commit.
         self.state = draft
         line = meter.line(exchange.cohort, scopes)
+        if self.job.train.schedule is not None:
+            line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
+
+    def client_scores(self) -> Columns:
+        """The newest scores of every client; see `engine.rounds.client_scores`."""
+        return client_scores(newest(self.state), self.job.metric)
 
     def _set_up(self) -> Tree:
         with code_of(self.algorithm, "setup"):
@@ -134,7 +141,8 @@ class Server:
             classes=self.infos[0].classes,
             features=self._features,
             hops=self.job.hops,
-            train=self.job.train,
+            # Before the first round it is that of the first.
+            train=self.job.train.in_round(max(round_number, 1)),
             models=self._models,
             initial=self._initial.to(self._device),
             build=self._build,

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -41,6 +42,10 @@ class Interrupt:
 def graceful() -> Iterator[Interrupt]:
     """Listens for SIGINT and SIGTERM while a run is at work."""
     interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        # Python lets no other thread listen; whoever started it is asked.
+        yield interrupt
+        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         if interrupt.asked:

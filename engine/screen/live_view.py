@@ -14,7 +14,7 @@ from rich.text import Text
 
 from engine.records.summary import chosen, metric_of
 from engine.rounds.metric import RANKINGS
-from engine.screen.progress import SECONDS_BETWEEN_LINES, console
+from engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 from engine.settings.sizes import size
 from engine.wire.live import Live
 
@@ -126,7 +126,7 @@ class LiveView:
 @contextmanager
 def live_view(name: str, rounds: int, done: int) -> Iterator[LiveView]:
     """Shows a run while it is at work."""
-    if not console.is_terminal:
+    if not shows_bars():
         yield LiveView(name, rounds, done, None)
         return
     with Progress(*columns(), console=console) as bars:

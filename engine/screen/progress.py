@@ -1,5 +1,6 @@
-"""How far a long step is: a bar on a terminal, plain lines elsewhere."""
+"""How far a long step is: a bar on a terminal or in a notebook, plain lines elsewhere."""
 
+import importlib.util
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ from storage.watch import Advance
 
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 5.0
+
+
+def shows_bars() -> bool:
+    """Whether there is something that can show bars: a terminal, or a notebook that has widgets."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
 class Step:
@@ -46,7 +52,7 @@ class Step:
 @contextmanager
 def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
     """Shows a step while it runs, with its rate and the time left."""
-    if not console.is_terminal:
+    if not shows_bars():
         yield Step(what, total, unit, None, done)
         return
     columns = (

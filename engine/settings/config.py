@@ -44,10 +44,16 @@ def _method(value: Any) -> Any:
     return plain
 
 
+def _named(value: Any) -> Any:
+    """Callbacks given by their bare names; files of one's own are found from any working directory."""
+    return [_method(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 # The tags make an error speak of the one that was meant, and are left out of its key.
 ONE, SEVERAL = "one model", "list of models"
 # Every host builds them all.
 MOST_MODELS = 1000
+MOST_CALLBACKS = 100
 Models = Annotated[
     Annotated[ModelChoice, Tag(ONE)]
     | Annotated[tuple[ModelChoice, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
@@ -78,6 +84,8 @@ class Config(BaseModel):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
+    # What is called at the start, after each round and evaluation, and at the end.
+    callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS), BeforeValidator(_named)] = ()
     run: RunConfig = RunConfig()
 
     def models(self) -> tuple[ModelChoice, ...]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partition.options import ALPHA
@@ -20,6 +20,8 @@ NUMBERS_ALL_THE_SAME = (
     "engine.threads",
     "resources.server_gpus",
 )
+# Callbacks that only write down what a run comes to; others may end it.
+LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 # Raised with every change of Shoal that moves the last bits of runs: runs of before keep their names.
 ARITHMETIC = 3
 # Keys that came later: at their default they are no part of a name, so that older runs keep theirs.
@@ -37,6 +39,7 @@ LATER = {
     "data.sparsity.labels": 0.0,
     "data.sparsity.seed": 0,
     "data.inductive": False,
+    "train.schedule": None,
 }
 
 
@@ -68,7 +71,14 @@ def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
             {key: _without_place(value) for key, value in model.items() if key != "pretrained"}
             for model in values["model"]
         ]
+    for number, callback in enumerate(steering(values.pop("callbacks", ()))):
+        values |= flatten(callback, f"callbacks.{number}.")
     return {key: value for key, value in values.items() if key not in LATER or value != LATER[key]}
+
+
+def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The callbacks of a resolved config that may end a run: all but those that only write."""
+    return [callback for callback in callbacks if callback.get("name") not in LOGGERS]
 
 
 def _without_place(value: Any) -> Any:

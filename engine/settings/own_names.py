@@ -11,7 +11,14 @@ from storage.own_code.own_code import OwnCode, read_own
 # The folder of a run in which they are kept.
 CODE = "code"
 # Keys whose value may be `my_file.py:Name`; `model` may be a list.
-PLACES = (("algorithm", "name"), ("model", "name"), ("model", "readout"), ("partition", "method"), ("data", "dataset"))
+PLACES = (
+    ("algorithm", "name"),
+    ("model", "name"),
+    ("model", "readout"),
+    ("partition", "method"),
+    ("data", "dataset"),
+    ("callbacks", "name"),
+)
 
 
 def own_names(plain: dict[str, Any]) -> list[tuple[str, str]]:

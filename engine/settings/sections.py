@@ -212,6 +212,7 @@ class RunConfig:
         keep_best: Also keep a checkpoint of the best validation round of every scope, for `shoal export --best`.
         keep_records: Keep, of evaluated rounds, what the method records for `shoal report`: matrices of mixing, which
             are a number for every pair of clients, and prototypes.
+        client_scores: Keep the scores of every client at every evaluation, in `clients.arrows`.
         tensorboard: Write TensorBoard events.
         max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
     """
@@ -223,5 +224,6 @@ class RunConfig:
     keep_finished: Positive | None = None
     keep_best: Flag = False
     keep_records: Flag = False
+    client_scores: Flag = True
     tensorboard: Flag = True
     max_seconds: Annotated[Number, Field(gt=0)] | None = None

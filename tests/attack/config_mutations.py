@@ -42,7 +42,8 @@ RAW = [
     "{1: 2}", "{[a]: b}", "{a: 1, a: 2}", "~", "\x07", "\ufffe",
 ]  # fmt: skip
 KEYS = [
-    "name", "seed", "rounds", "task", "data.dataset", "data.root", "data.store", "data.path", "data.split",
+    "name", "seed", "rounds", "task", "callbacks", "callbacks.0.name", "callbacks.0.patience", "train.schedule",
+    "train.schedule.name", "data.dataset", "data.root", "data.store", "data.path", "data.split",
     "data.split_seed",
     "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options", "data.options.nodes",
     "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree", "data.options.seed",
@@ -67,6 +68,7 @@ KEYS = [
     "engine.memory_limit", "engine.cell_timeout", "engine.retries", "resources.cpus_per_host",
     "resources.gpus_per_host", "resources.server_gpus",
     "ray.address", "run.root", "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records",
+    "run.client_scores",
     "run.max_seconds",
     "run.tensorboard", "unknown", "data.unknown", "a.b.c",
     "",

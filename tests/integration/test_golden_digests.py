@@ -13,7 +13,18 @@ from engine.settings.config import parse_config
 RECORDED = golden()
 # Every method, and every model; of both kinds of models one with each method, and both with some.
 ENDS = (" gcn", " several models", " fanouts", " batches, sgd", " star", "e_accumulate")
-BOTH_KINDS = ("local", "global", "fedavg", "fedgta", "fedproto", "fedpg", "fggp", "scaffold", "fedpub", "edges fedproto")
+BOTH_KINDS = (
+    "local",
+    "global",
+    "fedavg",
+    "fedgta",
+    "fedproto",
+    "fedpg",
+    "fggp",
+    "scaffold",
+    "fedpub",
+    "edges fedproto",
+)
 ON_HOSTS = [
     name
     for name in matrix()

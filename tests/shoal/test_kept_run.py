@@ -38,6 +38,21 @@ def _columns(run: shoal.Run) -> tuple[list[str], list[Any]]:
     return table.column_names, table.columns
 
 
+def test_scores_of_clients_make_the_accuracies_of_the_lines(finished: shoal.Run) -> None:
+    rows = finished.clients.to_pylist()
+    assert {row["round"] for row in rows} == {2, 3}
+    lines = {line["round"]: line for line in finished.metrics.to_pylist()}
+    for number in (2, 3):
+        for scope in ("trained", "served", "global"):
+            for part in ("val", "test"):
+                own = [row for row in rows if (row["round"], row["scope"], row["part"]) == (number, scope, part)]
+                assert [row["client"] for row in own] == [0, 1, 2, 3]
+                mean = np.mean([row["correct"] / row["rows"] for row in own])
+                assert mean == pytest.approx(lines[number][f"{scope}.{part}.clients"])
+                assert np.mean([row["accuracy"] for row in own]) == pytest.approx(mean)
+                assert np.mean([row["f1"] for row in own]) == pytest.approx(lines[number][f"{scope}.{part}.f1_clients"])
+
+
 def test_models(finished: shoal.Run) -> None:
     models = finished.models()
     assert sum(t.numel() for t in models.values()) == 3 * 8 + 3

@@ -95,6 +95,14 @@ def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
     inductive = number_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "inductive": True}}, "test").plain())
     assert "data.inductive" not in default
     assert inductive == {**default, "data.inductive": True}
+    scheduled = number_keys(
+        parse_config({**PLAIN, "train": {"schedule": {"name": "StepLR", "step_size": 2}}}, "test").plain()
+    )
+    assert "train.schedule" not in default
+    assert scheduled == {**default, "train.schedule.name": "StepLR", "train.schedule.step_size": 2}
+    called = ["csv", {"name": "early_stopping", "patience": 3}, "wandb"]
+    ended = number_keys(parse_config({**PLAIN, "callbacks": called}, "test").plain())
+    assert ended == {**default, "callbacks.0.name": "early_stopping", "callbacks.0.patience": 3}
     assert not any(key.startswith(("ray", "run.", "data.root")) for key in default)
 
 

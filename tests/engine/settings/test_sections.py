@@ -18,6 +18,7 @@ from partition import METHODS
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
 from storage.kernel import Kernel
+from storage.option_types import Named
 from storage.sparsity import Sparsity
 
 PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
@@ -91,6 +92,7 @@ REFUSED: dict[str, list[Any]] = {
     "train.batch_size": [0, 2**63, True],
     "train.opt_state": ["forget"],
     "train.dropout": [-0.1, 1.0, NAN],
+    "train.schedule": ["StepLR", 0.5, {"name": "StepLR"}, {"name": "StepLR", "step_size": "2"}, {"name": "LambdaLR"}],
     "participation.ratio": [0.0, 1.1, NAN, True, "1"],
     "participation.count": [0, True],
     "participation.at_least": [0, None],
@@ -135,6 +137,7 @@ REFUSED: dict[str, list[Any]] = {
     "run.keep_finished": [0, "all"],
     "run.keep_best": ["perhaps", 0],
     "run.keep_records": ["perhaps", 0],
+    "run.client_scores": ["perhaps", 1],
     "run.tensorboard": ["perhaps", 0],
     "run.max_seconds": [0.0, NAN, INF, "9"],
 }
@@ -154,6 +157,7 @@ TAKEN: dict[str, list[Any]] = {
     "train.weight_decay": [0.0],
     "train.momentum": [0.0, 0.999],
     "train.batch_size": [None, 1],
+    "train.schedule": [None, Named(name="StepLR", step_size=1)],  # type: ignore[call-arg]
     "train.dropout": [0.0, 0.999],
     "participation.ratio": [1e-9, 1.0],
     "participation.count": [None, 1],
@@ -168,7 +172,7 @@ def keys() -> set[str]:
     """All keys of all sections."""
     hints = {name: hint for name, hint in get_type_hints(Config).items() if name in CLASSES}
     assert hints.keys() == {
-        name for name in Config.model_fields if name not in ("name", "seed", "rounds", "task", "algorithm")
+        name for name in Config.model_fields if name not in ("name", "seed", "rounds", "task", "algorithm", "callbacks")
     }
     fields = {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in CLASSES.items() if name != "model"
@@ -252,7 +256,9 @@ def test_an_unknown_key_lists_the_known(section: str) -> None:
         CLASSES[section](**values)
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b"), ("task", "edges")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", -1), ("rounds", 0), ("name", "a/b"), ("task", "edges"), ("callbacks", "csv")]
+)
 def test_keys_of_no_section(key: str, value: Any) -> None:
     with pytest.raises(ShoalError, match=rf"^x\.yaml: {key}: .*, found {value!r}$"):
         parse_config({**PLAIN, key: value}, "x.yaml")

@@ -7,7 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from engine.records.tensorboard import TensorBoard
+from engine.callbacks.callback import Running
+from engine.callbacks.tensorboard import TensorBoard
 
 
 def line(number: int, loss: float | None, **more: Any) -> dict[str, Any]:
@@ -15,12 +16,21 @@ def line(number: int, loss: float | None, **more: Any) -> dict[str, Any]:
     return {"round": number, "loss": loss, "bytes_up": 10 * number, "bytes_down": 7, "seconds": seconds, **more}
 
 
+def written(folder: Path, keys: dict[str, Any], *lines: dict[str, Any]) -> None:
+    """Events of a run of these lines, which was resumed before the last."""
+    board, running = TensorBoard(), Running(folder, {}, keys, 9)
+    board.start(running)
+    for each in lines[:-1]:
+        board.after_round(running, each)
+    board.start(running)
+    for each in lines[-1:]:
+        board.after_round(running, each)
+    board.end(running, None)
+
+
 def test_scalars_of_every_round(tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path, {})
-    board.write(line(1, 0.25))
     scopes = {"served": {"val": {"nodes": 0.5, "f1": 0.1}, "test": {"nodes": 0.75}}, "global": {"val": {"nodes": 0.1}}}
-    board.write(line(2, None, scopes=scopes))
-    board.close()
+    written(tmp_path, {}, line(1, 0.25), line(2, None, scopes=scopes))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -37,11 +47,9 @@ def test_scalars_of_every_round(tmp_path: Path) -> None:
 
 
 def test_domains_are_their_mean_and_each_by_its_name(tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path, {})
     rates = {"de": {"accuracy": 0.25}, "pt": {"accuracy": 0.75}}
     both = {"nodes": 0.125, "clients": 0.5, "f1_clients": 0.375, "balanced": 0.625, "auc": None, "domains": rates}
-    board.write(line(3, None, scopes={"domains": {"both": both}}))
-    board.close()
+    written(tmp_path, {}, line(3, None, scopes={"domains": {"both": both}}))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     tags = [tag for tag in events.Tags()["scalars"] if "domains" in tag]
@@ -62,7 +70,7 @@ def test_the_keys_of_a_run(tmp_path: Path) -> None:
         "train.nesterov": False,
         "model": ["gcn", None],
     }
-    TensorBoard(tmp_path, keys).close()
+    written(tmp_path, keys)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]

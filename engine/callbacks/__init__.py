@@ -1,0 +1,1 @@
+"""What a run calls as it goes along: logging, early stopping, a user's own code."""

@@ -1,0 +1,58 @@
+"""What a callback is: code that a run calls as it goes along, in the process of the command."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Line = Mapping[str, Any]
+
+
+@dataclass
+class Running:
+    """A run at work, as a callback sees it.
+
+    Attributes:
+        path: Its folder.
+        config: Its resolved config as plain values.
+        keys: The dotted keys of the config that change numbers.
+        rounds: How many rounds it has at most.
+        stopped: Why it ends before its last round; None: it does not.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    rounds: int
+    stopped: str | None = None
+    _lines: Callable[[], Sequence[Line]] = field(default=tuple, repr=False)
+
+    @property
+    def lines(self) -> Sequence[Line]:
+        """The lines of metrics.jsonl so far, one a round; read anew at each call."""
+        return self._lines()
+
+    def stop(self, why: str) -> None:
+        """Ends the run after this round, or after the next one that ends with an evaluation; it then is finished."""
+        self.stopped = self.stopped or why
+
+
+@dataclass
+class Callback:
+    """Base of a callback; a subclass is a dataclass of its options, and replaces what it needs.
+
+    It watches, and may end the run by `run.stop`. What it remembers of earlier rounds it makes again in `start` from
+    `run.lines`, so that a run that is resumed ends where it would have ended.
+    """
+
+    def start(self, run: Running) -> None:
+        """Before the first round, or the first after a resume; and again where lost rounds are run once more."""
+
+    def after_round(self, run: Running, line: Line) -> None:
+        """After each round; `line` is its line of metrics.jsonl."""
+
+    def after_evaluation(self, run: Running, line: Line) -> None:
+        """After each round that ends with an evaluation of all clients, behind `after_round`."""
+
+    def end(self, run: Running, summary: Line | None) -> None:
+        """At the end, in whatever way: `summary` is that of a finished run, and None of one that did not finish."""

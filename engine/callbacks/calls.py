@@ -1,0 +1,95 @@
+"""Calls the callbacks of a run: one that only writes down is left out where it fails, another one ends the run."""
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from algorithms.faults import in_words
+from engine.callbacks.callback import Callback, Line, Running
+from engine.settings.number_keys import LOGGERS
+from storage.errors import ShoalError
+
+log = logging.getLogger(__name__)
+
+
+class Calls:
+    """The callbacks of one run.
+
+    Attributes:
+        running: What they see of it.
+    """
+
+    def __init__(self, callbacks: Mapping[str, Callback], running: Running, say: Callable[[str], None]) -> None:
+        """Calls nothing yet.
+
+        Args:
+            callbacks: By what a message calls them.
+            running: What they are given.
+            say: Tells the user of one that failed.
+        """
+        self._callbacks, self.running, self._say = dict(callbacks), running, say
+
+    def start(self) -> None:
+        """Before the first round, and again where rounds were lost.
+
+        Raises:
+            ShoalError: A callback that may end the run failed.
+        """
+        self.running.stopped = None
+        self._each("start", lambda callback: callback.start(self.running))
+
+    def after(self, line: Line) -> None:
+        """After a round.
+
+        Raises:
+            ShoalError: A callback that may end the run failed.
+        """
+        self._each("after_round", lambda callback: callback.after_round(self.running, line))
+        if "scopes" in line:
+            self._each("after_evaluation", lambda callback: callback.after_evaluation(self.running, line))
+
+    def end(self, summary: Mapping[str, Any] | None) -> None:
+        """At the end of a run, finished or not; each callback is called once.
+
+        Raises:
+            ShoalError: The run is finished, and a callback that is not one of those that only write failed.
+        """
+        last, self._callbacks = self._callbacks, {}
+        failures = []
+        for name, callback in last.items():
+            try:
+                callback.end(self.running, summary)
+            except Exception as error:
+                self._note(name, "end", error)
+                if name not in LOGGERS:
+                    failures.append(_failure(name, "end", error))
+        if failures and summary is not None:
+            raise failures[0]
+
+    def _each(self, hook: str, call: Callable[[Callback], None]) -> None:
+        for name, callback in list(self._callbacks.items()):
+            try:
+                call(callback)
+            except Exception as error:
+                if name not in LOGGERS:
+                    raise _failure(name, hook, error) from error
+                del self._callbacks[name]
+                self._note(name, hook, error)
+
+    def _note(self, name: str, hook: str, error: Exception) -> None:
+        line = str(_failure(name, hook, error))
+        if name in LOGGERS:
+            line += "; the run goes on without it"
+        self._say(line)
+        log.warning("%s\n%s", line, "".join(traceback.format_exception(error)))
+
+
+def _failure(name: str, hook: str, error: Exception) -> ShoalError:
+    """One line with the name of the callback and the innermost line of its file; the traceback as its detail."""
+    if isinstance(error, ShoalError):
+        return error
+    file = name.rpartition(":")[0]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
+    where = f"{name}: {file}, line {lines[-1]}" if lines else name
+    return ShoalError(f"callbacks: {where}, in {hook}(): {in_words(error)}", "".join(traceback.format_exception(error)))

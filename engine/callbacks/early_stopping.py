@@ -1,0 +1,73 @@
+"""A run that ends when a number no longer becomes better."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from engine.callbacks.callback import Callback, Line, Running
+from engine.records.metrics import numbers_of
+from storage.alike import did_you_mean
+from storage.errors import ShoalError
+from storage.option_types import Number, Positive
+
+
+@dataclass
+class EarlyStopping(Callback):
+    """Ends the run once a number was not improved `patience` times in a row.
+
+    Where it stands is counted from the lines of the run alone, so that a run that is resumed ends in the same round.
+
+    Attributes:
+        figure: Any number of a line of metrics by its dotted name, as `served.val.nodes` or `loss`; rounds that do not
+            have it do not count.
+        patience: How often it may not improve before the run ends.
+        mode: Whether it is better when it is larger (`max`) or smaller (`min`).
+        min_delta: By how much more than this it must change to be an improvement.
+    """
+
+    figure: str = "served.val.nodes"
+    patience: Positive = 10
+    mode: Literal["max", "min"] = "max"
+    min_delta: Annotated[Number, Field(ge=0)] = 0.0
+    _best: float | None = field(default=None, init=False, repr=False)
+    _waited: int = field(default=0, init=False, repr=False)
+
+    def start(self, run: Running) -> None:
+        """Counts the rounds that there are."""
+        self._best, self._waited = None, 0
+        for line in run.lines:
+            self._count(run, line)
+
+    def after_round(self, run: Running, line: Line) -> None:
+        """Counts a round."""
+        self._count(run, line)
+
+    def after_evaluation(self, run: Running, line: Line) -> None:
+        """Refuses a number that the run does not have.
+
+        Raises:
+            ShoalError: No round up to the first evaluation has it.
+        """
+        if self._best is None:
+            found = numbers_of(line)
+            if self.figure not in found:
+                raise ShoalError(
+                    f"callbacks: early_stopping.figure: no round has the number {self.figure!r}"
+                    f"{did_you_mean(self.figure, found)}; there are {', '.join(found)}"
+                )
+
+    def _count(self, run: Running, line: Line) -> None:
+        value = numbers_of(line).get(self.figure)
+        if value is None:
+            return
+        if self._best is None or self._gain(value, self._best) > self.min_delta:
+            self._best, self._waited = value, 0
+            return
+        self._waited += 1
+        if self._waited >= self.patience:
+            times = f"{self._waited} times in a row" if self._waited > 1 else "once"
+            run.stop(f"{self.figure} was not better than {self._best:.4g} {times}")
+
+    def _gain(self, value: float, best: float) -> float:
+        return value - best if self.mode == "max" else best - value

@@ -1,0 +1,87 @@
+"""Callbacks by name, or from a user's own file."""
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from engine.callbacks.callback import Callback
+from engine.settings.config import Config
+from storage.alike import did_you_mean
+from storage.errors import ShoalError
+from storage.option_types import checked, is_own, quoted
+from storage.own_code.own_code import read_own
+from storage.own_code.traces import in_words
+
+CALLBACKS = {
+    "csv": "engine.callbacks.csv_file:CsvFile",
+    "early_stopping": "engine.callbacks.early_stopping:EarlyStopping",
+    "mlflow": "engine.callbacks.mlflow_run:MLflowRun",
+    "tensorboard": "engine.callbacks.tensorboard:TensorBoard",
+    "wandb": "engine.callbacks.wandb_run:WandbRun",
+}
+# Packages that a callback needs and Shoal does not; the extras that bring them have the same names.
+EXTRAS = ("mlflow", "wandb")
+
+
+def load_callbacks(config: Config) -> dict[str, Callback]:
+    """The callbacks of a config by what a message calls them, in its order; TensorBoard first, if nothing else is said.
+
+    Raises:
+        ShoalError: Unknown name, wrong option, a package is missing, or a user's file fails; names the key.
+    """
+    named = [(each.name, each.options) for each in config.callbacks]
+    if config.run.tensorboard and all(name != "tensorboard" for name, _ in named):
+        named.insert(0, ("tensorboard", {}))
+    found: dict[str, Callback] = {}
+    for name, options in named:
+        if name in found:
+            raise ShoalError(f"callbacks: {name} is there twice; name each callback once")
+        found[name] = _load(name, options)
+    return found
+
+
+def _load(name: str, options: Mapping[str, Any]) -> Callback:
+    cls, where = _class(name)
+    own = {field.name: field for field in fields(cls) if field.init}
+    hints = get_type_hints(cls, include_extras=True)
+    values = {}
+    for key, value in options.items():
+        if key not in own:
+            known = ", ".join(own) or "no option"
+            raise ShoalError(f"callbacks: {name}.{key}: unknown; it has {known}{did_you_mean(key, own)}")
+        try:
+            values[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"callbacks: {name}.{key}: {error}, found {quoted(value)}") from None
+    for key, field in own.items():
+        if key not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise ShoalError(f"callbacks: {name}.{key}: missing")
+    try:
+        return cls(**values)
+    except Exception as error:
+        raise ShoalError(f"callbacks: {where or name}: {in_words(error)}") from error
+
+
+def _class(name: str) -> tuple[type[Callback], str]:
+    """The class, and file and line of a user's own.
+
+    Raises:
+        ShoalError: There is none, or it is no callback.
+    """
+    if name in CALLBACKS:
+        if name in EXTRAS and importlib.util.find_spec(name) is None:
+            raise ShoalError(f"callbacks: {name}: needs the package {name}; pip install 'shoal[{name}]'")
+        module, _, cls_name = CALLBACKS[name].partition(":")
+        return getattr(importlib.import_module(module), cls_name), ""
+    if not is_own(name):
+        raise ShoalError(
+            f"callbacks: {name!r} is unknown{did_you_mean(name, CALLBACKS)}; there are {', '.join(CALLBACKS)}, or "
+            "my_file.py:MyCallback"
+        )
+    code = read_own("callbacks", name)
+    cls = code.load()
+    if not isinstance(cls, type) or not issubclass(cls, Callback) or not is_dataclass(cls):
+        raise ShoalError(f"{code.place}: {name.rpartition(':')[2]} is no callback; derive a class from shoal.Callback")
+    return cls, code.place

@@ -1,0 +1,75 @@
+"""Rounds as a run of MLflow."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.callbacks.callback import Callback, Line, Running
+from engine.records.metrics import numbers_of
+
+# What MLflow takes at once, and of one value.
+MOST_PARAMETERS, LONGEST_VALUE = 100, 500
+TAG = "shoal.run"
+
+
+@dataclass
+class MLflowRun(Callback):
+    """Logs keys and numbers to MLflow; a run that is resumed goes on in the same run of it.
+
+    Attributes:
+        uri: Where to, as MLflow names it; None: $MLFLOW_TRACKING_URI, else the file `mlflow.db` beside the run.
+        experiment: Its experiment.
+    """
+
+    uri: str | None = None
+    experiment: str = "shoal"
+    _client: Any = field(default=None, init=False, repr=False)
+    _id: str = field(default="", init=False, repr=False)
+
+    def start(self, run: Running) -> None:
+        """Begins a run of MLflow, or finds the one of before."""
+        if self._client is not None:
+            return
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _beside(run.path)
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name(self.experiment)
+        place = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
+        # A run that is started over has the name of the one of before, and no lines.
+        known = client.search_runs([place], f"tags.`{TAG}` = '{run.path.name}'") if run.lines else []
+        if known:
+            self._id = known[0].info.run_id
+            client.set_terminated(self._id, "RUNNING")
+        else:
+            self._id = client.create_run(place, run_name=run.path.name, tags={TAG: run.path.name}).info.run_id
+            keys = [Param(key, str(value)[:LONGEST_VALUE]) for key, value in run.keys.items()]
+            for first in range(0, len(keys), MOST_PARAMETERS):
+                client.log_batch(self._id, params=keys[first : first + MOST_PARAMETERS])
+        self._client = client
+
+    def after_round(self, run: Running, line: Line) -> None:
+        """Logs the numbers of a round."""
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        numbers = {name: value for name, value in numbers_of(line).items() if name != "round"}
+        self._client.log_batch(self._id, [Metric(_name(n), v, now, line["round"]) for n, v in numbers.items()])
+
+    def end(self, run: Running, summary: Line | None) -> None:
+        """Says how the run ended."""
+        if self._client is not None:
+            self._client.set_terminated(self._id, "KILLED" if summary is None else "FINISHED")
+
+
+def _beside(run: Path) -> str:
+    return f"sqlite:///{run.absolute().parent / 'mlflow.db'}"
+
+
+def _name(number: str) -> str:
+    """Names of MLflow have letters, digits and `_-. :/`."""
+    return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in number)

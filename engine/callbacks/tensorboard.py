@@ -1,0 +1,64 @@
+"""Rounds as TensorBoard events."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from engine.callbacks.callback import Callback, Line, Running
+from engine.records.summary import chosen, metric_of, weighting_of
+from engine.rounds.domains import DOMAINS
+
+
+@dataclass
+class TensorBoard(Callback):
+    """Writes the scalars of every round under `<run>/tensorboard`, and the keys of the run for its tab of them."""
+
+    _writer: EventFileWriter | None = field(default=None, init=False, repr=False)
+
+    def start(self, run: Running) -> None:
+        """Begins a file of events."""
+        if self._writer is None:
+            plain = {key: v if isinstance(v, bool | int | float | str) else str(v) for key, v in run.keys.items()}
+            self._writer = EventFileWriter(str(run.path / "tensorboard"))
+            self._writer.add_event(Event(step=0, summary=hparams_pb(plain, trial_id=run.path.name)))
+
+    def after_round(self, run: Running, line: Line) -> None:
+        """Writes a round."""
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(line).items()]
+        assert self._writer is not None
+        self._writer.add_event(Event(step=line["round"], summary=Summary(value=values)))
+
+    def end(self, run: Running, summary: Line | None) -> None:
+        """Flushes what was written."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _scalars(line: Line) -> dict[str, float]:
+    """The numbers of a round that are shown."""
+    scalars = {
+        "bytes/up": line["bytes_up"],
+        "bytes/down": line["bytes_down"],
+        "seconds/round": line["seconds"]["round"],
+    }
+    if line["loss"] is not None:
+        scalars["loss"] = line["loss"]
+    for scope, parts in line.get("scopes", {}).items():
+        for part, numbers in parts.items():
+            scalars[f"accuracy_{part}/{scope}"] = numbers[weighting_of(scope)]
+            if (value := chosen(numbers, scope)) is not None:
+                scalars[f"{metric_of(numbers)}_{part}/{scope}"] = value
+            if scope == DOMAINS:
+                scalars |= _of_domains(part, numbers)
+    return scalars
+
+
+def _of_domains(part: str, numbers: dict[str, Any]) -> dict[str, float]:
+    """Beside the mean accuracy: means of macro-F1, balanced accuracy and AUC, and the accuracy on every domain."""
+    means = {f"{rate}_{part}/{DOMAINS}": numbers[rate] for rate in ("f1_clients", "balanced", "auc")}
+    named = {f"accuracy_{part}/{DOMAINS}/{name}": found["accuracy"] for name, found in numbers[DOMAINS].items()}
+    return {tag: value for tag, value in {**means, **named}.items() if value is not None}

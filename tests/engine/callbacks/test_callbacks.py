@@ -1,0 +1,226 @@
+"""Callbacks of whole runs: what they are called with, how they end a run, and what becomes of one that fails."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.callbacks.loading import load_callbacks
+from engine.commands import driver
+from engine.commands.run import run
+from engine.records import checkpoint
+from engine.records.client_scores import read_client_scores
+from engine.records.metrics import read_metrics
+from engine.records.run_folder import read_summary, run_path
+from engine.settings.config import Config, config_from
+from storage.errors import ShoalError
+
+NOTES = """
+import json
+from dataclasses import dataclass
+from notes_of import FOLDER
+from shoal import Callback
+
+@dataclass
+class Notes(Callback):
+    stop_after: int = 99
+    fail_in: int = 99
+
+    def note(self, *what):
+        with open(FOLDER / "notes.jsonl", "a") as file:
+            file.write(json.dumps(what) + "\\n")
+
+    def start(self, run):
+        self.note("start", len(run.lines), run.rounds, run.keys["seed"], run.config["name"], run.path.name)
+
+    def after_round(self, run, line):
+        self.note("round", line["round"], len(run.lines))
+        if line["round"] == self.fail_in:
+            raise KeyError("gone")
+        if line["round"] >= self.stop_after:
+            run.stop("enough")
+
+    def after_evaluation(self, run, line):
+        self.note("evaluation", line["round"])
+
+    def end(self, run, summary):
+        self.note("end", summary and summary["rounds"])
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("callbacks")
+
+
+@pytest.fixture
+def configure(store: Path, tmp_path: Path) -> Callable[..., Config]:
+    """A run of six rounds in this process, evaluated in every second one."""
+    (tmp_path / "mine.py").write_text(NOTES)
+    (tmp_path / "notes_of.py").write_text(f"from pathlib import Path\nFOLDER = Path({str(tmp_path)!r})\n")
+    options = {"nodes": 120, "features": 8, "classes": 3}
+    plain = {
+        "name": "called",
+        "rounds": 6,
+        "data": {"dataset": "sbm", "options": options, "root": str(store), "store": str(store / "store")},
+        "partition": {"method": "metis", "clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "evaluation": {"every": 2},
+        "engine": {"backend": "local"},
+        "run": {"tensorboard": False, "root": str(tmp_path / "runs"), "checkpoint_every": 1, "keep": 9},
+    }
+    return lambda *callbacks, **keys: config_from(plain, {"callbacks": list(callbacks), **keys})
+
+
+def notes(folder: Path) -> list[list[Any]]:
+    return [json.loads(line) for line in (folder / "notes.jsonl").read_text().splitlines()]
+
+
+def killed_after(config: Config, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose process is gone after the checkpoint of a round."""
+    save = checkpoint.save
+
+    def save_and_die(root: Path, kept: checkpoint.Checkpoint, keep: int) -> Path:
+        folder = save(root, kept, keep)
+        if kept.state.round == number:
+            raise MemoryError
+        return folder
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.checkpoint, "save", save_and_die)
+        with pytest.raises(MemoryError):
+            run(config)
+
+
+def rewind(folder: Path, number: int) -> None:
+    """The checkpoints of later rounds were not written, though the rounds were logged."""
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name.removeprefix("round-")) > number:
+            shutil.rmtree(path)
+
+
+def test_a_users_own_is_called_and_kept_apart(configure: Callable[..., Config], tmp_path: Path) -> None:
+    mine = {"name": str(tmp_path / "mine.py:Notes"), "stop_after": 3}
+    config, plain = configure(mine), configure()
+    folder = run(config)
+    assert notes(tmp_path) == [
+        ["start", 0, 6, 0, "called", folder.name],
+        ["round", 1, 1], ["round", 2, 2], ["evaluation", 2], ["round", 3, 3], ["round", 4, 4], ["evaluation", 4],
+        ["end", 4],
+    ]  # fmt: skip
+    summary = read_summary(folder)
+    assert (summary["rounds"], summary["stopped"]) == (4, "enough")
+    # It may end a run: another text is another run, and so is another option; what only writes is not.
+    assert len({folder, run_path(plain), run_path(configure({**mine, "stop_after": 2}))}) == 3
+    assert run_path(configure("csv", "tensorboard")) == run_path(plain)
+    assert run_path(configure("csv", mine)) == folder
+    (tmp_path / "mine.py").write_text(NOTES + "\n")
+    assert run_path(config) != folder
+
+
+def test_its_failure_keeps_the_run(configure: Callable[..., Config], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    config = configure({"name": f"{mine}:Notes", "fail_in": 3})
+    line = NOTES.splitlines().index('            raise KeyError("gone")') + 1
+    with pytest.raises(ShoalError) as error:
+        run(config)
+    assert str(error.value) == f"callbacks: {mine}:Notes: {mine}, line {line}, in after_round(): KeyError: 'gone'"
+    assert notes(tmp_path)[-1] == ["end", None]
+    folder = run(config, resume=True)
+    assert ["start", 3, 6, 0, "called", folder.name] in notes(tmp_path)
+    assert [each["round"] for each in read_metrics(folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_early_stopping_ends_in_the_same_round_after_a_kill(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A loss that never gets so much better: the second and the third round are no improvement.
+    stop = {"name": "early_stopping", "figure": "loss", "mode": "min", "min_delta": 9.0, "patience": 2}
+    config = configure(stop)
+    killed_after(config, 2, monkeypatch)
+    resumed = run(config, resume=True)
+    assert [line["round"] for line in read_metrics(resumed)] == [1, 2, 3, 4]
+    # The last round is done, and no summary is written yet.
+    again = configure(stop, **{"run.root": f"{config.run.root}-again"})
+    killed_after(again, 4, monkeypatch)
+    assert not (run_path(again) / "summary.json").exists()
+    other = run(again, resume=True)
+    assert [line["round"] for line in read_metrics(other)] == [1, 2, 3, 4]
+    whole = run(configure(**{"run.root": f"{config.run.root}-whole", "rounds": 4}))
+    ends = [checkpoint.load_round(folder / "checkpoints", 4).state.server for folder in (resumed, other, whole)]
+    for end in ends[:2]:
+        assert end.keys() == ends[2].keys()
+        assert all(torch.equal(end[name], ends[2][name]) for name in end)
+
+
+def test_csv_has_the_lines_after_a_kill(configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure("csv")
+    killed_after(config, 4, monkeypatch)
+    rewind(run_path(config), 3)
+    with (run_path(config) / "metrics.csv").open("a") as file:
+        file.write("4,a round that is run once more\n")
+    folder = run(config, resume=True)
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = read_metrics(folder)
+    # Scores of clients are cut off and go on, too.
+    assert sorted(set(read_client_scores(folder)["round"].to_pylist())) == [2, 4, 6]
+    assert len(read_client_scores(folder)) == 3 * 3 * 2 * 4
+    assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert [row["loss"] for row in rows] == [str(line["loss"]) for line in lines]
+    scores = [line["scopes"]["served"]["test"]["nodes"] if "scopes" in line else "" for line in lines]
+    assert [row["served.test.nodes"] for row in rows] == [str(score) for score in scores]
+
+
+def test_a_logger_that_fails_is_left_out(
+    configure: Callable[..., Config], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = configure("csv", "tensorboard")
+    (run_path(config) / "tensorboard").parent.mkdir(parents=True)
+    (run_path(config) / "tensorboard").write_text("a file in the place of a folder")
+    folder = run(config)
+    said = capsys.readouterr().err
+    assert said.count("callbacks: tensorboard") == 1
+    assert "the run goes on without it" in said
+    assert "Traceback" in (folder / "run.log").read_text()
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 7
+
+
+def test_tensorboard_is_there_unless_said_otherwise(configure: Callable[..., Config]) -> None:
+    assert list(load_callbacks(configure("csv", **{"run.tensorboard": True}))) == ["tensorboard", "csv"]
+    assert list(load_callbacks(configure("csv", "tensorboard", **{"run.tensorboard": True}))) == ["csv", "tensorboard"]
+    assert list(load_callbacks(configure("csv"))) == ["csv"]
+
+
+@pytest.mark.parametrize(
+    ("callback", "line"),
+    [
+        ("cvs", r"callbacks: 'cvs' is unknown; did you mean 'csv'\?; there are csv, .*, or my_file\.py:MyCallback"),
+        ({"name": "csv", "a": 1}, "callbacks: csv.a: unknown; it has no option"),
+        (
+            {"name": "early_stopping", "patiense": 1},
+            r"callbacks: early_stopping\.patiense: unknown; .*; did you mean 'patience'\?",
+        ),
+        ({"name": "early_stopping", "patience": 0}, r"callbacks: early_stopping\.patience: .*, found 0"),
+        ({"name": "early_stopping", "patience": True}, r"callbacks: early_stopping\.patience: .*, found True"),
+        ({"name": "early_stopping", "mode": "up"}, r"callbacks: early_stopping\.mode: .*, found 'up'"),
+        ({"name": "early_stopping", "min_delta": -1}, r"callbacks: early_stopping\.min_delta: .*, found -1"),
+        ("nowhere.py:Mine", "callbacks: .*nowhere.py cannot be read: No such file or directory"),
+        ("HERE/mine.py:Nothing", "HERE/mine.py: has no class Nothing; it has Notes"),
+        ("HERE/mine.py:dataclass", ".*is no callback; derive a class from shoal.Callback"),
+        ({"name": "HERE/mine.py:Notes", "stop": 1}, "callbacks: .*: unknown; it has stop_after, fail_in"),
+    ],
+)
+def test_a_mistake_is_one_line(configure: Callable[..., Config], tmp_path: Path, callback: Any, line: str) -> None:
+    put = json.loads(json.dumps(callback).replace("HERE", str(tmp_path)))
+    with pytest.raises(ShoalError, match=f"^{line.replace('HERE', str(tmp_path))}$"):
+        run(configure(put))
+    with pytest.raises(ShoalError, match="csv is there twice"):
+        load_callbacks(configure("csv", "csv"))
