@@ -3,6 +3,7 @@
 Called as PyG's aggregations are, which are readouts, too: `from torch_geometric.nn import SoftmaxAggregation`.
 """
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
@@ -17,4 +18,4 @@ class MeanAndMax(nn.Module):
     def forward(self, x: Tensor, index: Tensor, dim_size: int) -> Tensor:
         mean = scatter(x, index, dim_size=dim_size, reduce="mean")
         most = scatter(x, index, dim_size=dim_size, reduce="max")
-        return self.join(mean) + most
+        return self.join(torch.cat([mean, most], dim=1))

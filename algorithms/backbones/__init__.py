@@ -141,8 +141,9 @@ def build(
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
-            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, or `my_file.py:Name`, and `prompt`: key of
-            `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left out.
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, or `my_file.py:Name`, and
+            `prompt`: key of `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left
+            out.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.

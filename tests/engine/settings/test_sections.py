@@ -278,7 +278,7 @@ def test_a_wrong_model_of_several_is_named_by_its_place() -> None:
 
 
 def test_every_method_of_partition_can_be_chosen() -> None:
-    assert get_args(get_type_hints(PartitionOptions)["method"]) == tuple(METHODS)
+    assert get_args(get_args(get_type_hints(PartitionOptions)["method"])[0]) == tuple(METHODS)
 
 
 def test_a_model_keeps_the_keys_of_its_backbone() -> None:
