@@ -19,6 +19,7 @@ from algorithms.backbones.output import Output
 from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Pooling, Readout
+from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import quoted
 
@@ -88,7 +89,10 @@ def backbone(name: str, headless: bool = False, task: str = "node") -> type[nn.M
         raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     known = {**BACKBONES, **OF_GRAPHS, **(HEADLESS if headless else {})}
     if name not in known:
-        raise ShoalError(f"model.name: there is no {name!r}; choose one of {', '.join(sorted(BACKBONES))}")
+        names = sorted(BACKBONES)
+        raise ShoalError(
+            f"model.name: there is no {name!r}; choose one of {', '.join(names)}{did_you_mean(name, names)}"
+        )
     return _imported(known[name])
 
 

@@ -12,6 +12,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation,
 from algorithms.base import Algorithm
 from algorithms.faults import in_words, place_in, raised_by_itself
 from algorithms.methods.beside import Beside
+from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import checked, quoted
 
@@ -104,7 +105,7 @@ def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], wh
     for key in options:
         if key not in fields:
             known = ", ".join(fields) or "no option"
-            raise ShoalError(f"algorithm.{key}: unknown; {name} has {known}")
+            raise ShoalError(f"algorithm.{key}: unknown; {name} has {known}{did_you_mean(key, fields)}")
     values = {}
     for key, value in options.items():
         try:

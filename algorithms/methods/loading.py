@@ -11,6 +11,7 @@ from algorithms.base import Algorithm
 from algorithms.faults import code_of, file_of
 from algorithms.methods.beside import Beside, collect
 from algorithms.methods.checks import class_place, read_class, read_options, require_method
+from storage.alike import did_you_mean
 from storage.digest import text_digest
 from storage.errors import ShoalError
 from storage.plain_file import read_text
@@ -86,7 +87,10 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
         return MethodSpec(name, dict(options))
     file, colon, cls = name.rpartition(":")
     if not colon or not file.endswith(".py") or not cls:
-        raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
+        raise ShoalError(
+            f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
+            f"{did_you_mean(name, METHODS)}"
+        )
     try:
         source = read_text(file, LARGEST_SOURCE)
     except OSError as error:

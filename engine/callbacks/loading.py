@@ -82,8 +82,8 @@ def _class(name: str) -> tuple[type[Callback], str]:
     file, colon, cls_name = name.rpartition(":")
     if not colon or not file.endswith(".py") or not cls_name:
         raise ShoalError(
-            f"callbacks: {name!r} is unknown{did_you_mean(name, CALLBACKS)}; there are {', '.join(CALLBACKS)}, or "
-            "my_file.py:MyCallback"
+            f"callbacks: {name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
+            f"{did_you_mean(name, CALLBACKS)}"
         )
     return _own(name, file, cls_name)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from storage.alike import did_you_mean
 from storage.datasets import (
     citation_domains,
     files,
@@ -239,5 +240,6 @@ def _known(options: DataSource) -> str:
     name = options.dataset.lower()
     require_one_task(name)
     if name not in LOADERS:
-        raise ShoalError(f"data.dataset: unknown dataset '{options.dataset}'; known are {', '.join(LOADERS)}")
+        known = f"{', '.join(LOADERS)}{did_you_mean(name, LOADERS)}"
+        raise ShoalError(f"data.dataset: unknown dataset '{options.dataset}'; known are {known}")
     return name
