@@ -70,14 +70,14 @@ def test_make_targets_exist(target: str) -> None:
 
 
 def test_links_exist() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
 
 
 def test_files_that_are_named_exist() -> None:
-    for document in (ROOT / "README.md", ROOT / "pyproject.toml", *(ROOT / "docs").glob("*.md")):
-        rooms = "engine|algorithms|storage|partition|tests|benchmarks|configs"
+    for document in (*ROOT.glob("*.md"), ROOT / "pyproject.toml", *(ROOT / "docs").glob("*.md")):
+        rooms = "shoal|engine|algorithms|storage|partition|tests|benchmarks|configs|examples"
         for path in re.findall(rf"(?<![\w./])(?:{rooms})/[\w/.-]*\w", document.read_text()):
             assert (ROOT / path).exists(), f"{document.name}: {path}"
 

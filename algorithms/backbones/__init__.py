@@ -22,6 +22,7 @@ from algorithms.backbones.own_readout import own_readout
 from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Pooling, Readout
+from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import is_own, quoted
 from storage.own_code.own_code import OwnCode, read_own
@@ -99,8 +100,11 @@ def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts
         raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     known = {**BACKBONES, **OF_GRAPHS, **(HEADLESS if headless else {})}
     if name not in known:
-        choice = ", ".join(sorted(BACKBONES))
-        raise ShoalError(f"model.name: there is no {name!r}; choose one of {choice}, or my_file.py:MyModel")
+        names = sorted(BACKBONES)
+        raise ShoalError(
+            f"model.name: there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
+            f"{did_you_mean(name, names)}"
+        )
     return _imported(known[name])
 
 

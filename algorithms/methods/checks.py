@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
 
 from algorithms.base import Algorithm
+from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import checked, quoted
 from storage.own_code.traces import in_words
@@ -80,7 +81,7 @@ def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], wh
     for key in options:
         if key not in fields:
             known = ", ".join(fields) or "no option"
-            raise ShoalError(f"algorithm.{key}: unknown; {name} has {known}")
+            raise ShoalError(f"algorithm.{key}: unknown; {name} has {known}{did_you_mean(key, fields)}")
     values = {}
     for key, value in options.items():
         try:

@@ -8,6 +8,7 @@ from typing import Any
 from algorithms.base import Algorithm
 from algorithms.faults import code_of, file_of
 from algorithms.methods.checks import class_place, read_options, require_method
+from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import is_own
 from storage.own_code.own_code import OwnCode, read_own
@@ -86,7 +87,10 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     if name in METHODS:
         return MethodSpec(name, dict(options))
     if not is_own(name):
-        raise ShoalError(f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod")
+        raise ShoalError(
+            f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
+            f"{did_you_mean(name, METHODS)}"
+        )
     code = read_own("algorithm.name", name)
     return MethodSpec(name, dict(options), code.source, code.helpers)
 

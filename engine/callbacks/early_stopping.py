@@ -53,8 +53,8 @@ class EarlyStopping(Callback):
             found = numbers_of(line)
             if self.figure not in found:
                 raise ShoalError(
-                    f"callbacks: early_stopping.figure: no round has the number {self.figure!r}"
-                    f"{did_you_mean(self.figure, found)}; there are {', '.join(found)}"
+                    f"callbacks: early_stopping.figure: no round has the number {self.figure!r}; there are "
+                    f"{', '.join(found)}{did_you_mean(self.figure, found)}"
                 )
 
     def _count(self, run: Running, line: Line) -> None:

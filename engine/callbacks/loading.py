@@ -77,8 +77,8 @@ def _class(name: str) -> tuple[type[Callback], str]:
         return getattr(importlib.import_module(module), cls_name), ""
     if not is_own(name):
         raise ShoalError(
-            f"callbacks: {name!r} is unknown{did_you_mean(name, CALLBACKS)}; there are {', '.join(CALLBACKS)}, or "
-            "my_file.py:MyCallback"
+            f"callbacks: {name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
+            f"{did_you_mean(name, CALLBACKS)}"
         )
     code = read_own("callbacks", name)
     cls = code.load()

@@ -1,5 +1,6 @@
 """The command `shoal`."""
 
+import importlib.metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ from storage.errors import ShoalError
 from storage.option_types import path_fault
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
@@ -45,8 +45,19 @@ def _one_of(option: str, value: str, *known: str) -> str:
     return value
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"shoal {importlib.metadata.version('shoal')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
     """Options of every command; `--debug` is read where errors are printed."""
 
 

@@ -25,7 +25,7 @@ def command() -> None:
 
     debug = "--debug" in sys.argv
     try:
-        app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=True)
+        app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="shoal", standalone_mode=True)
     except ShoalError as error:
         if debug:
             import traceback

@@ -16,6 +16,7 @@ from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
 from partition import require_divides_graphs, require_enough_nodes
+from storage.alike import did_you_mean
 from storage.datasets import (
     DataSource,
     classes_ahead,
@@ -59,7 +60,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         options["own"] = config.data.options
     for key, value in () if of_own else config.data.options.items():
         if key not in known:
-            raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}")
+            raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}{did_you_mean(key, known)}")
         try:
             options[key] = checked(hints[key], value)
         except ValueError as error:

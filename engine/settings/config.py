@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,7 @@ from engine.settings.sections import (
     RunConfig,
 )
 from partition.options import PartitionOptions
+from storage.alike import did_you_mean, did_you_mean_at
 from storage.errors import ShoalError
 from storage.kernel import Kernel
 from storage.layout import TWINS
@@ -279,4 +280,11 @@ def _known(location: Sequence[str | int]) -> str:
         for inner in location[1:-1]:
             section = next(known.type for known in fields(section) if known.name == inner)
         names = [known.name for known in fields(section)]
-    return f"known here: {', '.join(names)}"
+    wrong = str(location[-1])
+    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, _every_key()) or did_you_mean(wrong, names)}"
+
+
+def _every_key() -> dict[str, Any]:
+    """The keys of all sections, dotted; a class of options has no other form."""
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {f"{name}.{key.name}": key.type for name, of in sections.items() if is_dataclass(of) for key in fields(of)}

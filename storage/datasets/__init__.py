@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from storage.alike import did_you_mean
 from storage.datasets import (
     citation_domains,
     files,
@@ -248,8 +249,6 @@ def _known(options: DataSource) -> str:
     name = options.dataset.lower()
     require_one_task(name)
     if name not in LOADERS:
-        known = ", ".join(LOADERS)
-        raise ShoalError(
-            f"data.dataset: unknown dataset '{options.dataset}'; known are {known}, or my_file.py:MyDataset"
-        )
+        known = f"{', '.join(LOADERS)}, or my_file.py:MyDataset{did_you_mean(name, LOADERS)}"
+        raise ShoalError(f"data.dataset: unknown dataset '{options.dataset}'; known are {known}")
     return name

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.datasets.incoming import MASKS, graph_of
 from storage.datasets.source import DataSource, data_root
 from storage.digest import input_digest
 from storage.errors import ShoalError
@@ -16,7 +15,7 @@ from storage.option_types import checked, quoted
 from storage.own_code.own_code import OwnCode, read_own
 
 KEY = "data.dataset"
-NAMES = (*REQUIRED, *OPTIONAL, *MASKS)
+NAMES = (*REQUIRED, *OPTIONAL, "train_mask", "val_mask", "test_mask")
 
 
 class Dataset(ABC):
@@ -67,6 +66,9 @@ def load_own(options: DataSource) -> Graph:
     given = found if isinstance(found, Mapping) else {name: getattr(found, name, None) for name in NAMES}
     if unknown := next((name for name in given if name not in NAMES), None):
         raise code.fault(KEY, f"load gives {unknown!r}, which is none of {', '.join(NAMES)}")
+    # It imports torch, which other datasets do not need.
+    from storage.datasets.incoming import graph_of
+
     values = {name: given.get(name) for name in NAMES}
     return graph_of(options.name, values, {name: f"{code.place}: {name}" for name in NAMES})
 

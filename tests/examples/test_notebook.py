@@ -21,9 +21,9 @@ def test_from_start_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     said = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     texts = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in said)
     assert "train.learning_rate: unknown key" in texts
-    assert "notebook: 10/10 rounds" in texts
+    assert "notebook: 6/6 rounds" in texts
     assert "finished)" in texts
     assert [output for output in said if "image/png" in output.get("data", {})]
     # Two data frames of a run, one of the sweep.
     assert sum("text/html" in output.get("data", {}) for output in said) >= 3
-    assert len(list((tmp_path / "runs").glob("notebook-*/summary.json"))) == 4
+    assert len(list((tmp_path / "runs").glob("notebook-*/summary.json"))) == 2

@@ -225,7 +225,7 @@ def test_a_run_with_it(mine: str, run: Callable[..., Server]) -> None:
     assert torch.equal(moving.state.server["w"], plain.state.server["w"])
 
 
-@pytest.mark.parametrize("name", ["fedsgd", "mine.py", "mine.txt:Mine", "mine.py:", ":Mine"])
+@pytest.mark.parametrize("name", ["fedunheardof", "mine.py", "mine.txt:Mine", "mine.py:", ":Mine"])
 def test_an_unknown_name_lists_what_there_is(name: str) -> None:
     expected = "is unknown; there are local, global, fedavg, fedgta"
     assert error_of(name).startswith(f"algorithm.name: {name!r} {expected}")

@@ -202,7 +202,7 @@ def test_tensorboard_is_there_unless_said_otherwise(configure: Callable[..., Con
 @pytest.mark.parametrize(
     ("callback", "line"),
     [
-        ("cvs", r"callbacks: 'cvs' is unknown; did you mean 'csv'\?; there are csv, .*, or my_file\.py:MyCallback"),
+        ("cvs", r"callbacks: 'cvs' is unknown; there are csv, .*, or my_file\.py:MyCallback; did you mean 'csv'\?"),
         ({"name": "csv", "a": 1}, "callbacks: csv.a: unknown; it has no option"),
         (
             {"name": "early_stopping", "patiense": 1},

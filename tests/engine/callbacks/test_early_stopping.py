@@ -72,6 +72,6 @@ def test_a_number_that_there_is_not() -> None:
     with pytest.raises(ShoalError) as error:
         stopping.after_evaluation(running, line(1, 0.5))
     assert str(error.value) == (
-        "callbacks: early_stopping.figure: no round has the number 'served.val.node'; did you mean "
-        "'served.val.nodes'?; there are round, loss, served.val.nodes"
+        "callbacks: early_stopping.figure: no round has the number 'served.val.node'; there are round, loss, "
+        "served.val.nodes; did you mean 'served.val.nodes'?"
     )

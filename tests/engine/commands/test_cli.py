@@ -1,9 +1,11 @@
 """The command as a user types it: each way that ends well, and how the others end."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rooms import ROOT
 from typer.testing import CliRunner
 
 from engine.commands import cli
@@ -23,6 +25,22 @@ def printed(shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         return " ".join(capsys.readouterr().out.split())
 
     return printed
+
+
+def test_version(printed: Callable[..., str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert printed("--version") == f"shoal {project['version']}"
+
+
+def test_completion_in_a_shell(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bash asks for after `shoal --install-completion`."""
+    monkeypatch.setenv("_SHOAL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "shoal re")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert printed() == "report remove"
+    monkeypatch.setenv("COMP_WORDS", "shoal run --f")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert printed() == "--fresh"
 
 
 def shard(tiny: Path, client: int = 2) -> Path:

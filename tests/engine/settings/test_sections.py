@@ -213,7 +213,7 @@ def test_refused(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
-        ("rows", 0.1, "unknown key; known here: features, edges, labels, seed"),
+        ("rows", 0.1, "unknown key; known here: features, edges, labels, seed; did you mean 'propagation.rows'.*"),
         ("features", -0.1, ".* greater than or equal to 0, found -0.1"),
         ("features", 1.1, ".* less than or equal to 1, found 1.1"),
         ("edges", NAN, ".* finite number, found nan"),

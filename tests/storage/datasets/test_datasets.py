@@ -42,7 +42,8 @@ def write_graph(folder: Path, x: np.ndarray) -> DataSource:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    message = r"^data\.dataset: unknown dataset 'coraa'.*cora.*physics.*sbm, sbm-graphs, .*ogbn-arxiv.*papers100m-like$"
+    known = "cora.*physics.*sbm, sbm-graphs, .*ogbn-arxiv.*papers100m-like"
+    message = rf"^data\.dataset: unknown dataset 'coraa'.*{known}; did you mean 'cora'\?$"
     with pytest.raises(ShoalError, match=message):
         load(DataSource("coraa"))
 
@@ -112,7 +113,7 @@ def changed(options: DataSource) -> set[str]:
     other = {
         "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
-        "base": "cora", "padding": "random", "shots": 9,
+        "base": "cora", "padding": "random", "shots": 9, "own": {"nodes": 9},
     }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):
