@@ -112,6 +112,7 @@ def sweep_command(
     choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
     choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "served",
     at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
+    page: Annotated[bool, typer.Option("--report", help="Write the page of the sweep at its end.")] = False,
 ) -> None:
     """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
     from engine.commands.sweep import Sweep
@@ -130,6 +131,10 @@ def sweep_command(
     complete = sweep.go()
     show_rows(sweep.rows, Layout(), "test accuracy, or the metric of the run, at the best validation round")
     print(f"sweep folder: {sweep.folder}")
+    if page and any(row.figures for row in sweep.rows):
+        from engine.commands.report import report
+
+        print(f"page: {report([sweep.folder], None)}")
     if not complete:
         raise typer.Exit(1)
 

@@ -65,11 +65,12 @@ def test_every_command_one_after_another(tiny: Path, printed: Callable[..., str]
     assert "fedavg on sbm (synthetic)" in text
     assert printed("export", run) == f"written: {run / 'export'}"
     assert (run / "export" / "predictions.arrow").exists()
-    text = printed("sweep", tiny, "seed=0,1", "train.lr=0.01,0.1")
+    text = printed("sweep", tiny, "seed=0,1", "train.lr=0.01,0.1", "--report")
     assert "train.lr trained.best.val" in text
     assert len(list((folder / "runs").glob("tiny-*"))) == 4
     (sweep,) = (folder / "runs" / "sweeps").iterdir()
     assert f"sweep folder: {sweep}" in text
+    assert f"page: {sweep / 'report' / 'index.html'}" in text
     assert "to run" not in printed("sweep", tiny, "seed=0,1", "train.lr=0.01,0.1", "--dry-run")
     inspected = printed("inspect", sweep)
     assert inspected.startswith("config: seed=0,1 train.lr=0.01,0.1")

@@ -42,7 +42,7 @@ def write_graph(folder: Path, x: np.ndarray) -> DataSource:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    known = "cora.*physics.*sbm, sbm-graphs, .*ogbn-arxiv.*papers100m-like"
+    known = "cora.*physics.*sbm, sbm-graphs, .*ogbn-arxiv.*papers100m-like, or my_file.py:MyDataset"
     message = rf"^data\.dataset: unknown dataset 'coraa'.*{known}; did you mean 'cora'\?$"
     with pytest.raises(ShoalError, match=message):
         load(DataSource("coraa"))
