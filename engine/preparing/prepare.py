@@ -40,7 +40,7 @@ from storage.split import SplitOptions, read_split_file
 from storage.store import DOMAINS, WHOLE, Store, training_path
 from storage.watch import watched_by
 
-OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit")
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "title", "made")
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
@@ -63,7 +63,16 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     data = config.data
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
-    same = partial(DataSource, root=data.root, row_normalize=data.row_normalize, **options)
+    if data.name is not None and (not isinstance(data.dataset, str) or data.dataset.lower() != "files"):
+        raise ShoalError("data.name: is for one graph of one's own (data.dataset files); others have their names")
+    same = partial(
+        DataSource,
+        root=data.root,
+        row_normalize=data.row_normalize,
+        title=data.name,
+        made=data.features,
+        **options,
+    )
     if isinstance(data.dataset, str):
         if isinstance(data.path, tuple):
             raise ShoalError(f"data.path: a list is for a list of datasets; {data.dataset} is one graph")
@@ -175,7 +184,8 @@ def store_path(config: Config) -> Path:
     # Shoal, which this one cannot read, is left where it is.
     digits = fingerprint_of({**identity(config), "format": FORMAT})
     dataset = config.data.dataset
-    graph = dataset.lower() if isinstance(dataset, str) else joined_name([each.name for each in sources(config)])
+    one = config.data.name or (dataset.lower() if isinstance(dataset, str) else None)
+    graph = one or joined_name([each.name for each in sources(config)])
     name = f"{graph}-{chosen.method}{chosen.clients}-{digits}"
     return data_root(config.data.root) / "stores" / name
 
@@ -300,6 +310,12 @@ def require_known(config: Config) -> None:
         raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
     if config.task == "edge" and config.data.sparsity != Sparsity(seed=config.data.sparsity.seed):
         raise ShoalError("data.sparsity: masks what nodes and graphs have; with task edge leave all its shares at 0")
+    hidden = config.task == "edge" or config.data.inductive or config.data.sparsity.edges > 0
+    if hidden and config.data.features.from_edges:
+        raise ShoalError(
+            f"data.features: {config.data.features.kind} would tell of edges that clients do not see (task edge, "
+            "data.inductive, data.sparsity.edges); take one-hot or random"
+        )
     if config.task != "node" and config.propagation.rows != "all":
         raise ShoalError(
             f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task {config.task} set all"

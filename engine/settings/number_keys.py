@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from partition.options import ALPHA
+from storage.datasets.made_features import MadeFeatures
 from storage.layout import may_be_sparse
 
-PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
+PLACES = ("name", "data.root", "data.store", "data.name", "ray", "resources", "run", "engine")
 # Of sections whose other keys only say where and how fast.
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",
@@ -35,6 +36,9 @@ LATER = {
     "data.sparsity.labels": 0.0,
     "data.sparsity.seed": 0,
     "data.inductive": False,
+    "data.features.kind": "given",
+    "data.features.width": MadeFeatures.width,
+    "data.features.seed": MadeFeatures.seed,
 }
 
 

@@ -25,6 +25,7 @@ from storage.datasets.digits import CLASSES, NODES, load_digits
 from storage.datasets.domains import joined
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
+from storage.datasets.made_features import made_features
 from storage.datasets.npz_graphs import load_npz_graph
 from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
 from storage.datasets.ogb_molecules import load_ogb_molecules, require_one_task
@@ -108,7 +109,14 @@ def load(options: DataSource) -> Graph:
     if in_blocks and options.row_normalize:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
     graph = LOADERS[name](name, options)
-    where = str(files.parts(files.graph_at(options.path))["x"]) if name == "files" else f"dataset '{name}'"
+    where = f"dataset '{name}'"
+    # Graphs that are cut out of a base have what was made for that.
+    if options.made.made and name not in induced_graphs.LEVELS:
+        x = made_features(graph.indptr, graph.indices, options.made, options.memory_limit)
+        graph = replace(graph, x=x, vocabulary=None)
+        in_blocks = False
+    elif name == "files":
+        where = str(files.parts(files.graph_at(options.path))["x"])
     # OGB features are checked as they are written, and features of twins are drawn finite.
     if not in_blocks:
         check_finite(graph.x, where)
@@ -158,7 +166,9 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     if name in twin.ORIGINALS:
         content |= twin.Twin.of(name, options).identity
     if name == "files":
-        content["files"] = files.contents(files.graph_at(options.path))
+        content["files"] = files.contents(files.graph_at(options.path), options.made.made)
+    if options.made.made:
+        content["made_features"] = options.made.identity
     return content
 
 

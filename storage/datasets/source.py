@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from storage.datasets.made_features import OWN, MadeFeatures
 from storage.errors import ShoalError
 from storage.option_types import FilePath, Flag, Number, Whole
 
@@ -53,6 +54,8 @@ class DataSource:
         smallest: Nodes of a graph from which on no further hop is taken.
         largest: Most nodes of a graph.
         padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
+        title: What the user's own graph is called; None: `files`.
+        made: Features that take the place of the dataset's own.
     """
 
     dataset: str
@@ -82,6 +85,8 @@ class DataSource:
     smallest: Count = 100
     largest: Count = 300
     padding: str = "none"
+    title: str | None = None
+    made: MadeFeatures = OWN
 
     @property
     def name(self) -> str:
