@@ -16,8 +16,8 @@ Y, WEIGHT = "label", "weight"
 def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: str = Y) -> Graph:
     """The graph of a `networkx.Graph` or of one of its kinds: edges made undirected and simple, without weights.
 
-    Nodes are numbered in the order in which the graph has them. Attributes of edges are not read, but an edge of another
-    weight than 1 is refused.
+    Nodes are numbered in the order in which the graph has them. Attributes of edges are not read, but an edge of
+    another weight than 1 is refused.
 
     Args:
         graph: Its nodes have the attributes `x` and, if they are known, `y`; and, if there are, `train_mask`,
@@ -62,7 +62,7 @@ def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:
     Raises:
         ShoalError: A node has none, or one of another length; names it.
     """
-    found = []
+    found: list[Any] = []
     for node in nodes:
         if (value := graph.nodes[node].get(key)) is None:
             raise ShoalError(f"graph.nodes[{node!r}][{key!r}]: missing; every node needs one")

@@ -9,6 +9,7 @@ from storage.datasets import (
     citation_domains,
     files,
     flickr,
+    heterophilous,
     induced_graphs,
     npz_graphs,
     ogb_molecules,
@@ -75,6 +76,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "reddit": load_reddit,
     **dict.fromkeys(twitch.CODES, load_twitch),
     **dict.fromkeys(citation_domains.FILES, load_citation_domain),
+    **dict.fromkeys(heterophilous.NAMES, heterophilous.load_heterophilous),
     **dict.fromkeys(tu.NAMES, load_tu),
     **dict.fromkeys(ogb_molecules.ARCHIVES, load_ogb_molecules),
     "files": files.load_files,
@@ -92,6 +94,7 @@ PUBLISHED_FILES: dict[str, list[Path]] = {
     "reddit": [reddit.FOLDER / file for file in reddit.FILES],
     **{name: twitch.paths(name) for name in twitch.CODES},
     **{name: [file] for name, file in citation_domains.FILES.items()},
+    **{name: [heterophilous.path_of(name)] for name in heterophilous.NAMES},
     **{name: ogb_molecules.paths(name) for name in ogb_molecules.ARCHIVES},
     **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
 }

@@ -31,6 +31,10 @@ RAW_FILES = {
     **{f"twitch-{name}": f"musae/twitch/{code}/{code}_edges.csv" for name, code in LANGUAGES.items()},
     "acmv9": "acdne/acmv9.mat",
     "dblpv7": "acdne/dblpv7.mat",
+    **{
+        word.replace("_", "-"): f"{word}/raw/{word}.npz"
+        for word in ("roman_empire", "amazon_ratings", "minesweeper", "tolokers", "questions")
+    },
     **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
     **{f"ogbg-{name}": f"ogbg_{name}/raw/edge.csv.gz" for name in ("molhiv", "molbace", "molbbbp")},
 }
