@@ -9,9 +9,10 @@ import scipy.sparse as sp
 from storage.classes import class_count
 from storage.errors import ShoalError
 from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
+from storage.labels import coded_labels
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment", "vocabulary", "graph")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names")
 
 
 def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
@@ -24,7 +25,8 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
             train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
             stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap)
             labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
-            and float32 become float32; whether they are finite is not checked.
+            and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
+            called, and y may be such names itself (texts; "" is unlabelled).
         where: Name of each array in error messages.
         synthetic: Whether the graph was generated and not published.
 
@@ -38,8 +40,16 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         graph_of = _graphs(arrays["graph"], nodes, where["graph"])
         items = int(graph_of[-1]) + 1
         what = f"there are {items} graphs; one value a graph"
-    y = _labels(arrays["y"], items, where["y"], what)
+    y, names = arrays["y"], arrays.get("label_names")
+    if y.dtype.kind == "U" and y.shape == (items,):
+        y, names = coded_labels(y, where["y"])
+    y = _labels(y, items, where["y"], what)
     classes = class_count(y, where["y"], "node" if graph_of is None else "graph")
+    if names is not None:
+        names = _texts(names, where.get("label_names", where["y"]), "a class")
+        if len(names) < classes:
+            raise ShoalError(f"{where['label_names']}: {len(names)} names for {classes} classes; give each one")
+        classes = len(names)
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
         split = _integers(split, items, (UNASSIGNED, TEST), where["split"], what).astype(np.int8)
@@ -47,7 +57,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         assignment = _integers(assignment, items, (0, 2**31 - 1), where["assignment"], what).astype(np.int32)
     vocabulary = arrays.get("vocabulary")
     if vocabulary is not None:
-        vocabulary = _vocabulary(vocabulary, x.shape[1], where["vocabulary"])
+        vocabulary = _texts(vocabulary, where["vocabulary"], "a column of x", x.shape[1])
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
     if graph_of is not None:
         require_apart(indptr, indices, graph_of, where["edge_index"])
@@ -64,6 +74,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         synthetic,
         vocabulary=vocabulary,
         graph_of=graph_of,
+        label_names=None if names is None else tuple(names.tolist()),
     )
 
 
@@ -108,14 +119,14 @@ def _features(x: Any, where: str) -> Any:
         return x.astype(np.float32)
 
 
-def _vocabulary(names: np.ndarray, features: int, where: str) -> np.ndarray:
-    if names.shape != (features,) or names.dtype.kind != "U":
-        raise ShoalError(
-            f"{where}: must be texts [{features}], one a column of x, found {names.dtype} {list(names.shape)}"
-        )
+def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -> np.ndarray:
+    """Names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
+    if names.ndim != 1 or len(names) != (len(names) if count is None else count) or names.dtype.kind != "U":
+        wanted = "[C]" if count is None else f"[{count}]"
+        raise ShoalError(f"{where}: must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
     found, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
-        raise ShoalError(f"{where}: {str(found[counts > 1][0])!r} is there twice; one column a name")
+        raise ShoalError(f"{where}: {str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
     return np.asarray(names)
 
 

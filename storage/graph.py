@@ -57,6 +57,7 @@ class Graph:
         vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
         graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
             two of them. None: this is one graph, and its items are nodes.
+        label_names: What every class is called, C texts; None if classes are numbers.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Graph:
     domains: tuple[Domain, ...] = ()
     vocabulary: np.ndarray | None = None
     graph_of: np.ndarray | None = None
+    label_names: tuple[str, ...] | None = None
 
     @property
     def nodes(self) -> int:

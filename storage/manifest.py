@@ -115,6 +115,7 @@ class Manifest:
         domains: The graphs that clients come from, where there are several.
         graphs: Graphs of the dataset, where labels are of graphs; None: they are of nodes, or of pairs of them.
         pairs: Pairs of all clients, where labels are of pairs of nodes.
+        label_names: What every class is called; None: classes are numbers.
     """
 
     identity: dict[str, Any]
@@ -136,6 +137,7 @@ class Manifest:
     domains: list[DomainRecord] = field(default_factory=list)
     graphs: int | None = None
     pairs: int | None = None
+    label_names: list[str] | None = None
 
     @property
     def items(self) -> int:
@@ -203,6 +205,8 @@ class Manifest:
             del fields["layout"], fields["feature_values"]
         if not self.domains:
             del fields["domains"]
+        if self.label_names is None:
+            del fields["label_names"]
         # As they were written before items were anything but nodes.
         _without_none(fields)
         fields["clients"] = [_plain(client) for client in self.clients]

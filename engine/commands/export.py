@@ -1,5 +1,6 @@
 """Final models and predictions of a run, so that its accuracies can be checked from outside."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,8 @@ def export(run: Path, best: str | None = None) -> Path:
     Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
     2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
     `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`; in edge tasks one
-    row a pair, `source` and `target` int64, global ids of its nodes.
+    row a pair, `source` and `target` int64, global ids of its nodes. Where classes have names, these are in the
+    schema's metadata, `label_names`, as a JSON list.
 
     Args:
         run: Folder of a finished run.
@@ -94,7 +96,10 @@ def export(run: Path, best: str | None = None) -> Path:
             step.advance()
     write_tensors(out / MODELS, models)
     table = {name: pa.array(np.concatenate(parts)) for name, parts in sorted(columns.items())}
-    batch = pa.RecordBatch.from_arrays(list(table.values()), names=list(table))
+    names = store.manifest.label_names
+    notes = None if names is None else {"label_names": json.dumps(names)}
+    schema = pa.schema([(name, column.type) for name, column in table.items()], notes)
+    batch = pa.RecordBatch.from_arrays(list(table.values()), schema=schema)
     with pa.OSFile(str(out / PREDICTIONS), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return out

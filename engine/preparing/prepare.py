@@ -42,7 +42,7 @@ from storage.split import SplitOptions, read_split_file
 from storage.store import DOMAINS, WHOLE, Store, training_path
 from storage.watch import watched_by
 
-OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own")
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made")
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
@@ -68,7 +68,16 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     data = config.data
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
-    same = partial(DataSource, root=data.root, row_normalize=data.row_normalize, **options)
+    if data.name is not None and (not isinstance(data.dataset, str) or data.dataset.lower() != "files"):
+        raise ShoalError("data.name: is for one graph of one's own (data.dataset files); others have their names")
+    same = partial(
+        DataSource,
+        root=data.root,
+        row_normalize=data.row_normalize,
+        title=data.name,
+        made=data.features,
+        **options,
+    )
     if isinstance(data.dataset, str):
         if isinstance(data.path, tuple):
             raise ShoalError(f"data.path: a list is for a list of datasets; {data.dataset} is one graph")
@@ -181,9 +190,9 @@ def store_path(config: Config) -> Path:
     # Published files are known by the name of the dataset, so that a store is found without them. A store of another
     # Shoal, which this one cannot read, is left where it is.
     digits = fingerprint_of({**identity(config), "format": FORMAT})
-    dataset = config.data.dataset
     names = [each.name for each in sources(config)]
-    graph = joined_name(names) if len(names) > 1 else names[0] if is_own(str(dataset)) else str(dataset).lower()
+    one = "files" if str(config.data.dataset).lower() == "files" else names[0]
+    graph = config.data.name or (one if len(names) == 1 else joined_name(names))
     method = chosen.method.rpartition(":")[2]
     name = f"{graph}-{method}{chosen.clients}-{digits}"
     return data_root(config.data.root) / "stores" / name
@@ -309,6 +318,12 @@ def require_known(config: Config) -> None:
         raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
     if config.task == "edge" and config.data.sparsity != Sparsity(seed=config.data.sparsity.seed):
         raise ShoalError("data.sparsity: masks what nodes and graphs have; with task edge leave all its shares at 0")
+    hidden = config.task == "edge" or config.data.inductive or config.data.sparsity.edges > 0
+    if hidden and config.data.features.from_edges:
+        raise ShoalError(
+            f"data.features: {config.data.features.kind} would tell of edges that clients do not see (task edge, "
+            "data.inductive, data.sparsity.edges); take one-hot or random"
+        )
     if config.task != "node" and config.propagation.rows != "all":
         raise ShoalError(
             f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task {config.task} set all"

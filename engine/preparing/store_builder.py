@@ -160,6 +160,7 @@ class StoreBuilder(StoreSteps):
             domains=self._domains(graph),
             graphs=None if graph.graph_of is None else graph.items,
             pairs=sum(record.items for record in records) if pairs_only else None,
+            label_names=None if graph.label_names is None or pairs_only else list(graph.label_names),
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),

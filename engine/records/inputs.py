@@ -90,7 +90,9 @@ def _of_graphs(data: DataConfig) -> str | None:
     if all(name.lower() != "files" for name in names):
         return None
     paths = data.path if isinstance(data.path, tuple) else (data.path,)
-    digests = [text_digest(str(sorted(files.contents(files.graph_at(path)).items()))) for path in paths]
+    digests = [
+        text_digest(str(sorted(files.contents(files.graph_at(path), data.features.made).items()))) for path in paths
+    ]
     return digests[0] if len(digests) == 1 else text_digest(str(digests))
 
 

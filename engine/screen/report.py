@@ -24,6 +24,8 @@ from storage.sparsity import masks
 from storage.store import TRAINING
 
 NARROWEST = 100
+# Of classes that have names.
+SHOWN_CLASSES = 20
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
@@ -130,6 +132,8 @@ def show_store(path: Path, manifest: Manifest) -> None:
         "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
+        **({"features": f"made: {made}"} if (made := _made(manifest.identity.get("dataset", {}))) else {}),
+        **({"classes": _named_classes(names)} if (names := manifest.label_names) else {}),
         "splits": ", ".join(
             f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
             for name, split in manifest.splits.items()
@@ -142,6 +146,16 @@ def show_store(path: Path, manifest: Manifest) -> None:
     for name, text in rows.items():
         table.add_row(name, text)
     console.print(table)
+
+
+def _made(dataset: dict[str, Any]) -> str:
+    """How features were made; empty: they are the dataset's own."""
+    return ", ".join(f"{key} {value}" for key, value in dataset.get("made_features", {}).items())
+
+
+def _named_classes(names: list[str]) -> str:
+    shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:SHOWN_CLASSES]))
+    return shown if len(names) <= SHOWN_CLASSES else f"{shown}, … {len(names) - 1} {names[-1]}"
 
 
 def _density(manifest: Manifest) -> str:

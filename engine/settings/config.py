@@ -279,6 +279,8 @@ def _known(location: Sequence[str | int]) -> str:
         section: Any = Config.model_fields[str(location[0])].annotation
         for inner in location[1:-1]:
             section = next(known.type for known in fields(section) if known.name == inner)
+            # Without what is done to a value before it is checked.
+            section = getattr(section, "__origin__", section)
         names = [known.name for known in fields(section)]
     wrong = str(location[-1])
     return f"known here: {', '.join(names)}{did_you_mean_at(wrong, _every_key()) or did_you_mean(wrong, names)}"

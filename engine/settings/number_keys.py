@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partition.options import ALPHA
+from storage.datasets.made_features import MadeFeatures
 from storage.layout import may_be_sparse
 from storage.option_types import is_own
 
 # `data.synthetic` has done its work when `data.dataset` names the twin.
-PLACES = ("name", "data.root", "data.store", "data.synthetic", "ray", "resources", "run", "engine")
+PLACES = ("name", "data.root", "data.store", "data.name", "data.synthetic", "ray", "resources", "run", "engine")
 # Of sections whose other keys only say where and how fast.
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",
@@ -40,6 +41,9 @@ LATER = {
     "data.sparsity.seed": 0,
     "data.inductive": False,
     "train.schedule": None,
+    "data.features.kind": "given",
+    "data.features.width": MadeFeatures.width,
+    "data.features.seed": MadeFeatures.seed,
 }
 
 

@@ -3,10 +3,11 @@
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from algorithms.backbones.choice import WIDEST
+from storage.datasets.made_features import MadeFeatures
 from storage.option_types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
 from storage.sparsity import Sparsity
 from storage.split import SplitOptions
@@ -39,12 +40,19 @@ class DatasetPlaces:
         root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
         store: Folder of the prepared store; null: a folder of its own under the data root.
         path: The graph of dataset `files`; a list where `dataset` has several of that name.
+        name: What the graph of dataset `files` is called in stores, summaries and tables; null: `files`.
     """
 
     dataset: Names
     root: FilePath | None = None
     store: FilePath | None = None
     path: Paths | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=60)] | None = None
+
+
+def _kind(value: Any) -> Any:
+    """Made features given by their kind alone."""
+    return {"kind": value} if isinstance(value, str) else value
 
 
 # Bases in this order: a resolved config begins with the dataset.
@@ -58,6 +66,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
             memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
         row_normalize: Scale the features of every node to sum to one.
         options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
+        features: Where features come from, the dataset's own or made of edges or drawn; a kind alone stands for it.
         sparsity: What clients lack of features, edges and training labels.
         synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
@@ -68,6 +77,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     layout: Literal["auto", "dense", "sparse"] = "auto"
     row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
+    features: Annotated[MadeFeatures, BeforeValidator(_kind)] = MadeFeatures()
     sparsity: Sparsity = Sparsity()
     synthetic: Flag = False
     inductive: Flag = False

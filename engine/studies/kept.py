@@ -70,7 +70,8 @@ def _state(each: Kept) -> tuple[str, str]:
 
 def _of_run(path: Path) -> tuple[str, str]:
     config = load_config(path)
-    what = f"{config.algorithm.name} on {config.data.dataset}, {config.partition.clients} clients, seed {config.seed}"
+    graph = config.data.name or config.data.dataset
+    what = f"{config.algorithm.name} on {graph}, {config.partition.clients} clients, seed {config.seed}"
     if not finished(path):
         return ("unfinished" if started(path) else "not begun"), what
     figures = figures_of(read_summary(path))

@@ -10,6 +10,7 @@ from storage.datasets import (
     citation_domains,
     files,
     flickr,
+    heterophilous,
     induced_graphs,
     npz_graphs,
     ogb_molecules,
@@ -26,6 +27,7 @@ from storage.datasets.digits import CLASSES, NODES, load_digits
 from storage.datasets.domains import joined
 from storage.datasets.features import check_finite, row_normalized
 from storage.datasets.flickr import load_flickr
+from storage.datasets.made_features import made_features
 from storage.datasets.npz_graphs import load_npz_graph
 from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
 from storage.datasets.ogb_molecules import load_ogb_molecules, require_one_task
@@ -77,6 +79,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     "reddit": load_reddit,
     **dict.fromkeys(twitch.CODES, load_twitch),
     **dict.fromkeys(citation_domains.FILES, load_citation_domain),
+    **dict.fromkeys(heterophilous.NAMES, heterophilous.load_heterophilous),
     **dict.fromkeys(tu.NAMES, load_tu),
     **dict.fromkeys(ogb_molecules.ARCHIVES, load_ogb_molecules),
     "files": files.load_files,
@@ -94,6 +97,7 @@ PUBLISHED_FILES: dict[str, list[Path]] = {
     "reddit": [reddit.FOLDER / file for file in reddit.FILES],
     **{name: twitch.paths(name) for name in twitch.CODES},
     **{name: [file] for name, file in citation_domains.FILES.items()},
+    **{name: [heterophilous.path_of(name)] for name in heterophilous.NAMES},
     **{name: ogb_molecules.paths(name) for name in ogb_molecules.ARCHIVES},
     **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
 }
@@ -107,14 +111,19 @@ def load(options: DataSource) -> Graph:
             line says which.
     """
     name = _known(options)
-    if is_own(name):
-        graph = load_own(options)
-        return replace(graph, x=row_normalized(graph.x, name)) if options.row_normalize else graph
-    in_blocks = LOADERS[name] in (load_ogb, twin.load_twin)
+    loader = load_own if is_own(name) else LOADERS[name]
+    in_blocks = loader in (load_ogb, twin.load_twin)
     if in_blocks and options.row_normalize:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
-    graph = LOADERS[name](name, options)
-    where = str(files.parts(files.graph_at(options.path))["x"]) if name == "files" else f"dataset '{name}'"
+    graph = loader(name, options)
+    where = f"dataset '{name}'"
+    # Graphs that are cut out of a base have what was made for that.
+    if options.made.made and name not in induced_graphs.LEVELS:
+        x = made_features(graph.indptr, graph.indices, options.made, options.memory_limit)
+        graph = replace(graph, x=x, vocabulary=None)
+        in_blocks = False
+    elif name == "files":
+        where = str(files.parts(files.graph_at(options.path))["x"])
     # OGB features are checked as they are written, and features of twins are drawn finite.
     if not in_blocks:
         check_finite(graph.x, where)
@@ -142,9 +151,9 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         ShoalError: The name is unknown, or a file of the user's own graph is missing.
     """
     name = _known(options)
-    if is_own(name):
-        return {**own_content(options), "row_normalize": options.row_normalize}
     content: dict[str, Any] = {"dataset": name, "row_normalize": options.row_normalize}
+    if is_own(name):
+        content |= own_content(options)
     if name == "digits":
         content["neighbors"] = options.neighbors
     if name == "sbm":
@@ -166,7 +175,9 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     if name in twin.ORIGINALS:
         content |= twin.Twin.of(name, options).identity
     if name == "files":
-        content["files"] = files.contents(files.graph_at(options.path))
+        content["files"] = files.contents(files.graph_at(options.path), options.made.made)
+    if options.made.made:
+        content["made_features"] = options.made.identity
     return content
 
 

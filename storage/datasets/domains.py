@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from storage.errors import ShoalError
 from storage.graph import Cleaning, Domain, Graph
+from storage.labels import joined_labels
 
 LONGEST_NAME = 40
 
@@ -33,6 +34,9 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
         raise ShoalError(f"data.dataset: labels of one federation are all of nodes or all of graphs, found {found}")
     vocabulary, features = _features(graphs)
+    labels, names = joined_labels(
+        [graph.y for graph in graphs], [graph.label_names for graph in graphs], [graph.name for graph in graphs]
+    )
     before = list(accumulate((graph.nodes for graph in graphs), initial=0))
     entries = list(accumulate((graph.entries for graph in graphs), initial=0))
     clients = list(accumulate((_clients(graph) for graph in graphs), initial=0))
@@ -45,8 +49,8 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         indptr=np.concatenate([[0], *(graph.indptr[1:] + start for graph, start in zip(graphs, entries))]),
         indices=np.concatenate([graph.indices + np.int32(start) for graph, start in zip(graphs, before)]),
         x=features,
-        y=np.concatenate([graph.y for graph in graphs]),
-        classes=max(graph.classes for graph in graphs),
+        y=np.concatenate(labels),
+        classes=max(graph.classes for graph in graphs) if names is None else len(names),
         split=_together([graph.split for graph in graphs]),
         assignment=_together([a if a is None else a + np.int32(first) for a, first in zip(own, clients)]),
         cleaning=Cleaning(**cleaning),
@@ -54,6 +58,7 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         domains=tuple(Domain(graph.name, graph.nodes) for graph in graphs),
         vocabulary=vocabulary,
         graph_of=_graphs_together(graphs),
+        label_names=names,
     )
 
 

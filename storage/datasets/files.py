@@ -1,4 +1,4 @@
-"""A graph of the user's own: one .npz file, or a folder of .npy files whose features stay on disk."""
+"""A graph of the user's own: an .npz file, a folder of .npy files whose features stay on disk, or one of tables."""
 
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from storage.atomic import cannot_write, replacing
 from storage.bounded_npy import load_npy, open_npz
 from storage.datasets.source import DataSource, reading
 from storage.datasets.synthetic import NOTE, mark_synthetic, synthetic_identity
+from storage.datasets.tables import EDGES, KINDS, NODES, read_tables, table_of
 from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays
@@ -26,7 +27,8 @@ def load_files(name: str, options: DataSource) -> Graph:
     and optionally `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]` (client of every node) and
     `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). With `graph [N]`
     (the graph of every node) it is many graphs, and y, split and assignment have one entry a graph. A folder holds
-    each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. Features other than
+    each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A folder with a table
+    `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing. Features other than
     float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a float type. A
     synthetic graph that `save_graph` wrote stays synthetic.
 
@@ -34,8 +36,16 @@ def load_files(name: str, options: DataSource) -> Graph:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
     """
     path = graph_at(options.path)
-    arrays, where = _read(path)
-    return graph_from_arrays(name, arrays, where, synthetic_identity(path) is not None)
+    made = options.made.made
+    arrays, where = _read(path, made)
+    if "x" not in arrays:
+        if not made:
+            raise ShoalError(f"{where['x']}: no column is a feature; add some, or set data.features to what is made")
+        items = arrays.get("graph", arrays["y"])
+        # One column that takes no memory stands for what is made later.
+        arrays["x"] = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (len(items) if items.ndim else 0, 1))
+        where["x"] = where["y"]
+    return graph_from_arrays(options.title or name, arrays, where, synthetic_identity(path) is not None)
 
 
 def save_graph(graph: Graph, folder: str | Path) -> Path:
@@ -56,6 +66,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "assignment": graph.assignment,
         "vocabulary": graph.vocabulary,
         "graph": graph.graph_of,
+        "label_names": None if graph.label_names is None else np.array(graph.label_names),
         "y": graph.y,
     }
     try:
@@ -85,13 +96,22 @@ def graph_at(path: str | None) -> Path:
     return Path(path).expanduser().resolve()
 
 
-def parts(path: Path) -> dict[str, Path]:
-    """File of every array, by the array's name; those of an .npz file are all in the file itself.
+def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
+    """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
+
+    Args:
+        path: The file or folder.
+        features_made: Whether there may be no file of features.
 
     Raises:
         ShoalError: A file is missing, or features are there twice.
     """
     if path.is_dir():
+        if (edges := table_of(path, EDGES)) is not None:
+            nodes = table_of(path, NODES)
+            if nodes is None:
+                raise ShoalError(f"{path}: there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
+            return {"edge_index": edges, "x": nodes, "y": nodes}
         files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
         sparse = path / "x.npz"
         if sparse.is_file():
@@ -99,16 +119,20 @@ def parts(path: Path) -> dict[str, Path]:
                 raise ShoalError(f"{sparse}: features are also in {files['x'].name}; keep one of the two")
             files["x"] = sparse
         for array in REQUIRED:
-            if not files[array].is_file():
+            if not files[array].is_file() and not (features_made and array == "x"):
                 raise ShoalError(f"{files[array]}: not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
         return {array: file for array, file in files.items() if file.is_file()}
     if not path.is_file():
-        raise ShoalError(f"{path}: not found; data.path must be an .npz file or a folder of .npy files")
+        raise ShoalError(f"{path}: not found; data.path must be an .npz file or a folder of .npy files or tables")
     return dict.fromkeys(REQUIRED, path)
 
 
-def contents(path: Path) -> dict[str, str]:
+def contents(path: Path, features_made: bool = False) -> dict[str, str]:
     """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph.
+
+    Args:
+        path: The file or folder.
+        features_made: Whether there may be no file of features.
 
     Raises:
         ShoalError: A file is missing or cannot be read.
@@ -116,29 +140,32 @@ def contents(path: Path) -> dict[str, str]:
     if not path.is_dir():
         return {"npz": input_digest(parts(path)["x"])}
     note = path / NOTE
-    read = [*parts(path).values(), *([note] if note.exists() else [])]
+    read = [*parts(path, features_made).values(), *([note] if note.exists() else [])]
     return {file.name: input_digest(file) for file in read}
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arrays by name, and the name of each in error messages."""
-    files = parts(path)
+def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arrays by name, and the name of each in error messages; features may be missing."""
+    files = parts(path, features_made)
     arrays: dict[str, Any] = {}
+    if path.is_dir() and files["edge_index"].suffix in KINDS:
+        arrays = read_tables(files["edge_index"], files["y"])
+        return arrays, {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
     if path.is_dir():
         for array, file in files.items():
             if file.suffix != ".npz":
                 with reading(file, ADVICE):
                     arrays[array] = load_npy(file, mapped=True)
-        if files["x"].suffix == ".npz":
+        if "x" in files and files["x"].suffix == ".npz":
             with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
                 # A row pointer is made for all rows: as many as there are labels, or nodes of graphs.
                 rows = arrays.get("graph", arrays["y"])
                 arrays["x"] = matrix_of(npz, len(rows) if rows.ndim else None).tocsr()
                 arrays["x"].sum_duplicates()
-        return arrays, {array: str(file) for array, file in files.items()}
+        return arrays, {"x": str(path / "x.npy"), **{array: str(file) for array, file in files.items()}}
     with reading(path, ADVICE), open_npz(path) as npz:
         arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
     for array in REQUIRED:
-        if array not in arrays:
+        if array not in arrays and not (features_made and array == "x"):
             raise ShoalError(f"{path}: no array {array}; it needs {', '.join(REQUIRED)}")
-    return arrays, {array: f"{path} ({array})" for array in arrays}
+    return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}

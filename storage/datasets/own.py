@@ -51,13 +51,13 @@ class Dataset(ABC):
         return ()
 
 
-def load_own(options: DataSource) -> Graph:
-    """The graph of the user's own class.
+def load_own(name: str, options: DataSource) -> Graph:
+    """The graph of the user's own class, `my_file.py:Name`.
 
     Raises:
         ShoalError: The file fails, or gives no such graph; names the line, or the array and the row.
     """
-    code = read_own(KEY, options.dataset)
+    code = read_own(KEY, name)
     made = _made(code, options)
     with code.at_work(KEY):
         found = made.load(data_root(options.root))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from storage.datasets.made_features import OWN, MadeFeatures
 from storage.errors import ShoalError
 from storage.option_types import FilePath, Flag, Number, Whole, is_own
 
@@ -54,6 +55,8 @@ class DataSource:
         largest: Most nodes of a graph.
         own: Options of a dataset of the user's own, which has no other.
         padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
+        title: What the user's own graph is called; None: `files`.
+        made: Features that take the place of the dataset's own.
     """
 
     dataset: str
@@ -83,6 +86,8 @@ class DataSource:
     smallest: Count = 100
     largest: Count = 300
     padding: str = "none"
+    title: str | None = None
+    made: MadeFeatures = OWN
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @property

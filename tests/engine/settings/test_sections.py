@@ -63,6 +63,8 @@ REFUSED: dict[str, list[Any]] = {
     "data.sparsity": [0.5, None, "half"],
     "data.synthetic": ["perhaps", 1, None],
     "data.inductive": ["perhaps", 1, None],
+    "data.name": [3, "", "a/b", "a b", "a" * 61],
+    "data.features": [0.5, None, ["degree"]],
     "partition.method": ["leiden", None],
     "partition.clients": [0, -1, 2.5, 10**12, True, "4"],
     "partition.domains": [3, [0, 2], ["a"]],
@@ -153,6 +155,7 @@ TAKEN: dict[str, list[Any]] = {
     "partition.imbalance": [1.001],
     "propagation.hops": [0],
     "propagation.r": [0.0, 1.0],
+    "data.name": [None, "My-graph_2.1"],
     "train.lr": [1e-20],
     "train.weight_decay": [0.0],
     "train.momentum": [0.0, 0.999],
@@ -229,6 +232,20 @@ def test_refused_in_a_section_inside_a_section(key: str, value: Any, line: str) 
     data = {"dataset": "sbm", "sparsity": {key: value}}
     with pytest.raises(ShoalError, match=rf"^x\.yaml: data\.sparsity\.{key}: {line}$"):
         parse_config({**PLAIN, "data": data}, "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("features", "line"),
+    [
+        ("pagerank", r"data\.features\.kind: .*, found 'pagerank'"),
+        ({"kind": "degree", "cap": 3}, r"data\.features\.cap: unknown key; known here: kind, width, seed"),
+        ({"kind": "random", "width": 0}, r"data\.features\.width: .*, found 0"),
+        ({"kind": "random", "seed": -1}, r"data\.features\.seed: .*, found -1"),
+    ],
+)
+def test_refused_of_made_features(features: Any, line: str) -> None:
+    with pytest.raises(ShoalError, match=rf"^x\.yaml: {line}$"):
+        parse_config({**PLAIN, "data": {"dataset": "sbm", "features": features}}, "x.yaml")
 
 
 @pytest.mark.parametrize("values", [{}, {"features": 0, "edges": 0, "labels": 0}, {"features": 1, "edges": 1}])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from storage.datasets import LOADERS, DataSource, data_root, fingerprint, load
+from storage.datasets.made_features import MadeFeatures
 from storage.datasets.ogb import PUBLISHED
 from storage.datasets.twin import ORIGINALS
 from storage.errors import ShoalError
@@ -30,6 +31,10 @@ RAW_FILES = {
     **{f"twitch-{name}": f"musae/twitch/{code}/{code}_edges.csv" for name, code in LANGUAGES.items()},
     "acmv9": "acdne/acmv9.mat",
     "dblpv7": "acdne/dblpv7.mat",
+    **{
+        word.replace("_", "-"): f"{word}/raw/{word}.npz"
+        for word in ("roman_empire", "amazon_ratings", "minesweeper", "tolokers", "questions")
+    },
     **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
     **{f"ogbg-{name}": f"ogbg_{name}/raw/edge.csv.gz" for name in ("molhiv", "molbace", "molbbbp")},
 }
@@ -113,7 +118,8 @@ def changed(options: DataSource) -> set[str]:
     other = {
         "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
-        "base": "cora", "padding": "random", "shots": 9, "own": {"nodes": 9},
+        "base": "cora", "padding": "random", "shots": 9, "own": {"nodes": 9}, "title": "mine",
+        "made": MadeFeatures("random"),
     }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):
@@ -124,25 +130,26 @@ def changed(options: DataSource) -> set[str]:
 
 
 def test_fingerprint_holds_what_defines_the_content_and_nothing_else() -> None:
-    assert changed(DataSource("digits")) == {"dataset", "row_normalize", "neighbors"}
-    assert changed(DataSource("proteins")) == {"dataset", "row_normalize", "node_attributes"}
-    assert changed(DataSource("collab")) == {"dataset", "row_normalize", "degree_cap"}
+    assert changed(DataSource("digits")) == {"dataset", "row_normalize", "made", "neighbors"}
+    assert changed(DataSource("proteins")) == {"dataset", "row_normalize", "made", "node_attributes"}
+    assert changed(DataSource("collab")) == {"dataset", "row_normalize", "made", "degree_cap"}
     assert changed(DataSource("sbm-graphs")) == {
-        "dataset", "row_normalize", "graphs", "nodes", "classes", "features", "degree", "homophily", "signal", "seed",
-    }  # fmt: skip
-    assert changed(DataSource("induced-edge", base="digits")) == {
-        "dataset", "row_normalize", "neighbors", "base", "samples", "shots", "width", "smallest", "largest", "padding",
+        "dataset", "row_normalize", "made", "graphs", "nodes", "classes", "features", "degree", "homophily", "signal",
         "seed",
     }  # fmt: skip
-    assert changed(DataSource("nci1")) == {"dataset", "row_normalize"}
-    assert changed(DataSource("pubmed")) == {"dataset", "row_normalize"}
+    assert changed(DataSource("induced-edge", base="digits")) == {
+        "dataset", "row_normalize", "made", "neighbors", "base", "samples", "shots", "width", "smallest", "largest",
+        "padding", "seed",
+    }  # fmt: skip
+    assert changed(DataSource("nci1")) == {"dataset", "row_normalize", "made"}
+    assert changed(DataSource("pubmed")) == {"dataset", "row_normalize", "made"}
     assert changed(DataSource("sbm")) == {
-        "dataset", "row_normalize",
+        "dataset", "row_normalize", "made",
         "nodes", "classes", "features", "blocks", "degree", "homophily", "signal", "seed",
     }  # fmt: skip
-    assert changed(DataSource("ogbn-arxiv")) == {"dataset", "row_normalize", "feature_dtype"}
+    assert changed(DataSource("ogbn-arxiv")) == {"dataset", "row_normalize", "made", "feature_dtype"}
     assert changed(DataSource("products-like")) == {
-        "dataset", "row_normalize", "scale", "homophily", "signal", "seed"
+        "dataset", "row_normalize", "made", "scale", "homophily", "signal", "seed"
     }  # fmt: skip
 
 

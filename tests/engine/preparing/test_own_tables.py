@@ -1,0 +1,106 @@
+"""A graph in tables from its files to an export: its name, the names of its classes, and features that are made."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from engine.commands.export import export
+from engine.commands.run import run
+from engine.preparing.prepare import identity, prepare, store_path
+from engine.records.run_folder import read_summary
+from engine.screen.report import show_store
+from engine.settings.config import Config, parse_config
+from engine.settings.number_keys import number_keys
+from storage.errors import ShoalError
+from storage.manifest import read_manifest
+from storage.rows import CsrRows
+
+Keys = dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ring of 60 nodes with chords, of three kinds, without features."""
+    folder = tmp_path_factory.mktemp("tables")
+    pairs = [(n, (n + step) % 60) for n in range(60) for step in (1, 3)]
+    (folder / "edges.csv").write_text("source,target\n" + "".join(f"n{a},n{b}\n" for a, b in pairs))
+    kinds = "owl", "ant", "bee"
+    (folder / "nodes.csv").write_text("id,label\n" + "".join(f"n{n},{kinds[n % 3]}\n" for n in range(60)))
+    return folder
+
+
+@pytest.fixture
+def config(tables: Path, tmp_path: Path) -> Callable[..., Config]:
+    """Gives a config; keys are of its section data."""
+
+    def config(**data: object) -> Config:
+        plain = {
+            "name": "own",
+            "rounds": 1,
+            "data": {"dataset": "files", "path": str(tables), "root": str(tmp_path), "features": "degree", **data},
+            "partition": {"method": "random", "clients": 2},
+            "model": {"name": "mlp", "hidden": 4},
+            "algorithm": "fedavg",
+            "engine": {"backend": "local", "hosts": 1},
+            "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
+        }
+        return parse_config(plain, "test")
+
+    return config
+
+
+def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
+    named = config(name="birds")
+    folder = run(named)
+    store = store_path(named)
+    assert store.name.startswith("birds-random2-")
+    manifest = read_manifest(store)
+    assert (manifest.name, manifest.label_names) == ("birds", ["ant", "bee", "owl"])
+    assert manifest.identity["dataset"]["made_features"] == {"kind": "degree", "width": 64}
+    assert read_summary(folder)["dataset"] == "birds"
+    capsys.readouterr()
+    show_store(store, manifest)
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "0 ant, 1 bee, 2 owl" in shown
+    assert "made: kind degree, width 64" in shown
+    with pa.OSFile(str(export(folder) / "predictions.arrow")) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert json.loads(table.schema.metadata[b"label_names"]) == ["ant", "bee", "owl"]
+    label = dict(zip(table["node"].to_pylist(), table["label"].to_pylist()))
+    assert [label[n] for n in range(3)] == [2, 0, 1]
+
+
+def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
+    plain, named = config(), config(name="birds")
+    assert number_keys(plain.plain()) == number_keys(named.plain())
+    assert identity(plain) == identity(named)
+    assert store_path(plain).name == store_path(named).name.replace("birds", "files")
+    one, other = (prepare(each) for each in (plain, named))
+    assert (one.manifest.name, other.manifest.name) == ("files", "birds")
+    assert [asdict(c.file) for c in one.manifest.clients] == [asdict(c.file) for c in other.manifest.clients]
+    x = one.shard(0).x
+    assert isinstance(x, CsrRows)
+    # Every node has four neighbours, of which clients keep some.
+    assert (x.columns == 4).all()
+    assert (x.shape, x.values.tolist()) == ((30, 64), [1] * 30)
+
+
+def test_keys_that_came_later_are_no_part_of_older_names(config: Callable[..., Config]) -> None:
+    old = number_keys(config(features="given").plain())
+    assert not any(key.startswith(("data.features", "data.name")) for key in old)
+    assert number_keys(config().plain()) == {**old, "data.features.kind": "degree"}
+
+
+def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:
+    with pytest.raises(ShoalError, match=r"^data\.name: is for one graph of one's own"):
+        store_path(config(dataset="sbm", path=None, name="birds"))
+
+
+@pytest.mark.parametrize("hidden", [{"inductive": True}, {"sparsity": {"edges": 0.5}}])
+def test_features_of_edges_are_refused_where_edges_are_hidden(config: Callable[..., Config], hidden: Keys) -> None:
+    with pytest.raises(ShoalError, match=r"^data\.features: degree would tell of edges that clients do not see"):
+        prepare(config(**hidden))

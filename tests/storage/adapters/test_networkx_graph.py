@@ -1,0 +1,65 @@
+"""Graphs of NetworkX: nodes in their order, names of classes, and every fault in one line."""
+
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from storage.adapters import from_networkx
+from storage.errors import ShoalError
+
+
+def club() -> Any:
+    graph = nx.DiGraph()
+    for node, label in (("c", "owl"), ("a", None), (7, "ant"), ("b", "owl")):
+        graph.add_node(node, h=len(str(node)) + 0.5, w=2, both=[1.0, 3.0], train_mask=node == "c", assignment=0)
+        if label:
+            graph.nodes[node]["label"] = label
+    graph.add_edges_from([("c", "a"), ("a", "c"), ("a", 7), ("b", 7), ("b", "b")])
+    return graph
+
+
+def test_brings_back_what_is_there() -> None:
+    graph = from_networkx(club(), ["h", "w"], name="club")
+    assert (graph.indptr.tolist(), graph.indices.tolist()) == ([0, 1, 3, 5, 6], [1, 0, 2, 1, 3, 2])
+    assert (graph.y.tolist(), graph.label_names) == ([1, -1, 0, 1], ("ant", "owl"))
+    assert (graph.x.tolist(), graph.name) == ([[1.5, 2]] * 4, "club")
+    assert graph.vocabulary is not None
+    assert graph.vocabulary.tolist() == ["h", "w"]
+    assert graph.split is not None
+    assert graph.split.tolist() == [1, 0, 0, 0]
+    assert graph.assignment is not None
+    assert graph.assignment.tolist() == [0] * 4
+    assert from_networkx(club(), "both").x.tolist() == [[1, 3]] * 4
+    assert from_networkx(club(), "h").x.tolist() == [[1.5]] * 4
+    assert from_networkx(nx.MultiGraph(club()), "h").indices.tolist() == [1, 0, 2, 1, 3, 2]
+
+
+def test_numbers_of_the_library_are_labels() -> None:
+    graph = nx.karate_club_graph()
+    nx.set_edge_attributes(graph, 1, "weight")
+    nx.set_node_attributes(graph, dict(graph.degree()), "degree")
+    found = from_networkx(graph, "degree", y="club")
+    assert found.label_names == ("Mr. Hi", "Officer")
+    assert (found.nodes, found.entries) == (34, 156)
+    nx.set_node_attributes(graph, {node: node % 2 for node in graph}, "parity")
+    found = from_networkx(graph, "degree", y="parity")
+    assert (found.label_names, found.y.tolist()) == (None, [0, 1] * 17)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda g: g.nodes["a"].pop("h"), r"graph\.nodes\['a'\]\['h'\]: missing; every node needs one"),
+        (lambda g: g.nodes[7].update(h=[1, 2]), r"graph\.nodes\[7\]\['h'\]: of another length than those of .*"),
+        (lambda g: g.nodes[7].update(h="x"), r"graph\.nodes\[\.\.\.\]\['h'\]: features must be numbers.*"),
+        (lambda g: g.nodes[7].pop("assignment"), r"graph\.nodes\[7\]\['assignment'\]: missing; .*"),
+        (lambda g: g["a"][7].update(weight=0.5), r"graph: edge 'a', 7 has weight 0\.5, which stores do not keep; .*"),
+        (lambda g: g.clear(), r"graph: has no nodes; .*"),
+    ],
+)
+def test_refuses(change: Any, line: str) -> None:
+    graph = club()
+    change(graph)
+    with pytest.raises(ShoalError, match=rf"^{line}$"):
+        from_networkx(graph, "h")
