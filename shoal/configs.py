@@ -7,7 +7,10 @@ from typing import Any
 
 from engine.settings.config import Config, config_from
 from engine.settings.config import load_config as read_config
+from storage.own_code.defined_class import spec_of
 
+# Where classes of a notebook are written; runs keep copies of their own.
+NOTEBOOK = Path("runs/notebook")
 Source = str | PathLike[str] | Mapping[str, Any] | Config
 
 
@@ -34,12 +37,17 @@ def load_config(source: Source, **overrides: Any) -> Config:
 
 
 def plain(value: Any) -> Any:
-    """A value as YAML knows it: of paths their text, of NumPy's numbers Python's, lists and dicts of such."""
+    """A value as YAML knows it: of paths their text, of NumPy's numbers Python's, lists and dicts of such.
+
+    Of a class, `my_file.py:Name`; if a notebook defined it, of a file that is written to `runs/notebook`.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [plain(inner) for inner in value]
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, type) and value.__module__ != "builtins":
+        return spec_of(value, NOTEBOOK)
     # NumPy's numbers and torch's.
     return value.item() if hasattr(value, "item") else value

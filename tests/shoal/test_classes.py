@@ -1,0 +1,75 @@
+"""Classes of a notebook and of a program in the place of `my_file.py:Name`."""
+
+import linecache
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import shoal
+from storage.own_code.defined_class import spec_of
+
+CELLS = (
+    "import torch as t\nfrom torch import nn\nimport shoal\nSLOPE = 0.25\nx = t.ones(3)",
+    "def bent(z):\n    return t.where(z > 0, z, SLOPE * z)",
+    """class Bent(shoal.Backbone):
+    def __init__(self, features: int, *, hidden: int = 4):
+        super().__init__(width=hidden)
+        self.linear = nn.Linear(features, hidden)
+
+    def forward(self, x, edge_index):
+        return bent(self.linear(x))
+
+class Bound(shoal.Backbone):
+    def forward(self, z, edge_index):
+        return z + x
+""",
+)
+
+
+@pytest.fixture
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The variables of a notebook after its cells, whose texts are in no file."""
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("a_notebook")
+    monkeypatch.setitem(sys.modules, "a_notebook", module)
+    for number, cell in enumerate(CELLS):
+        name = f"<cell {number}>"
+        linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+        exec(compile(cell, name, "exec"), vars(module))
+    yield vars(module)
+    for number in range(len(CELLS)):
+        del linecache.cache[f"<cell {number}>"]
+
+
+def test_a_class_of_a_notebook_runs_and_is_kept(notebook: dict[str, Any], elsewhere: dict[str, Any]) -> None:
+    found = shoal.run({**elsewhere, "model": {"name": notebook["Bent"], "hidden": 5}})
+    (kept,) = (found.path / "code").glob("*/Bent.py")
+    text = kept.read_text()
+    assert "SLOPE = 0.25" in text
+    assert "x = " not in text
+    # With a value that the class uses it is another run; with the same, this one.
+    same = shoal.load_config({**elsewhere, "model": {"name": notebook["Bent"], "hidden": 5}})
+    assert shoal.run(same).path == found.path
+    notebook["SLOPE"] = 0.5
+    other = shoal.run({**elsewhere, "model": {"name": notebook["Bent"], "hidden": 5}})
+    assert other.path != found.path
+    assert other.metrics.column("loss") != found.metrics.column("loss")
+
+
+def test_a_class_of_a_file_is_its_file(tmp_path: Path) -> None:
+    assert spec_of(shoal.Backbone, tmp_path).endswith("algorithms/backbones/own_backbone.py:Backbone")
+
+
+def test_what_has_no_text_is_refused(notebook: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(shoal.ShoalError, match=r"Bound: there is no text of x \(Tensor\); take an option"):
+        spec_of(notebook["Bound"], tmp_path)
+
+    class Within:
+        pass
+
+    with pytest.raises(shoal.ShoalError, match="is defined within another; define it by itself"):
+        spec_of(Within, tmp_path)
