@@ -5,7 +5,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 SOURCES := shoal engine algorithms storage partition
 
-.PHONY: help run test test-all lint mutants clean
+.PHONY: help run test test-all lint mutants docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -28,6 +28,9 @@ lint: .venv/installed-test ## ruff and mypy
 mutants: .venv/installed-mutants ## changes of a file that no test notices: FILE=algorithms/methods/fedgta.py [TESTS="more tests"] [SAMPLE=100]
 	$(BIN)/python tests/mutation/survivors.py $(FILE) $(TESTS) $(if $(SAMPLE),--sample $(SAMPLE))
 
+docs: .venv/installed-docs ## the documentation site, in site/
+	$(BIN)/mkdocs build --strict
+
 clean: ## remove the virtual environment and caches
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -45,3 +48,7 @@ clean: ## remove the virtual environment and caches
 .venv/installed-mutants: .venv/bin/python pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[test,mutants]'
 	@touch $@ .venv/installed .venv/installed-test
+
+.venv/installed-docs: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@ .venv/installed

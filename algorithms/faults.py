@@ -1,6 +1,5 @@
 """What a method's code did wrong: one line with the file and the line in it, for a method of ours or a user's own."""
 
-import dis
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,9 @@ import torch
 
 from algorithms.base import Algorithm
 from storage.errors import ShoalError
+from storage.own_code.traces import in_words, raised_by_itself
 
 OURS = "algorithms."
-LONGEST = 400
 
 
 class Malformed(Exception):
@@ -95,15 +94,6 @@ def _innermost(lines: Sequence[tuple[str, int]], files: frozenset[str]) -> str |
     return None
 
 
-def in_words(error: BaseException) -> str:
-    """Type and message of an error, in one line."""
-    try:
-        message = " ".join(str(error).split())
-    except Exception:
-        message = "(its message cannot be read)"
-    return f"{type(error).__name__}: {message[:LONGEST]}" if message else type(error).__name__
-
-
 def file_of(cls: type) -> str:
     """The file of a method's class, a user's own as it was given, one of ours below the root of the packages."""
     return shown(getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__)
@@ -139,13 +129,3 @@ def _line_of(function: object) -> str | None:
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     return f"{shown(code.co_filename)}, line {code.co_firstlineno}" if code else None
-
-
-def raised_by_itself(error: BaseException, files: frozenset[str]) -> bool:
-    """Whether code in these files raised the error by a `raise`; a signal interrupts other instructions."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename not in files:
-        return False
-    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

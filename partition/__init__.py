@@ -14,11 +14,13 @@ from partition.index import by_index
 from partition.louvain import by_louvain
 from partition.metis import by_metis
 from partition.options import PartitionOptions
+from partition.own import by_own
 from partition.random import by_random
 from partition.semi_external import by_semi_external
 from partition.workspace import Workspace
 from storage.errors import ShoalError
 from storage.graph import Graph
+from storage.option_types import is_own
 
 __all__ = [
     "METHODS",
@@ -60,7 +62,7 @@ def require_divides_graphs(method: str) -> None:
     """Raises:
     ShoalError: A method divides the nodes of one graph, and no dataset of graphs.
     """
-    if method not in OF_ITEMS:
+    if method not in OF_ITEMS and not is_own(method):
         raise ShoalError(f"partition.method: {method} divides nodes; graphs are divided by {', '.join(OF_ITEMS)}")
 
 
@@ -95,7 +97,7 @@ def partition(
         assert labelled_mask.shape == (graph.items,)
         assert labelled_mask.dtype == np.bool_
 
-    method = METHODS[options.method]
+    method = by_own if is_own(options.method) else METHODS[options.method]
     if not graph.domains:
         assignment = method(graph, options, labelled_mask, workspace)
     elif options.method == "file":

@@ -6,13 +6,14 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from storage.option_types import CLOSED, FilePath, Number, Positive, Whole
+from storage.option_types import CLOSED, FilePath, Number, OwnName, Positive, Whole
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
 ALPHA = 0.5
 
 
+Methods = Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"]
 Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
 
 
@@ -21,7 +22,7 @@ class PartitionOptions:
     """The section `partition` of a config; a method reads the options it needs.
 
     Attributes:
-        method: How nodes, or graphs, become clients; a key of `partition.METHODS`.
+        method: How nodes, or graphs, become clients; a key of `partition.METHODS`, or `my_file.py:Name`.
         clients: Number of clients; of several graphs a list with that of each, which `domains` then holds.
         domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
         seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
@@ -39,7 +40,7 @@ class PartitionOptions:
         ValueError: A value is out of its bounds.
     """
 
-    method: Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"] = "metis"
+    method: Methods | OwnName = "metis"
     clients: Clients = 10
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
     resolution: Annotated[Number, Field(gt=0)] = 1.0

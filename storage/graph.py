@@ -75,6 +75,7 @@ class Graph:
 
     @property
     def nodes(self) -> int:
+        """Number of nodes N."""
         return len(self.indptr) - 1
 
     @property
@@ -102,6 +103,7 @@ class Graph:
 
     @property
     def features(self) -> int:
+        """Width F of the features."""
         return int(self.x.shape[1])
 
     def without_nodes(self, dropped: int) -> "Graph":

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storage.errors import ShoalError
+from storage.option_types import is_own
 from storage.rows import dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
 
 Layout = Literal["dense", "sparse"]
@@ -38,6 +39,13 @@ IN_MEMORY = (
     "ogbg-molbbbp",
 )
 
+# The synthetic twin of a published graph that is too large to be at hand everywhere.
+TWINS = {
+    "ogbn-arxiv": "arxiv-like",
+    "ogbn-products": "products-like",
+    "ogbn-papers100m": "papers100m-like",
+}
+
 
 def may_be_sparse(dataset: object, path: object) -> bool:
     """Whether a store of a dataset may keep its features sparse; those of an x.npy in the folder `path` stay dense.
@@ -48,7 +56,7 @@ def may_be_sparse(dataset: object, path: object) -> bool:
         return True
     name = str(dataset).lower()
     mapped = name == "files" and isinstance(path, str) and (Path(path).expanduser() / "x.npy").is_file()
-    return name in IN_MEMORY and not mapped
+    return (name in IN_MEMORY and not mapped) or is_own(str(dataset))
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:

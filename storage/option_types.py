@@ -34,6 +34,23 @@ def absolute(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
 
 
+def is_own(name: str) -> bool:
+    """Whether a name is one of a user's file, `my_file.py:Name`, and not one of ours."""
+    file, colon, cls = name.rpartition(":")
+    return bool(colon and file.endswith(".py") and cls)
+
+
+def absolute_own(value: Any) -> Any:
+    """`my_file.py:Name` with the file made absolute; any other value as it is."""
+    return absolute(value) if isinstance(value, str) and is_own(value) else value
+
+
+def _own(value: str) -> str:
+    if not is_own(value):
+        raise ValueError("no file of one's own, which is given as my_file.py:Name")
+    return value
+
+
 def path_fault(path: str) -> str | None:
     """What makes a path one that no file can have; None: nothing."""
     try:
@@ -69,6 +86,9 @@ def _whole(value: Any) -> Any:
 
 
 FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
+# A name that may be one of a user's file, and one that must be.
+Name = Annotated[str, BeforeValidator(absolute_own)]
+OwnName = Annotated[str, AfterValidator(_own), BeforeValidator(absolute_own)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]

@@ -50,7 +50,7 @@ ORDER = {
         "backbones",
     ],
     "partition": ["partition"],
-    "storage": ["adapters", "datasets", "storage"],
+    "storage": ["adapters", "datasets", "own_code", "storage"],
 }
 # Both stand on the same floor.
 STRANGERS = {("engine/hosts", "engine/screen"), ("engine/screen", "engine/hosts")}

@@ -30,6 +30,12 @@ def test_loads(path: Path) -> None:
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
 
 
+@pytest.mark.parametrize("name", ["products", "papers100m"])
+def test_without_files_of_ogb_a_twin_stands_in(name: str) -> None:
+    config = load_config(FOLDER / f"papers/fedgta/{name}.yaml", ["data.synthetic=true", "data.options.scale=0.01"])
+    assert config.data.dataset == f"{name}-like"
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_every_run_of_a_study_is_possible(path: Path) -> None:
     study = read_study(str(path), (), None, 2, "served")

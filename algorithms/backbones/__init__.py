@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,12 +17,15 @@ from algorithms.backbones.adapted import Adapted
 from algorithms.backbones.choice import MOST_LAYERS, WIDEST
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.output import Output
+from algorithms.backbones.own_backbone import own_backbone
+from algorithms.backbones.own_readout import own_readout
 from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Pooling, Readout
 from storage.alike import did_you_mean
 from storage.errors import ShoalError
-from storage.option_types import quoted
+from storage.option_types import is_own, quoted
+from storage.own_code.own_code import OwnCode, read_own
 
 __all__ = ["BACKBONES", "HEADLESS", "OF_GRAPHS", "Output", "backbone", "build", "name_of", "width_of"]
 
@@ -74,24 +78,32 @@ OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
 }
 
 
-def backbone(name: str, headless: bool = False, task: str = "node") -> type[nn.Module]:
+# Texts of the user's own files, by name.
+Texts = Mapping[str, OwnCode]
+
+
+def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
     """The class of a backbone.
 
     Args:
-        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`.
+        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`; or `my_file.py:Name`, see `own_backbone.Backbone`.
         headless: It may also be one of `HEADLESS`.
         task: What it is for.
+        texts: Of files of the user's own; those that are not among them are read.
 
     Raises:
-        ShoalError: There is none of this name for the task.
+        ShoalError: There is none of this name for the task, or a file of the user's own fails.
     """
+    if is_own(name):
+        return own_backbone(_text("model.name", name, texts))
     if name in OF_GRAPHS and task != "graph":
         raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     known = {**BACKBONES, **OF_GRAPHS, **(HEADLESS if headless else {})}
     if name not in known:
         names = sorted(BACKBONES)
         raise ShoalError(
-            f"model.name: there is no {name!r}; choose one of {', '.join(names)}{did_you_mean(name, names)}"
+            f"model.name: there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
+            f"{did_you_mean(name, names)}"
         )
     return _imported(known[name])
 
@@ -99,6 +111,10 @@ def backbone(name: str, headless: bool = False, task: str = "node") -> type[nn.M
 def _imported(place: str) -> type[nn.Module]:
     module_name, _, cls_name = place.partition(":")
     return getattr(importlib.import_module(module_name), cls_name)
+
+
+def _text(key: str, name: str, texts: Texts) -> OwnCode:
+    return texts[name] if name in texts else read_own(key, name)
 
 
 def name_of(module: nn.Module) -> str | None:
@@ -117,27 +133,30 @@ def build(
     embedding: int | None = None,
     headless: bool = False,
     task: str = "node",
+    texts: Texts = MappingProxyType({}),
 ) -> nn.Module:
     """Makes a backbone; its parameters are drawn from torch's default generator.
 
     Args:
-        name: Key of `BACKBONES` (`model.name` in a config), or in graph tasks of `OF_GRAPHS`.
+        name: Key of `BACKBONES` (`model.name` in a config), or in graph tasks of `OF_GRAPHS`, or `my_file.py:Name`.
         features: Width F of a hop.
         classes: Number of classes C.
         hops: Hops K that exist beyond the features (`propagation.hops`).
         dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
         options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
             `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
-            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, and `prompt`: key of
-            `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left out.
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, or `my_file.py:Name`, and
+            `prompt`: key of `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left
+            out.
         embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
         headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
         task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
+        texts: As for `backbone`.
 
     Raises:
         ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
     """
-    cls = backbone(name, headless, task)
+    cls = backbone(name, headless, task, texts)
     if hops < 0:
         raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
     _require_options(name, cls, options, task)
@@ -145,6 +164,7 @@ def build(
         return cls(features, classes, hops, dropout, **options)
     own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
+    pooling = own_readout(_text("model.readout", readout, texts)) if _is_own_readout(options) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
@@ -153,7 +173,7 @@ def build(
             return PairEmbedding(module, dropout)
         if task != "graph":
             return module
-        of_graphs = Readout(module, readout, dropout)
+        of_graphs = Readout(module, readout, dropout, pooling)
         return of_graphs if prompt is None else Prompted(prompt(features), of_graphs)
 
     module = of_classes(classes)
@@ -176,7 +196,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         if key in known and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}: {why}; leave it out")
     if task == "graph":
-        known[READOUT] = Pooling
+        known[READOUT] = str if _is_own_readout(options) else Pooling
     elif READOUT in options:
         a_task = "an edge" if task == "edge" else "a node"
         raise ShoalError(
@@ -184,6 +204,10 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         )
     own = {key: value for key, value in options.items() if key != PROMPT}
     _require_values("model", name, known, own)
+
+
+def _is_own_readout(options: Mapping[str, object]) -> bool:
+    return is_own(str(options.get(READOUT)))
 
 
 def _keywords(cls: type[nn.Module]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Axes: N nodes of G graphs that lie behind one another, H width of the embedding.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -27,13 +28,20 @@ class Readout(nn.Module):
     graphs.
     """
 
-    def __init__(self, backbone: nn.Module, readout: Pooling, dropout: float) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        readout: Pooling,
+        dropout: float,
+        own: Callable[[int], nn.Module] | None = None,
+    ) -> None:
         """Draws the gate of `attention` from torch's default generator.
 
         Args:
             backbone: What embeds nodes.
             readout: How.
             dropout: Probability that an entry of a graph's embedding is dropped in training.
+            own: Makes a pooling of the user's own from the width, in the place of these.
         """
         super().__init__()
         self.backbone: Any = backbone
@@ -43,6 +51,7 @@ class Readout(nn.Module):
         self.head.pooled = True
         width = self.head.linears[-1].in_features
         self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None  # type: ignore[arg-type]
+        self.own = None if own is None else own(width)  # type: ignore[arg-type]
 
     @property
     def head(self) -> Head:
@@ -54,6 +63,8 @@ class Readout(nn.Module):
         self.backbone.reset_parameters()
         if self.gate is not None:
             self.gate.reset_parameters()
+        if self.own is not None:
+            self.own.reset_parameters()  # type: ignore[operator]
 
     def forward(self, batch: GraphBatch) -> Output:
         """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
@@ -76,6 +87,8 @@ class Readout(nn.Module):
             z_NH: Embeddings of nodes.
             first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
         """
+        if self.own is not None:
+            return self.own(z_NH, first)
         if self.readout == "max":
             return _Highest.apply(z_NH, first)
         if self.gate is None:

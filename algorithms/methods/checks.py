@@ -3,18 +3,16 @@
 import ast
 import dataclasses
 import inspect
-import traceback
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
 
 from algorithms.base import Algorithm
-from algorithms.faults import in_words, place_in, raised_by_itself
-from algorithms.methods.beside import Beside
 from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import checked, quoted
+from storage.own_code.traces import in_words
 
 # What the engine gives to each hook of a method, beside the method itself.
 HOOKS = {
@@ -30,28 +28,6 @@ HOOKS = {
     "predict": ("client", "given", "part"),
 }
 NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
-
-
-def read_class(beside: Beside, file: str, source: str, name: str) -> type[Algorithm]:
-    """Runs a user's file and takes a class out of it.
-
-    Raises:
-        ShoalError: The file fails or ends the process; names the line in it, or in the helper that fails.
-    """
-    try:
-        module = beside.run(file, source)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, beside.files | {file}):
-            raise
-        where = _place_of_failure(error, file, beside.files)
-        raise ShoalError(
-            f"{where}: fails while it is read: {_reason(error)}", "".join(traceback.format_exception(error))
-        ) from error
-    cls = getattr(module, name, None)
-    if cls is None:
-        found = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        raise ShoalError(f"{file}: has no class {name}; it has {', '.join(found) or 'none'}")
-    return cls
 
 
 def require_method(cls: Any, file: str, source: str) -> None:
@@ -135,16 +111,3 @@ def _require_default(which: str, hint: Any, default: Any) -> None:
         raise ShoalError(f"{which}: {error.errors()[0]['msg']}, found {default!r}") from None
     except NO_TYPE:
         return
-
-
-def _place_of_failure(error: BaseException, file: str, helpers: frozenset[str]) -> str:
-    """The innermost line of the file, or of a helper beside it, that a failure of its import came through."""
-    files = helpers | {file}
-    if isinstance(error, SyntaxError) and error.filename in files:
-        return f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)
-    return place_in(files, error.__traceback__) or file
-
-
-def _reason(error: BaseException) -> str:
-    # Its words would repeat file and line.
-    return f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else in_words(error)

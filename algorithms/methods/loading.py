@@ -2,19 +2,16 @@
 
 import dataclasses
 import importlib
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from algorithms.base import Algorithm
 from algorithms.faults import code_of, file_of
-from algorithms.methods.beside import Beside, collect
-from algorithms.methods.checks import class_place, read_class, read_options, require_method
+from algorithms.methods.checks import class_place, read_options, require_method
 from storage.alike import did_you_mean
-from storage.digest import text_digest
 from storage.errors import ShoalError
-from storage.plain_file import read_text
+from storage.option_types import is_own
+from storage.own_code.own_code import OwnCode, read_own
 
 METHODS = {
     "local": "algorithms.methods.local:Local",
@@ -52,8 +49,6 @@ METHODS = {
     "class_means": "algorithms.methods.class_means:ClassMeans",
 }
 
-LARGEST_SOURCE = 1 << 22
-
 
 @dataclasses.dataclass(frozen=True)
 class MethodSpec:
@@ -63,7 +58,8 @@ class MethodSpec:
         name: A key of `METHODS`, or `file.py:Class`.
         options: Hyper-parameters, by field name.
         source: Text of the user's file; None for a method of ours.
-        helpers: Texts of the modules beside the user's file that it imports, by dotted name (see `methods.beside`).
+        helpers: Texts of the modules beside the user's file that it imports, by dotted name
+            (see `storage.own_code.beside`).
     """
 
     name: str
@@ -74,7 +70,12 @@ class MethodSpec:
     @property
     def digest(self) -> str:
         """Of the texts of a user's file and its helpers, 32 digits, wherever they lie; empty for a method of ours."""
-        return "" if self.source is None else text_digest(json.dumps([self.source, sorted(self.helpers.items())]))
+        return "" if self.code is None else self.code.digest
+
+    @property
+    def code(self) -> OwnCode | None:
+        """The texts; None of a method of ours."""
+        return None if self.source is None else OwnCode(self.name, self.source, self.helpers)
 
 
 def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
@@ -85,21 +86,13 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     """
     if name in METHODS:
         return MethodSpec(name, dict(options))
-    file, colon, cls = name.rpartition(":")
-    if not colon or not file.endswith(".py") or not cls:
+    if not is_own(name):
         raise ShoalError(
             f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
             f"{did_you_mean(name, METHODS)}"
         )
-    try:
-        source = read_text(file, LARGEST_SOURCE)
-    except OSError as error:
-        raise ShoalError(f"algorithm.name: {file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ShoalError(f"algorithm.name: {file} cannot be read: not a text in UTF-8") from error
-    except ValueError as error:
-        raise ShoalError(f"algorithm.name: {file} cannot be read: {error}") from error
-    return MethodSpec(name, dict(options), source, collect(Path(file), source))
+    code = read_own("algorithm.name", name)
+    return MethodSpec(name, dict(options), code.source, code.helpers)
 
 
 def load(spec: MethodSpec) -> Algorithm:
@@ -140,13 +133,9 @@ def methods_for(task: str) -> list[str]:
 
 
 def _class(spec: MethodSpec) -> type[Algorithm]:
-    if spec.source is None:
+    if spec.code is None:
         module_name, _, cls_name = METHODS[spec.name].partition(":")
         return getattr(importlib.import_module(module_name), cls_name)
-    file, _, cls_name = spec.name.rpartition(":")
-    # Two files of one text know different folders.
-    module_name = f"shoal_method_{text_digest(file + spec.digest)}"
-    beside = Beside(module_name, Path(file).parent, spec.helpers)
-    cls = read_class(beside, file, spec.source, cls_name)
-    require_method(cls, file, spec.source)
+    cls = spec.code.load()
+    require_method(cls, spec.code.file, spec.code.source)
     return cls

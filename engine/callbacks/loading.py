@@ -4,19 +4,15 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from typing import Any, get_type_hints
 
-from algorithms.faults import in_words
-from algorithms.methods.beside import Beside
-from algorithms.methods.checks import class_place, read_class
-from algorithms.methods.loading import describe
 from engine.callbacks.callback import Callback
 from engine.settings.config import Config
 from storage.alike import did_you_mean
-from storage.digest import text_digest
 from storage.errors import ShoalError
-from storage.option_types import checked, quoted
+from storage.option_types import checked, is_own, quoted
+from storage.own_code.own_code import read_own
+from storage.own_code.traces import in_words
 
 CALLBACKS = {
     "csv": "engine.callbacks.csv_file:CsvFile",
@@ -79,25 +75,13 @@ def _class(name: str) -> tuple[type[Callback], str]:
             raise ShoalError(f"callbacks: {name}: needs the package {name}; pip install 'shoal[{name}]'")
         module, _, cls_name = CALLBACKS[name].partition(":")
         return getattr(importlib.import_module(module), cls_name), ""
-    file, colon, cls_name = name.rpartition(":")
-    if not colon or not file.endswith(".py") or not cls_name:
+    if not is_own(name):
         raise ShoalError(
             f"callbacks: {name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
             f"{did_you_mean(name, CALLBACKS)}"
         )
-    return _own(name, file, cls_name)
-
-
-def _own(name: str, file: str, cls_name: str) -> tuple[type[Callback], str]:
-    """A class of a user's file; the one place that knows how such files are read."""
-    try:
-        spec = describe(name, {})
-    except ShoalError as error:
-        raise ShoalError(str(error).replace("algorithm.name", "callbacks")) from None
-    assert spec.source is not None
-    beside = Beside(f"shoal_callback_{text_digest(file + spec.digest)}", Path(file).parent, spec.helpers)
-    cls: Any = read_class(beside, file, spec.source, cls_name)
-    where = class_place(cls, file, spec.source)
+    code = read_own("callbacks", name)
+    cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Callback) or not is_dataclass(cls):
-        raise ShoalError(f"{where}: {cls_name} is no callback; derive a class from shoal.Callback")
-    return cls, where
+        raise ShoalError(f"{code.place}: {name.rpartition(':')[2]} is no callback; derive a class from shoal.Callback")
+    return cls, code.place

@@ -227,14 +227,18 @@ def remove_command(
 
 
 @app.command("inspect")
-def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -> None:
-    """Show what a store or a run folder holds."""
+def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN|SWEEP")]) -> None:
+    """Show what a store, a run folder or a sweep holds."""
+    from engine.commands.table import show_sweep
     from engine.records.metrics import METRICS
     from engine.records.run_folder import SUMMARY
     from engine.screen.report import show_rounds, show_run, show_store
+    from engine.studies.sweep_folder import is_sweep
     from storage.store import Store
 
-    if (_possible(path) / METRICS).exists():
+    if is_sweep(_possible(path)):
+        show_sweep(path)
+    elif (path / METRICS).exists():
         show_rounds(path)
         if (path / SUMMARY).exists():
             show_run(path)

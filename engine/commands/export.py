@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.base import Algorithm
@@ -19,6 +18,7 @@ from engine.preparing.prepare import prepare
 from engine.records import checkpoint, inputs
 from engine.records.best_rounds import load_best
 from engine.records.run_folder import CHECKPOINTS, read_summary
+from engine.records.tensors_file import write_tensors
 from engine.rounds.scoring import predicted_classes
 from engine.rounds.state import FederationState
 from engine.screen.progress import progress
@@ -92,7 +92,7 @@ def export(run: Path, best: str | None = None) -> Path:
                     models.update(_all_of(visit))
             _describe(job, store, client_id, columns)
             step.advance()
-    save_file(models, out / MODELS)
+    write_tensors(out / MODELS, models)
     table = {name: pa.array(np.concatenate(parts)) for name, parts in sorted(columns.items())}
     batch = pa.RecordBatch.from_arrays(list(table.values()), names=list(table))
     with pa.OSFile(str(out / PREDICTIONS), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:

@@ -7,9 +7,10 @@ from engine.commands.sweep import Sweep
 from engine.settings.config import Config, load_config
 from engine.studies.study import Study
 from storage.errors import ShoalError
+from storage.layout import TWINS
 
 # Options by which a dataset grows.
-BY_NODES, BY_SCALE = ("sbm",), ("arxiv-like", "products-like", "papers100m-like")
+BY_NODES, BY_SCALE = ("sbm",), tuple(TWINS.values())
 
 
 def scaling_sweep(config: str, overrides: Sequence[str], clients: str, hosts: str, weak: bool) -> Sweep:

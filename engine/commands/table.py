@@ -9,6 +9,7 @@ from typing import Literal
 from engine.studies.groups import Row
 from engine.studies.read_runs import rows_of
 from engine.studies.study_table import Layout, table_of
+from engine.studies.sweep_folder import read_rows, title_of
 from engine.studies.text_table import TextTable
 from storage.atomic import replacing
 from storage.errors import ShoalError
@@ -37,6 +38,19 @@ def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
     for row in rows:
         if row.error:
             print(f"failed: {', '.join(f'{key} {value}' for key, value in row.columns.items())}: {row.error}")
+
+
+def show_sweep(folder: Path) -> None:
+    """Every run of a sweep with its state and its folder, and the table of what is finished.
+
+    Raises:
+        ShoalError: Something cannot be read.
+    """
+    rows = read_rows(folder)
+    keys = list(dict.fromkeys(key for row in rows for key in row.columns))
+    runs = [(*(row.columns.get(key, "") for key in keys), row.state, row.run) for row in rows]
+    print(on_screen(TextTable((*keys, "state", "run"), tuple(runs), len(keys) + 2, title=title_of(folder))))
+    show_rows(rows, Layout())
 
 
 def write_table(paths: Sequence[Path], layout: Layout, form: Format, out: Path | None) -> None:

@@ -35,13 +35,14 @@ from storage.hops import hops_bytes
 from storage.kernel import Kernel
 from storage.layout import may_be_sparse, require_possible
 from storage.manifest import FORMAT, NAME, Manifest
-from storage.option_types import checked, quoted
+from storage.option_types import checked, is_own, quoted
+from storage.own_code.own_code import read_own
 from storage.sparsity import Sparsity
 from storage.split import SplitOptions, read_split_file
 from storage.store import DOMAINS, WHOLE, Store, training_path
 from storage.watch import watched_by
 
-OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit")
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own")
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
@@ -54,7 +55,10 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
-    for key, value in config.data.options.items():
+    of_own = isinstance(config.data.dataset, str) and is_own(config.data.dataset)
+    if of_own:
+        options["own"] = config.data.options
+    for key, value in () if of_own else config.data.options.items():
         if key not in known:
             raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}{did_you_mean(key, known)}")
         try:
@@ -137,6 +141,8 @@ def identity(config: Config) -> dict[str, Any]:
     file = chosen.pop("file")
     if file is not None:
         chosen["file"] = contents(config).get("partition.file")
+    if is_own(chosen["method"]):
+        chosen["method"] = read_own("partition.method", chosen["method"]).identity
     if chosen["method"] != "dirichlet":
         del chosen["alpha"]
     for later in ("domains", "chunks"):
@@ -176,8 +182,10 @@ def store_path(config: Config) -> Path:
     # Shoal, which this one cannot read, is left where it is.
     digits = fingerprint_of({**identity(config), "format": FORMAT})
     dataset = config.data.dataset
-    graph = dataset.lower() if isinstance(dataset, str) else joined_name([each.name for each in sources(config)])
-    name = f"{graph}-{chosen.method}{chosen.clients}-{digits}"
+    names = [each.name for each in sources(config)]
+    graph = joined_name(names) if len(names) > 1 else names[0] if is_own(str(dataset)) else str(dataset).lower()
+    method = chosen.method.rpartition(":")[2]
+    name = f"{graph}-{method}{chosen.clients}-{digits}"
     return data_root(config.data.root) / "stores" / name
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from engine.records.metrics import METRICS
+from engine.records.tensors_file import write_tensors
 from engine.rounds.state import FederationState
 from storage.digest import digest
 from storage.errors import ShoalError
@@ -88,8 +89,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
-        # A tensor may be a view of shared memory; a file holds it once, contiguous.
-        save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, unfinished / TENSORS)
+        write_tensors(unfinished / TENSORS, tensors)
         (unfinished / METRICS).write_text(checkpoint.metrics)
         record = {
             "format": FORMAT,

@@ -7,10 +7,13 @@ from pathlib import Path
 from algorithms.methods.loading import describe
 from engine.settings.config import Config
 from engine.settings.number_keys import steering
+from engine.settings.own_names import read_all
 from engine.settings.sections import DataConfig
 from storage.datasets import files
 from storage.digest import input_digest, text_digest
 from storage.errors import ShoalError
+from storage.option_types import is_own
+from storage.own_code.own_code import read_own
 
 # The names under which the contents of the prepared stores are kept beside those of files.
 STORE = "the prepared store"
@@ -19,14 +22,13 @@ TRAINING = "the prepared training nodes"
 
 
 def contents(config: Config) -> dict[str, str]:
-    """A digest for every key of a config that names a file which the run reads, and for a method of the user's own.
+    """A digest for every key of a config that names a file which the run reads, code of the user's own for one.
 
     Raises:
         ShoalError: A file is missing or cannot be read; names the key.
     """
     data, partition = config.data, config.partition
     readers: dict[str, Callable[[], str | None]] = {
-        "algorithm.name": lambda: _of_method(config.algorithm.name),
         "data.path": lambda: _of_graphs(data),
         "data.split_file": lambda: _of_file(data.split_file if data.split == "file" else None),
         "partition.file": lambda: _of_file(partition.file if partition.method == "file" else None),
@@ -36,7 +38,7 @@ def contents(config: Config) -> dict[str, str]:
         f"callbacks.{number}.name": partial(_of_callback, callback["name"])
         for number, callback in enumerate(steering(config.plain()["callbacks"]))
     }
-    return _digests(readers | of_callbacks) | pretrained(config)
+    return _own_code(config) | _digests(readers | of_callbacks) | pretrained(config)
 
 
 def pretrained(config: Config) -> dict[str, str]:
@@ -62,14 +64,20 @@ def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
     return found
 
 
-def _of_method(name: str) -> str | None:
-    digest = describe(name, {}).digest
-    # Of two methods in one file each is itself.
-    return f"{digest}:{name.rpartition(':')[2]}" if digest else None
+def _own_code(config: Config) -> dict[str, str]:
+    """What tells the user's own code apart, by the keys that name it."""
+    # A name that is none is found here.
+    describe(config.algorithm.name, {})
+    found = {key: code.identity for key, code in read_all(config.plain()) if not key.startswith("callbacks.")}
+    names = config.data.dataset
+    if "data.dataset" in found and not isinstance(names, str):
+        several = [read_own("data.dataset", name).identity if is_own(name) else name for name in names]
+        found["data.dataset"] = text_digest(str(several))
+    return found
 
 
 def _of_callback(name: str) -> str | None:
-    return _of_method(name) if ".py:" in name else None
+    return read_own("callbacks", name).identity if is_own(name) else None
 
 
 def _of_file(file: str | None) -> str | None:

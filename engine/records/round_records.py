@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from algorithms.protocol import Tree
+from engine.records.tensors_file import write_tensors
 from storage.atomic import replacing
 from storage.errors import ShoalError
 
@@ -20,7 +21,7 @@ def write_records(run: Path, number: int, records: Tree) -> None:
         ShoalError: The file cannot be written.
     """
     with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
-        save_file({name: t.contiguous() for name, t in records.items()}, unfinished)
+        write_tensors(unfinished, records)
 
 
 def recorded_rounds(run: Path) -> list[int]:

@@ -20,8 +20,10 @@ from engine.records.round_records import RECORDS
 from engine.settings.config import Config
 from engine.settings.kept_config import with_seal
 from engine.settings.number_keys import ARITHMETIC, fingerprint_of, number_keys
+from engine.settings.own_names import CODE, kept_name, read_all, renamed
 from storage.atomic import present, replacing
 from storage.errors import ShoalError
+from storage.own_code.own_code import OwnCode, path_of
 from storage.sealed import sealed, unsealed
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
@@ -132,14 +134,26 @@ class RunFolder:
             return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config.
+        """Writes the resolved config, and the code of the user's own that it names.
 
         Raises:
-            ShoalError: It cannot be written.
+            ShoalError: Something cannot be read or written.
         """
-        text = yaml.safe_dump(config.plain(), sort_keys=False)
+        plain = config.plain()
+        codes = {code.name: code for _, code in read_all(plain)}
+        for code in codes.values():
+            self._keep(code)
+        text = yaml.safe_dump(renamed(plain, lambda name: kept_name(codes[name])), sort_keys=False)
         with replacing(self.path / CONFIG) as unfinished:
             unfinished.write_text(with_seal(text))
+
+    def _keep(self, code: OwnCode) -> None:
+        """Writes the texts of a user's file and of its helpers, where the kept config finds them."""
+        file = self.path / kept_name(code).rpartition(":")[0]
+        texts = {file: code.source, **{file.parent / path_of(name): text for name, text in code.helpers.items()}}
+        for path, text in texts.items():
+            with replacing(path) as unfinished:
+                unfinished.write_text(text, encoding="utf-8")
 
     def clear(self) -> None:
         """Forgets what an earlier run left, readable or not.
@@ -150,7 +164,7 @@ class RunFolder:
         # Opened again by the next line.
         self._log.close()
         try:
-            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, *OF_OTHERS):
+            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, CODE, *OF_OTHERS):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

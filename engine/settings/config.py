@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from algorithms.backbones.choice import ModelChoice
 from algorithms.train_options import TrainOptions
 from engine.settings.config_text import MOST_BYTES, require_resolvable, require_small
 from engine.settings.kept_config import require_as_kept
+from engine.settings.own_names import located
 from engine.settings.sections import (
     DataConfig,
     EngineConfig,
@@ -31,15 +32,16 @@ from partition.options import PartitionOptions
 from storage.alike import did_you_mean, did_you_mean_at
 from storage.errors import ShoalError
 from storage.kernel import Kernel
-from storage.option_types import Named, Positive, Seed, absolute, message_of, path_fault, quoted
+from storage.layout import TWINS
+from storage.option_types import Named, Positive, Seed, absolute_own, message_of, path_fault, quoted
 from storage.plain_file import read_text
 
 
 def _method(value: Any) -> Any:
     """A method given by its bare name; the file of one's own is found from any working directory."""
     plain = {"name": value} if isinstance(value, str) else value
-    if isinstance(plain, dict) and ".py:" in str(plain.get("name")):
-        plain = {**plain, "name": absolute(plain["name"])}
+    if isinstance(plain, dict) and "name" in plain:
+        plain = {**plain, "name": absolute_own(plain["name"])}
     return plain
 
 
@@ -140,7 +142,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
         raise ShoalError(f"{file}: no such config") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
-    return parse_config(resolved, str(file))
+    # Code of one's own that a run keeps is that of the run.
+    return parse_config(located(resolved, file.parent) if Path(path).is_dir() else resolved, str(file))
 
 
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
@@ -238,10 +241,21 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
             raise ShoalError(f"{where}: {key}: missing") from None
         raise ShoalError(f"{where}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
 
+    if config.data.synthetic:
+        config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
     _require_clients_of_each(config, where)
     if config.data.inductive and config.task != "node":
         raise ShoalError(f"{where}: data.inductive: is for labels of nodes; with task {config.task} leave it out")
     return config
+
+
+def _twin(dataset: str | tuple[str, ...], where: str) -> str:
+    """The synthetic twin of a dataset; a twin is its own."""
+    name = str(dataset).lower()
+    if name not in TWINS and name not in TWINS.values():
+        known = ", ".join(TWINS)
+        raise ShoalError(f"{where}: data.synthetic: there are synthetic twins of {known}, found {quoted(dataset)}")
+    return TWINS.get(name, name)
 
 
 def _require_clients_of_each(config: Config, where: str) -> None:

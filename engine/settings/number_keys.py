@@ -7,8 +7,10 @@ from typing import Any
 
 from partition.options import ALPHA
 from storage.layout import may_be_sparse
+from storage.option_types import is_own
 
-PLACES = ("name", "data.root", "data.store", "ray", "resources", "run", "engine")
+# `data.synthetic` has done its work when `data.dataset` names the twin.
+PLACES = ("name", "data.root", "data.store", "data.synthetic", "ray", "resources", "run", "engine")
 # Of sections whose other keys only say where and how fast.
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",
@@ -66,7 +68,8 @@ def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("model"), list | tuple):
         # A key that came later, too, and of which the content counts (`engine.records.inputs`).
         values["model"] = [
-            {key: value for key, value in model.items() if key != "pretrained"} for model in values["model"]
+            {key: _without_place(value) for key, value in model.items() if key != "pretrained"}
+            for model in values["model"]
         ]
     for number, callback in enumerate(steering(values.pop("callbacks", ()))):
         values |= flatten(callback, f"callbacks.{number}.")
@@ -76,6 +79,11 @@ def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The callbacks of a resolved config that may end a run: all but those that only write."""
     return [callback for callback in callbacks if callback.get("name") not in LOGGERS]
+
+
+def _without_place(value: Any) -> Any:
+    """A name of the user's own code without its file, of which the content counts."""
+    return value.rpartition(":")[2] if isinstance(value, str) and is_own(value) else value
 
 
 def fingerprint_of(values: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from algorithms.backbones.choice import WIDEST
-from storage.option_types import CLOSED, FilePath, Flag, Number, Positive, Seed, Size, Whole
+from storage.option_types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
 from storage.sparsity import Sparsity
 from storage.split import SplitOptions
 
@@ -23,7 +23,7 @@ MOST_GRAPHS = 1000
 OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
 Several = Field(min_length=2, max_length=MOST_GRAPHS)
 Names = Annotated[
-    Annotated[str, Tag(ONE_GRAPH)] | Annotated[tuple[str, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+    Annotated[Name, Tag(ONE_GRAPH)] | Annotated[tuple[Name, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
 ]
 Paths = Annotated[
     Annotated[FilePath, Tag(ONE_GRAPH)] | Annotated[tuple[FilePath, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
@@ -59,6 +59,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
         row_normalize: Scale the features of every node to sum to one.
         options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
         sparsity: What clients lack of features, edges and training labels.
+        synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
     """
@@ -68,6 +69,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     row_normalize: Flag = False
     options: dict[str, Any] = field(default_factory=dict)
     sparsity: Sparsity = Sparsity()
+    synthetic: Flag = False
     inductive: Flag = False
 
     @property

@@ -18,12 +18,12 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; white-space: nowrap; text-align: right; }
 th.key, td.key { text-align: left; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
-figure { margin: 0; }
-figure svg { width: 100%; height: auto; }
+figure { margin: 0; overflow-x: auto; }
+figure svg { width: 100%; min-width: 33rem; height: auto; }
 figcaption { font-size: .85rem; }
 pre { background: #f4f4f4; padding: .75rem; overflow-x: auto; font-size: .8rem; }
 .note { font-size: .85rem; color: #333; }
-@media print { body { max-width: none; } figure { break-inside: avoid; } }
+@media print { body { max-width: none; } figure { break-inside: avoid; } figure svg { min-width: 0; } }
 """
 
 
@@ -76,7 +76,7 @@ def _figure(drawing: Drawing) -> str:
     for mark in ('id="', "url(#", 'href="#'):
         svg = svg.replace(mark, f"{mark}{drawing.name}-")
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(drawing.text)}" ', 1)
-    return f"<figure>\n{svg}\n<figcaption>{html.escape(drawing.title)}</figcaption>\n</figure>"
+    return f'<figure tabindex="0">\n{svg}\n<figcaption>{html.escape(drawing.title)}</figcaption>\n</figure>'
 
 
 def _table(table: TextTable) -> str:

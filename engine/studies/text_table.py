@@ -2,11 +2,13 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 GAP = "  "
+INDENT = "    "
 BEST = "*"
 
 
@@ -17,7 +19,8 @@ class TextTable:
     Attributes:
         heads: Name of every column.
         rows: Cells; all as many as heads.
-        keys: So many columns in front say which row it is; the others are numbers, which stand to the right.
+        keys: So many columns in front say which row it is; the others are numbers, which stand to the right. Where all
+            are keys, the last one is a text, which goes below its row where it does not fit beside it.
         best: Rows and columns of the cells that are marked.
         title: A line above; empty: none.
         notes: Lines below.
@@ -33,13 +36,15 @@ class TextTable:
     def text(self, width: int | None = None) -> str:
         """For a terminal. What does not fit a width comes in blocks of columns below one another, each with the keys.
 
-        Where not even the keys and one number fit, every row is a list of its cells.
+        Where not even the keys and one number fit, every row is a list of its cells. Texts break at words.
         """
         cells = [self.heads, *(self._marked(place) for place in range(len(self.rows)))]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.heads))]
         blocks = self._blocks(widths, width)
         lines = [self.title] if self.title else []
-        if blocks is None:
+        if width is not None and self.keys == len(self.heads) and _total(range(self.keys), widths) > width:
+            lines += self._below(cells, widths, width)
+        elif blocks is None:
             lines += self._listed(cells)
         else:
             for number, columns in enumerate(blocks):
@@ -103,11 +108,28 @@ class TextTable:
         ]
         return GAP.join(cells).rstrip()
 
+    def _below(self, cells: Sequence[Sequence[str]], widths: Sequence[int], width: int) -> list[str]:
+        """Every row with its last cell on lines of its own; a list of cells where the others do not fit either."""
+        others = range(self.keys - 1)
+        if _total(others, widths) > width:
+            return [line for text in self._listed(cells) for line in _broken(text, width) or [""]]
+        lines = []
+        for row in cells:
+            lines += [self._aligned(row, others, widths), *_broken(row[-1], width, INDENT)]
+        return lines
+
     def _listed(self, cells: Sequence[Sequence[str]]) -> list[str]:
         lines = []
         for row in cells[1:]:
             lines += [f"{head}: {cell.strip()}" for head, cell in zip(self.heads, row) if cell.strip()] + [""]
         return lines[:-1]
+
+
+def _broken(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of a text; a word that is longer than a line is not broken."""
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _total(columns: Sequence[int], widths: Sequence[int]) -> int:

@@ -17,11 +17,13 @@ from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
+from engine.settings.own_names import read_all
 from engine.wire.models import Kind, Kinds, assign_models, named_kinds
 from engine.wire.pretrained import read_pretrained, require_fitting_files, start_from
 from engine.wire.randomness import key
 from storage.errors import ShoalError
 from storage.kernel import kernel_of
+from storage.own_code.own_code import OwnCode
 from storage.store import Store
 from storage.view import CPU, Memo, View
 
@@ -56,6 +58,7 @@ class Job:
         training: Content of the store of training nodes, where these are all that training sees; else empty.
         metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
         pretrained: Contents of the files that models start from, by `ModelChoice.pretrained`.
+        texts: Of files of the user's own that models are in, by name.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
 
@@ -85,6 +88,7 @@ class Job:
     training: str = ""
     metric: str = "accuracy"
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
+    texts: Mapping[str, OwnCode] = field(default_factory=dict)
 
     @property
     def store_path(self) -> Path:
@@ -153,6 +157,7 @@ class Job:
             bfloat16=self.precision == "bfloat16",
             sparse=manifest.layout == "sparse",
             task=manifest.task,
+            texts=self.texts,
         )
         require_fitting_files([(kind.choice, kind.flat) for kind in kinds[MODEL]], self.pretrained)
         return kinds
@@ -253,6 +258,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         training=_training(config, store),
         metric=config.evaluation.metric,
         pretrained=read_pretrained(config.models(), config.memory_limit()),
+        texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from algorithms.backbones import backbone, build, width_of
+from algorithms.backbones import Texts, backbone, build, width_of
 from algorithms.backbones.choice import ModelChoice
 from algorithms.backbones.coupled import Coupled
 from algorithms.base import Algorithm
@@ -107,7 +107,7 @@ def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int 
     for name, described in wanted.items():
         try:
             if described is None:
-                chosen, width = [_with_head(choice, algorithm, choices, shape["task"]) for choice in choices], embedding
+                chosen, width = [_with_head(each, algorithm, choices, shape) for each in choices], embedding
             else:
                 chosen, width = [ModelChoice(**described)], None
             built = build_models(chosen, width, **shape, headless=described is not None)
@@ -117,16 +117,18 @@ def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int 
     return kinds
 
 
-def _with_head(choice: ModelChoice, algorithm: Algorithm, beside: Sequence[ModelChoice], task: str) -> ModelChoice:
+def _with_head(
+    choice: ModelChoice, algorithm: Algorithm, beside: Sequence[ModelChoice], shape: Mapping[str, Any]
+) -> ModelChoice:
     """The model with the classifier of its paper, where the config leaves open which one it has.
 
     It is linear where the method reads the embedding below it, where clients train different models, which are compared
     by it, where a training step reads drawn neighbours, where all layers come from a file, and where nothing would be
     left below.
     """
-    options = choice.options
+    options, task = choice.options, shape["task"]
     linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or choice.pretrained is not None
-    cls = backbone(choice.name, headless=True, task=task)
+    cls = backbone(choice.name, True, task, shape.get("texts") or {})
     if linear or "head" in options or not issubclass(cls, Coupled) or cls.papers_head == "linear":
         return choice
     if any(options.get(name) is not None for name in ("fanouts", "prompt")) or options.get("layers", 2) == 1:
@@ -179,6 +181,7 @@ def build_models(
     sparse: bool = False,
     headless: bool = False,
     task: str = "node",
+    texts: Texts | None = None,
 ) -> list[FlatModel]:
     """The models of a run; several have embeddings of one width, by adapters.
 
@@ -193,6 +196,7 @@ def build_models(
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
         task: As for `algorithms.backbones.build`.
+        texts: As there.
 
     Raises:
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
@@ -200,7 +204,8 @@ def build_models(
     models = []
     for number, choice in enumerate(choices):
         try:
-            module = build(choice.name, features, classes, hops, dropout, choice.options, embedding, headless, task)
+            shape = features, classes, hops, dropout
+            module = build(choice.name, *shape, choice.options, embedding, headless, task, texts or {})
         except ShoalError as error:
             if len(choices) == 1 or not error.line.startswith("model."):
                 raise

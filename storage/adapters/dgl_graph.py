@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from storage.adapters.incoming import MASKS, graph_of
 from storage.adapters.outgoing import library, tensors_of
+from storage.datasets.incoming import MASKS, graph_of
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.shard import Shard

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from storage.adapters.incoming import MASKS
+from storage.datasets.incoming import MASKS
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.rows import CsrRows, csr_of

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from storage.adapters.incoming import MASKS, edge_index_of, graph_of, to_array
 from storage.adapters.outgoing import tensors_of
+from storage.datasets.incoming import MASKS, edge_index_of, graph_of, to_array
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.shard import Shard

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage.adapters.incoming import MASKS, edge_index_of, graph_of
 from storage.adapters.outgoing import library
+from storage.datasets.incoming import MASKS, edge_index_of, graph_of
 from storage.graph import Graph
 from storage.shard import Shard
 

@@ -29,6 +29,7 @@ from storage.datasets.flickr import load_flickr
 from storage.datasets.npz_graphs import load_npz_graph
 from storage.datasets.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
 from storage.datasets.ogb_molecules import load_ogb_molecules, require_one_task
+from storage.datasets.own import load_own, own_content
 from storage.datasets.planetoid import load_planetoid
 from storage.datasets.reddit import load_reddit
 from storage.datasets.sbm_graphs import load_sbm_graphs
@@ -38,6 +39,7 @@ from storage.datasets.twitch import load_twitch
 from storage.digest import input_digest
 from storage.errors import ShoalError
 from storage.graph import Graph
+from storage.option_types import is_own
 
 __all__ = [
     "LOADERS",
@@ -105,6 +107,9 @@ def load(options: DataSource) -> Graph:
             line says which.
     """
     name = _known(options)
+    if is_own(name):
+        graph = load_own(options)
+        return replace(graph, x=row_normalized(graph.x, name)) if options.row_normalize else graph
     in_blocks = LOADERS[name] in (load_ogb, twin.load_twin)
     if in_blocks and options.row_normalize:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
@@ -137,6 +142,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         ShoalError: The name is unknown, or a file of the user's own graph is missing.
     """
     name = _known(options)
+    if is_own(name):
+        return {**own_content(options), "row_normalize": options.row_normalize}
     content: dict[str, Any] = {"dataset": name, "row_normalize": options.row_normalize}
     if name == "digits":
         content["neighbors"] = options.neighbors
@@ -217,7 +224,7 @@ def labels_ahead(options: DataSource) -> str | None:
         ShoalError: The name is unknown.
     """
     name = _known(options)
-    if name == "files":
+    if name == "files" or is_own(name):
         return None
     of_graphs = (*tu.NAMES, *ogb_molecules.ARCHIVES, *induced_graphs.LEVELS, "sbm-graphs")
     return "graph" if name in of_graphs else "node"
@@ -237,9 +244,11 @@ def _base_of(options: DataSource) -> DataSource:
 
 
 def _known(options: DataSource) -> str:
+    if is_own(options.dataset):
+        return options.dataset
     name = options.dataset.lower()
     require_one_task(name)
     if name not in LOADERS:
-        known = f"{', '.join(LOADERS)}{did_you_mean(name, LOADERS)}"
+        known = f"{', '.join(LOADERS)}, or my_file.py:MyDataset{did_you_mean(name, LOADERS)}"
         raise ShoalError(f"data.dataset: unknown dataset '{options.dataset}'; known are {known}")
     return name

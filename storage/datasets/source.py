@@ -1,16 +1,16 @@
 """The options of a dataset in a config, and the folders of published and derived files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from storage.errors import ShoalError
-from storage.option_types import FilePath, Flag, Number, Whole
+from storage.option_types import FilePath, Flag, Number, Whole, is_own
 
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
@@ -52,6 +52,7 @@ class DataSource:
         width: Columns that features are reduced to.
         smallest: Nodes of a graph from which on no further hop is taken.
         largest: Most nodes of a graph.
+        own: Options of a dataset of the user's own, which has no other.
         padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
     """
 
@@ -82,10 +83,13 @@ class DataSource:
     smallest: Count = 100
     largest: Count = 300
     padding: str = "none"
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Of the graph among several: that of the dataset, or of the file or folder of the user's own graph."""
+        if is_own(self.dataset):
+            return self.dataset.rpartition(":")[2]
         name = self.dataset.lower()
         return Path(self.path).expanduser().resolve().stem if name == "files" and self.path else name
 

@@ -53,7 +53,7 @@ KEYS = [
     "data.options.samples", "data.options.width", "data.options.smallest", "data.options.largest",
     "data.options.padding", "data.options.shots", "data.options.node_attributes",
     "data.sparsity", "data.sparsity.features", "data.sparsity.edges", "data.sparsity.labels", "data.sparsity.seed",
-    "data.inductive",
+    "data.inductive", "data.synthetic",
     "partition.resolution", "partition.imbalance", "partition.file",
     "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.pretrained",
     "model.hidden", "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "model.prompt",

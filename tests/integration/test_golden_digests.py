@@ -4,21 +4,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from golden_digests import METHODS, config_of, digest_of, execute, golden, here, matrix, write_graph
+from golden_digests import config_of, digest_of, execute, golden, here, matrix, write_graph
 from server_here import ServerHere
 
 from engine.commands.run import run
 from engine.settings.config import parse_config
 
 RECORDED = golden()
-# Every method, and every model; of graphs one model with each method.
+# Every method, and every model; of both kinds of models one with each method, and both with some.
+ENDS = (" gcn", " several models", " fanouts", " batches, sgd", " star", "e_accumulate")
+BOTH_KINDS = (
+    "local",
+    "global",
+    "fedavg",
+    "fedgta",
+    "fedproto",
+    "fedpg",
+    "fggp",
+    "scaffold",
+    "fedpub",
+    "edges fedproto",
+)
 ON_HOSTS = [
     name
     for name in matrix()
-    if (
-        not (name.startswith("graphs ") and name.endswith(" gamlp"))
-        and name.endswith((" gamlp", " gcn", " several models", " fanouts", " batches, sgd", " star", "e_accumulate"))
-    )
+    if name.endswith(ENDS)
+    or name.removesuffix(" gamlp") in BOTH_KINDS
     or name in ("fedavg mlp", "fedavg sign", "fedavg gin", "fedavg gat", "lg_fedavg gin conv head")
 ]
 RESUMED = [
@@ -98,7 +109,8 @@ def test_models_end_as_in_their_papers_where_no_embedding_is_read(
 
 
 def test_on_two_hosts(graph: Path, two_hosts: ServerHere, in_process: dict[str, dict[str, object]]) -> None:
-    assert len(ON_HOSTS) >= 2 * len(METHODS)
+    everywhere = {config_of(name, matrix()[name], graph).algorithm.name for name in ON_HOSTS}
+    assert everywhere == {config_of(name, keys, graph).algorithm.name for name, keys in matrix().items()}
     for name in ON_HOSTS:
         root = str(graph.parent / "on-hosts")
         found = execute(name, graph, two_hosts, engine__backend="ray", engine__hosts=2, run__root=root)

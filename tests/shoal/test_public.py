@@ -62,6 +62,15 @@ def test_has_a_text_and_types(name: str) -> None:
         assert not [field for field in fields if f"{field}: " not in text], name
 
 
+def test_all_of_it_is_in_the_pages_of_the_site() -> None:
+    lines = (ROOT / "docs" / "api.md").read_text().splitlines()
+    assert sorted(line for line in lines if line.startswith(":::")) == sorted(
+        f"::: {place}.{name}" for name, place in shoal.PLACES.items()
+    )
+    pages = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in pages] == []
+
+
 def _is_public(member: object) -> bool:
     function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     # What a library makes for a class is not ours.

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from algorithms.methods.beside import collect
 from algorithms.methods.loading import MethodSpec, describe, load
 from storage.errors import ShoalError
+from storage.own_code.beside import collect
 
 METHOD = """
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ def test_a_helper_is_read_from_its_text_not_from_its_folder(tmp_path: Path) -> N
         ({"sums.py": "x = 1\nx +* 2\n"}, "sums.py", 2, "SyntaxError: invalid syntax"),
         ({"sums.py": "\n1 / 0\n"}, "sums.py", 2, "ZeroDivisionError: division by zero"),
         ({"pack/other.py": "import sys\nsys.exit(0)\n"}, "pack/other.py", 2, "SystemExit: 0"),
-        ({"mine.py": "\nfrom . import helper\n"}, "mine.py", 2, "ImportError: write `import helper`: a method's"),
+        ({"mine.py": "\nfrom . import helper\n"}, "mine.py", 2, "ImportError: write `import helper`: a file of one's"),
         ({"mine.py": "import pack\nfrom pack import gone\n"}, "mine.py", 2, "ImportError: cannot import name 'gone'"),
         ({"helper.py": "from sums import total\n"}, "sums.py", 2, "ImportError: cannot import name 'NUMBER'"),
     ],

@@ -202,7 +202,7 @@ def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: C
 
 def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
     """Ctrl-C while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
-    asked = ("rounds=400", "run.checkpoint_every=40", "evaluation.every=400", "seeds=3")
+    asked = ("rounds=200", "run.checkpoint_every=20", "evaluation.every=200", "seeds=3")
     command = [*SHOAL, "sweep", config, *asked, "--at-once", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     runs = tmp_path / "runs"

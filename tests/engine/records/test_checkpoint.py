@@ -49,6 +49,9 @@ def test_round_trip_and_keep(tmp_path: Path) -> None:
     found = newest(tmp_path)
     assert (found.environment, found.inputs, found.metrics) == ({"torch": "x"}, {"data": "y"}, "line 6\n")
     assert not found.passed_over
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "plain", *(tmp_path / "round-000006").iterdir())}
+    assert len(modes) == 1, "others may read what the user lets them read"
     tensors, plain = found.state.to_tensors()
     expected, expected_plain = state(6).to_tensors()
     assert plain == expected_plain

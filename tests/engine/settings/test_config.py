@@ -9,7 +9,10 @@ import yaml
 
 from engine.settings.config import Config, load_config, parse_config
 from engine.settings.kept_config import with_seal
+from engine.settings.number_keys import number_keys
+from storage.datasets.twin import ORIGINALS
 from storage.errors import ShoalError
+from storage.layout import TWINS
 
 PLAIN: dict[str, Any] = {
     "name": "read",
@@ -44,6 +47,18 @@ def test_a_config_written_out_is_read_back(file: Path, tmp_path: Path) -> None:
     # A run folder stands for the config in it.
     assert load_config(run) == config == load_config(run / "config.yaml")
     assert config.memory_limit() == config.engine.memory_limit == 2**30
+
+
+def test_the_twin_of_a_dataset_that_is_not_at_hand(file: Path) -> None:
+    products = PLAIN | {"data": {"dataset": "OGBN-products", "options": {"scale": 0.1}}}
+    twin = parse_config({**products, "data": {**products["data"], "synthetic": True}}, "here")
+    plain = parse_config({**products, "data": {**products["data"], "dataset": "products-like"}}, "here")
+    assert twin.data.dataset == "products-like"
+    assert parse_config(twin.plain(), "here") == twin
+    assert number_keys(twin.plain()) == number_keys(plain.plain()), "one run, by whatever name"
+    assert set(TWINS.values()) == set(ORIGINALS)
+    with pytest.raises(ShoalError, match=r"data\.synthetic: there are synthetic twins of ogbn-arxiv, .* found 'sbm'"):
+        load_config(file, ["data.synthetic=true"])
 
 
 def test_without_a_limit_the_memory_is_that_of_the_machine(file: Path) -> None:

@@ -171,6 +171,40 @@ def test_no_cell_is_cut_at_any_width(width: int | None) -> None:
     assert blocks == {None: 1, 200: 1, 80: 1, 60: 2, 20: 0}[width]
 
 
+LISTED = TextTable(
+    ("kind", "name", "age", "what"),
+    (
+        (
+            "run",
+            "papers-01234567",
+            "3 h",
+            "fedgta on cora, 10 clients, seed 0: 81.23 % served, as long as a line of it is",
+        ),
+        ("store", "cora-89abcdef", "12 min", "cora"),
+    ),
+    4,
+)
+
+
+@pytest.mark.parametrize("width", [None, 200, 80, 60, 25])
+def test_a_text_goes_below_its_row(width: int | None) -> None:
+    text = LISTED.text(width)
+    words = [word for row in (LISTED.heads, *LISTED.rows) for word in " ".join(row).split()]
+    assert sorted(word for word in text.split() if not word.endswith(":") or word == "0:") == sorted(
+        words if width != 25 else [word for word in words if word not in LISTED.heads]
+    )
+    lines = text.splitlines()
+    assert len(lines) == {None: 3, 200: 3, 80: 7, 60: 7, 25: 12}[width]
+    if width is not None:
+        assert max(map(len, lines)) <= width
+    if width in (80, 60):
+        assert lines[:2] == ["kind   name             age", "    what"]
+        assert lines[3].startswith("    fedgta on cora, 10 clients, seed 0: 81.23 %")
+        assert lines[-2:] == ["store  cora-89abcdef    12 min", "    cora"]
+    if width == 25:
+        assert lines[:3] == ["kind: run", "name: papers-01234567", "age: 3 h"]
+
+
 def test_for_a_page_and_a_paper_and_a_program() -> None:
     markdown = WIDE.markdown().splitlines()
     assert markdown[2] == "| algorithm | dataset | served.best.val | served.best.test | seconds |"

@@ -113,7 +113,7 @@ def changed(options: DataSource) -> set[str]:
     other = {
         "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
-        "base": "cora", "padding": "random", "shots": 9,
+        "base": "cora", "padding": "random", "shots": 9, "own": {"nodes": 9},
     }  # fmt: skip
     found = set()
     for field in dataclasses.fields(options):

@@ -1,4 +1,4 @@
-"""Modules that lie beside a user's method: collected as texts, and imported from these texts on every process."""
+"""Modules that lie beside a user's file: collected as texts, and imported from these texts on every process."""
 
 import ast
 import builtins
@@ -11,18 +11,19 @@ from typing import Any
 
 from storage.errors import ShoalError
 
-# A module of these names beside a method is never meant: the method imports the engine's, or Python's own.
+# A module of these names beside the file is never meant: the file imports the engine's, or Python's own.
 TAKEN = frozenset({"algorithms", "engine", "partition", "shoal", "storage"}) | sys.stdlib_module_names
 PACKAGE = ".__init__"
 TOO_DEEP = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
-def collect(file: Path, source: str) -> dict[str, str]:
+def collect(file: Path, source: str, key: str = "algorithm.name") -> dict[str, str]:
     """The texts of all modules beside a file that it imports, and of those that they import in turn.
 
     Args:
-        file: The method's file.
+        file: The user's file.
         source: Its text.
+        key: Of the config, that names it.
 
     Returns:
         Texts by dotted name; that of a package ends in `.__init__`.
@@ -40,7 +41,7 @@ def collect(file: Path, source: str) -> dict[str, str]:
                 dotted = ".".join(parts[:length])
                 if parts[0] in TAKEN or dotted in texts or dotted + PACKAGE in texts:
                     continue
-                found = _read(file.parent.joinpath(*parts[:length]))
+                found = _read(file.parent.joinpath(*parts[:length]), key)
                 if found is None:
                     break
                 is_package, text = found
@@ -68,7 +69,7 @@ def _imported(source: str, package: str) -> Iterator[str]:
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
-def _read(place: Path) -> tuple[bool, str] | None:
+def _read(place: Path, key: str) -> tuple[bool, str] | None:
     """Whether a module is a package, and its text; None where no module lies."""
     for is_package, file in ((True, place / "__init__.py"), (False, place.with_name(f"{place.name}.py"))):
         if file.is_file():
@@ -76,12 +77,12 @@ def _read(place: Path) -> tuple[bool, str] | None:
                 return is_package, file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "not a text in UTF-8"
-                raise ShoalError(f"algorithm.name: {file} cannot be read: {reason}") from error
+                raise ShoalError(f"{key}: {file} cannot be read: {reason}") from error
     return None
 
 
 class Beside:
-    """Imports modules from texts for one method, under names that no other method has.
+    """Imports modules from texts for one file, under names that no other file has.
 
     Attributes:
         files: Where the texts lay.
@@ -91,7 +92,7 @@ class Beside:
         """Imports nothing yet.
 
         Args:
-            name: Of the method's module; those of its helpers lie below it.
+            name: Of the file's module; those of its helpers lie below it.
             folder: Where they lay, for errors and tracebacks.
             texts: By dotted name, as `collect` gives them.
         """
@@ -101,7 +102,7 @@ class Beside:
             del sys.modules[old]
 
     def run(self, file: str, source: str) -> ModuleType:
-        """The method's own module, its text run.
+        """The file's own module, its text run.
 
         Raises:
             BaseException: Whatever the text raises.
@@ -134,11 +135,11 @@ class Beside:
         if level:
             package = (variables or {}).get("__package__", "")
             if not package:
-                raise ImportError(f"write `import {name or 'helper'}`: a method's file is in no package")
+                raise ImportError(f"write `import {name or 'helper'}`: a file of one's own is in no package")
             absolute = importlib.util.resolve_name("." * level + name, package)
             name = absolute.removeprefix(self._name).removeprefix(".")
             if absolute == self._name:
-                raise ImportError("attempted relative import beyond the package that lies beside the method")
+                raise ImportError("attempted relative import beyond the package that lies beside the file")
         top = name.split(".")[0]
         if top not in self._texts and top + PACKAGE not in self._texts:
             return builtins.__import__(name, variables, local, wanted or (), level)
@@ -157,7 +158,7 @@ class Beside:
             return sys.modules[name]
         is_package = dotted + PACKAGE in self._texts
         if not is_package and dotted not in self._texts:
-            raise ModuleNotFoundError(f"No module named {dotted!r} beside the method", name=dotted)
+            raise ModuleNotFoundError(f"No module named {dotted!r} beside the file", name=dotted)
         key = dotted + PACKAGE * is_package
         file = self._file(key)
         outer = name.rpartition(".")[0]

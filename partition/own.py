@@ -1,0 +1,62 @@
+"""A partitioner of the user's own."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from partition.cover import NOBODY
+from partition.options import PartitionOptions
+from partition.workspace import Workspace
+from storage.graph import Graph
+from storage.own_code.own_code import OwnCode, read_own
+
+KEY = "partition.method"
+
+
+class Partitioner(ABC):
+    """What a partitioner of one's own derives from; `partition.method: my_file.py:Mine`.
+
+    class ByDegree(shoal.Partitioner):
+        def assign(self, graph, clients, rng):
+            return np.argsort(np.argsort(np.diff(graph.indptr))) * clients // graph.nodes
+    """
+
+    @abstractmethod
+    def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
+
+        Args:
+            graph: The whole graph, with neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`; of
+                many small graphs the items are these, else nodes. It must not be changed.
+            clients: Number of clients.
+            rng: Where randomness comes from: `partition.seed` alone.
+        """
+
+
+def by_own(
+    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None, workspace: Workspace | None
+) -> np.ndarray:
+    """Client of every item, int32 `[items]`, as the user's own class gives it.
+
+    Raises:
+        ShoalError: The file fails, has no such class, or gives no such clients; names the line.
+    """
+    code = read_own(KEY, options.method)
+    cls = code.load()
+    if not isinstance(cls, type) or not issubclass(cls, Partitioner):
+        raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no partitioner; derive it from shoal.Partitioner")
+    with code.at_work(KEY):
+        found = np.asarray(cls().assign(graph, options.clients, np.random.default_rng(options.seed)))
+    _require_clients(code, found, graph.items, options.clients)
+    return found.astype(np.int32)
+
+
+def _require_clients(code: OwnCode, found: np.ndarray, items: int, clients: int) -> None:
+    if found.shape != (items,) or found.dtype.kind not in "iu":
+        raise code.fault(KEY, f"must give integers [{items}], found {found.dtype} {list(found.shape)}")
+    wrong = np.flatnonzero((found < NOBODY) | (found >= clients))
+    if len(wrong):
+        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NOBODY}..{clients - 1}")
+    empty = np.flatnonzero(np.bincount(found[found != NOBODY], minlength=clients) == 0)
+    if len(empty):
+        raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")

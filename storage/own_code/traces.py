@@ -1,0 +1,33 @@
+"""What went wrong in code that is not ours: words for it, and the line."""
+
+import dis
+import traceback
+from collections.abc import Collection
+from types import TracebackType
+
+LONGEST = 400
+
+
+def in_words(error: BaseException) -> str:
+    """Type and message of an error, in one line."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = "(its message cannot be read)"
+    return f"{type(error).__name__}: {message[:LONGEST]}" if message else type(error).__name__
+
+
+def innermost_line(files: Collection[str], trace: TracebackType | None) -> str | None:
+    """The innermost line of a traceback that lies in some files, as `file.py, line 7`; None: there is none."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    return next((f"{file}, line {line}" for file, line in reversed(lines) if file in files), None)
+
+
+def raised_by_itself(error: BaseException, files: Collection[str]) -> bool:
+    """Whether code in these files raised the error by a `raise`; a signal interrupts other instructions."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename not in files:
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]

@@ -1,0 +1,229 @@
+"""Code of one's own, from outside of the repository: run anywhere, kept with the run, told apart when edited."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rooms import ROOT
+from runs import Runs, until
+from safetensors.numpy import load_file
+
+from engine.commands.export import export
+from engine.commands.run import run
+from engine.preparing.prepare import store_path
+from engine.records.metrics import read_metrics
+from engine.records.run_folder import run_path
+from engine.settings.config import load_config, parse_config
+from storage.errors import ShoalError
+
+NAMES = {"model": "Residual", "partitioner": "ByDegree", "dataset": "Moons", "method": "TrimmedMean"}
+# So many that a kill comes in the midst of them.
+ROUNDS = 15
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The examples, as a user's own files."""
+    shutil.copytree(ROOT / "examples", tmp_path / "own")
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def plain(own: Path, tmp_path: Path) -> dict[str, Any]:
+    place = {what: f"{own / what}.py:{name}" for what, name in NAMES.items()}
+    return {
+        "name": "same",
+        "rounds": ROUNDS,
+        "data": {"dataset": place["dataset"], "options": {"nodes": 240}},
+        "partition": {"method": place["partitioner"], "clients": 6},
+        "propagation": {"hops": 1},
+        "model": {"name": place["model"], "hidden": 8},
+        "algorithm": {"name": place["method"], "trim": 0.2},
+        "participation": {"ratio": 0.9},
+        "evaluation": {"every": 5},
+    }
+
+
+def last(folder: Path) -> dict[str, bytes]:
+    """The state after the last round."""
+    state = load_file(folder / "checkpoints" / f"round-{ROUNDS:06d}" / "state.safetensors")
+    return {name: tensor.tobytes() for name, tensor in state.items()}
+
+
+def test_killed_edited_and_resumed_on_two_hosts(own: Path, plain: dict[str, Any], tmp_path: Path) -> None:
+    whole, killed = (Runs(_made(tmp_path / name), tmp_path / "data", **plain) for name in ("whole", "killed"))
+    before = whole.here()
+    process = killed.start()
+    until(lambda: killed.rounds() >= 4, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert killed.rounds() < ROUNDS
+    interrupted = killed.run
+
+    # The file is another one now, and so is its run; that of before goes on with what it keeps.
+    model = own / "model.py"
+    text = model.read_text()
+    model.write_text(text.replace("h = h + self.dropout", "h = 2 * h + self.dropout"))
+    edited = load_config(killed.config)
+    assert run_path(edited) != interrupted
+    assert store_path(edited) == store_path(load_config(interrupted))
+    shutil.rmtree(own)
+    resumed = run(load_config(interrupted, ["engine.backend=ray", "engine.hosts=2"]), resume=True)
+    assert resumed == interrupted
+    assert last(resumed) == last(before)
+    assert [line["loss"] for line in read_metrics(resumed)] == [line["loss"] for line in read_metrics(before)]
+
+    exported = [export(folder) for folder in (before, resumed)]
+    predictions = [(folder / "predictions.arrow").read_bytes() for folder in exported]
+    assert predictions[0] == predictions[1]
+    kept = next((resumed / "code").glob("*/model.py"))
+    assert kept.read_text() == text
+    # With the text as it was, elsewhere, it is the same run.
+    shutil.copytree(ROOT / "examples", tmp_path / "moved")
+    moved = yaml.safe_load(killed.config.read_text().replace(str(own), str(tmp_path / "moved")))
+    assert run_path(parse_config(moved, "moved")) == interrupted
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_model_of_hops_and_a_readout(own: Path, tmp_path: Path) -> None:
+    common = {
+        "name": "own",
+        "rounds": 2,
+        "partition": {"method": "random", "clients": 3},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
+    }
+    nodes = {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 90, "features": 6, "classes": 3}}
+    several = [{"name": f"{own / 'model.py'}:HopAttention", "hidden": 8}, {"name": "gcn", "hidden": 8}]
+    found = run(
+        parse_config(common | {"data": nodes, "model": several, "algorithm": {"name": "fedproto"}}, "several models")
+    )
+    assert len(read_metrics(found)) == 2
+    graphs = {"dataset": "sbm-graphs", "root": str(tmp_path), "options": {"graphs": 40, "features": 6, "classes": 2}}
+    gin = {"name": "gin", "hidden": 8, "readout": f"{own / 'readout.py'}:MeanAndMax"}
+    of_graphs = run(parse_config(common | {"data": graphs, "model": gin, "task": "graph"}, "graphs"))
+    assert (load_config(of_graphs).model.options["readout"]).startswith(str(of_graphs / "code"))  # type: ignore
+    shutil.rmtree(own)
+    assert (export(of_graphs) / "predictions.arrow").exists()
+    assert (export(found) / "predictions.arrow").exists()
+
+
+MODEL = """
+import torch
+from torch import nn
+import shoal
+
+class Mine(shoal.Backbone):
+    def __init__(self, features: int, *, hidden: int = 4):
+        super().__init__(width=hidden)
+        self.linear = nn.Linear(features, hidden)
+
+    def forward(self, x, edge_index):
+        return self.linear(x)
+"""
+PARTITIONER = """
+import numpy as np
+import shoal
+
+class Mine(shoal.Partitioner):
+    def assign(self, graph, clients, rng):
+        return np.arange(graph.nodes) % clients
+"""
+DATASET = """
+import numpy as np
+import shoal
+
+class Mine(shoal.Dataset):
+    def __init__(self, *, nodes: int = 60):
+        self.nodes = nodes
+
+    def load(self, root):
+        ring = np.arange(self.nodes)
+        x = np.ones((self.nodes, 2))
+        return {"edge_index": np.stack([ring, (ring + 1) % self.nodes]), "x": x, "y": ring % 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "old", "new", "line"),
+    [
+        ("model.name", MODEL, "import torch\n", "import nothing_like_it\n", "line 2: fails while it is read: Module"),
+        ("model.name", MODEL, "class Mine", "class Other", "mine.py: has no class Mine; it has Other"),
+        ("model.name", MODEL, "(shoal.Backbone)", "(nn.Module)", "line 6: a class Mine is no model; derive"),
+        (
+            "model.name",
+            MODEL,
+            "features: int,",
+            "features: int, depth: int,",
+            "Mine: nothing is given for depth",
+        ),
+        ("model.name", MODEL, "hidden: int = 4", "hidden = 4", "Mine: option hidden needs a type and a default"),
+        ("model.name", MODEL, "width=hidden", "width=None", "Mine.width must be a number of columns, found None"),
+        ("model.name", MODEL, "nn.Linear(features, hidden)", "nn.Linear(1 / 0)", "line 9: ZeroDivisionError"),
+        (
+            "model.name",
+            MODEL,
+            "nn.Linear(features",
+            "nn.BatchNorm1d(features",
+            "keeps linear.running_mean, which is no",
+        ),
+        ("model.name", MODEL, "self.linear(x)", "self.linear(x)[1:]", "Mine.forward must give a tensor ["),
+        ("model.name", MODEL, "self.linear(x)", "self.linear(edge_index)", "line 12: RuntimeError: mat1 and mat2"),
+        ("model.name", MODEL, "def forward", "def backward", "Mine has no forward(self, x, edge_index)"),
+        ("partition.method", PARTITIONER, "% clients", "% (clients + 1)", "row 3 is client 3, not in -1..2"),
+        ("partition.method", PARTITIONER, "% clients", "% 2", "client 2 gets nothing; every client needs an item"),
+        ("partition.method", PARTITIONER, "graph.nodes)", "9)", "must give integers [60], found int64 [9]"),
+        ("partition.method", PARTITIONER, "graph.nodes", "graph.edges", "line 7: AttributeError: 'Graph'"),
+        ("partition.method", PARTITIONER, "(shoal.Partitioner)", "", "Mine is no partitioner; derive it from"),
+        ("data.dataset", DATASET, '"y": ring % 2', '"z": ring', "load gives 'z', which is none of edge_index, x, y"),
+        ("data.dataset", DATASET, '"y": ring % 2', '"y": ring[1:]', "y: shape [59], but x has 60 rows"),
+        ("data.dataset", DATASET, "np.ones(", "np.nan * np.ones(", "x: row 0 of the features has NaN"),
+        ("data.dataset", DATASET, "np.ones(", "np.once(", "line 11: AttributeError"),
+        ("data.dataset", DATASET, "(shoal.Dataset)", "", "Mine is no dataset; derive it from shoal.Dataset"),
+        ("data.dataset", DATASET, "nodes: int", "points: int", "data.options.nodes: unknown; Mine has points"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, key: str, text: str, old: str, new: str, line: str) -> None:
+    assert old in text
+    file = tmp_path / "mine.py"
+    file.write_text(text.replace(old, new))
+    plain: dict[str, Any] = {
+        "name": "wrong",
+        "rounds": 1,
+        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 60}},
+        "partition": {"method": "random", "clients": 3},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
+    }
+    section, name = key.split(".")
+    plain[section][name] = f"{file}:Mine"
+    with pytest.raises(ShoalError) as caught:
+        run(parse_config(plain, "wrong"))
+    said = str(caught.value)
+    assert line in said
+    assert "\n" not in said
+    assert str(file) in said or said.startswith("data.options.nodes")
+
+
+def test_a_file_that_is_not_there_and_a_name_that_is_none(tmp_path: Path) -> None:
+    plain = {
+        "name": "x",
+        "data": {"dataset": "sbm"},
+        "algorithm": "fedavg",
+        "model": {"name": f"{tmp_path}/no.py:Mine"},
+    }
+    with pytest.raises(ShoalError, match=rf"model\.name: {tmp_path}/no\.py cannot be read: No such file"):
+        run_path(parse_config(plain, "x"))
+    with pytest.raises(ShoalError, match=r"partition\.method: Input should be 'metis'"):
+        parse_config({**plain, "partition": {"method": "mine.py"}}, "x")
