@@ -60,7 +60,7 @@ class Calls:
         for name, callback in last.items():
             try:
                 callback.end(self.running, summary)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._note(name, "end", error)
                 if name not in LOGGERS:
                     failures.append(_failure(name, "end", error))
@@ -71,13 +71,13 @@ class Calls:
         for name, callback in list(self._callbacks.items()):
             try:
                 call(callback)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if name not in LOGGERS:
                     raise _failure(name, hook, error) from error
                 del self._callbacks[name]
                 self._note(name, hook, error)
 
-    def _note(self, name: str, hook: str, error: Exception) -> None:
+    def _note(self, name: str, hook: str, error: BaseException) -> None:
         line = str(_failure(name, hook, error))
         if name in LOGGERS:
             line += "; the run goes on without it"
@@ -85,7 +85,7 @@ class Calls:
         log.warning("%s\n%s", line, "".join(traceback.format_exception(error)))
 
 
-def _failure(name: str, hook: str, error: Exception) -> ShoalError:
+def _failure(name: str, hook: str, error: BaseException) -> ShoalError:
     """One line with the name of the callback and the innermost line of its file; the traceback as its detail."""
     if isinstance(error, ShoalError):
         return error

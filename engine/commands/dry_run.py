@@ -17,6 +17,7 @@ from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.closed_form.choice import closed_form
 from algorithms.training.local_training import LocalTrainer
+from engine.callbacks.loading import load_callbacks
 from engine.commands.run import plan_of
 from engine.hosts.training_path import CLOSED_FORM, training_paths
 from engine.preparing.given_split import given_codes
@@ -93,6 +94,8 @@ def expected(config: Config) -> Expected:
     algorithm = load(describe(config.algorithm.name, config.algorithm.options))
     require_supported(config, algorithm)
     require_mixable(config, algorithm)
+    load_callbacks(config)
+    config.train.require_rates(config.rounds)
     device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
     path = store_path(config)
     if prepared := (path / NAME).exists():

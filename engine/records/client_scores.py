@@ -16,8 +16,8 @@ from storage.atomic import cannot_write
 from storage.errors import ShoalError
 
 CLIENT_SCORES = "clients.arrows"
-# What reading a batch that a kill cut off may raise.
-CUT_OFF = (pa.ArrowInvalid, EOFError, OSError)
+# What reading a batch may raise that a kill cut off, or that was damaged.
+UNREADABLE = (pa.lib.ArrowException, EOFError, OSError, ValueError, KeyError, IndexError, MemoryError)
 
 
 class ClientScores:
@@ -87,14 +87,15 @@ class ClientScores:
 
 
 def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Whole batches, and where each ends in the file; what a kill cut off is left out."""
+    """Whole batches, and where each ends in the file; what a kill cut off, or behind a damage, is left out."""
     if not path.exists():
         return
     # Not mapped: a table of a program may outlive what a resume cuts off.
-    with pa.BufferReader(path.read_bytes()) as file, suppress(*CUT_OFF):
+    with pa.BufferReader(path.read_bytes()) as file, suppress(*UNREADABLE):
         schema = pa.ipc.read_schema(file)
         while True:
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(file), schema)
+            batch.validate(full=True)
             yield batch, file.tell()
 
 
@@ -116,3 +117,18 @@ def read_client_scores(run: Path) -> pa.Table:
     if not batches:
         raise ShoalError(f"{path}: no scores of clients; the run was made with run.client_scores=false, or before them")
     return pa.Table.from_batches(batches)
+
+
+def mean_scores(run: Path) -> dict[tuple[int, str, str], tuple[float, float]]:
+    """Means over clients of accuracy and macro-F1, by round, scope and part.
+
+    Raises:
+        ShoalError: As for `read_client_scores`.
+    """
+    rows = read_client_scores(run).to_pydict()
+    places: dict[tuple[int, str, str], list[int]] = {}
+    for place, key in enumerate(zip(rows["round"], rows["scope"], rows["part"])):
+        places.setdefault(key, []).append(place)
+    accuracy = np.array(rows["correct"]) / np.maximum(rows["rows"], 1)
+    f1 = np.array(rows["f1"])
+    return {key: (float(accuracy[of].mean()), float(f1[of].mean())) for key, of in places.items()}

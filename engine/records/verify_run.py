@@ -1,11 +1,16 @@
 """Whether a run folder is as the run wrote it."""
 
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 
+import numpy as np
+
 from engine.records import best_rounds, checkpoint
+from engine.records.client_scores import CLIENT_SCORES, mean_scores
 from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import CHECKPOINTS, CONFIG, SUMMARY, finished, read_summary, started
+from engine.rounds.domains import DOMAINS
 from engine.settings.config import load_config
 from engine.settings.kept_config import require_as_kept
 from storage.atomic import present
@@ -33,10 +38,32 @@ def verify_run(run: Path) -> list[str]:
 
     note(lambda: require_as_kept(run / CONFIG))
     note(lambda: require_whole_metrics(run))
+    note(lambda: _require_client_scores(run))
     note(lambda: _require_summary(run))
     note(lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)))
     note(lambda: faults.extend(best_rounds.faults(run)))
     return faults
+
+
+def _require_client_scores(run: Path) -> None:
+    """Compares the scores of clients, where a run kept them, with the means over clients in its metrics.
+
+    Raises:
+        ShoalError: Those of a round are missing or others.
+    """
+    path = run / CLIENT_SCORES
+    if not present(path):
+        return
+    means = mean_scores(run)
+    for line in read_metrics(run):
+        for scope, parts in line.get("scopes", {}).items():
+            for part, numbers in parts.items() if scope != DOMAINS else ():
+                found = means.get((line["round"], scope, part), (nan, nan))
+                if not np.allclose(found, (numbers["clients"], numbers["f1_clients"]), rtol=1e-9, atol=0):
+                    raise ShoalError(
+                        f"{path}: the scores of round {line['round']} are damaged or missing; --fresh makes the run "
+                        "again, or remove the file to do without them"
+                    )
 
 
 def _require_summary(run: Path) -> None:

@@ -87,7 +87,8 @@ class Config(BaseModel):
     ray: RayConfig = RayConfig()
     # What is called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS), BeforeValidator(_named)] = ()
-    run: RunConfig = RunConfig()
+    # Made anew, for its folder is relative to where the process is then.
+    run: RunConfig = Field(default_factory=RunConfig)
 
     def models(self) -> tuple[ModelChoice, ...]:
         """The models of the run, one or several."""

@@ -42,3 +42,11 @@ def test_a_mistake_is_one_line(plain: dict[str, Any], overrides: dict[str, Any],
     with pytest.raises(shoal.ShoalError) as error:
         shoal.load_config(plain, **overrides)
     assert str(error.value).startswith(line)
+
+
+def test_runs_lie_where_the_program_is(plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = {key: value for key, value in plain.items() if key != "run"}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert shoal.load_config(without).run.root == str(tmp_path / name / "runs")

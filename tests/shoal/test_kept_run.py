@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shoal
+from engine.records.verify_run import verify_run
 
 
 def test_metrics_are_the_lines(finished: shoal.Run) -> None:
@@ -51,6 +52,24 @@ def test_scores_of_clients_make_the_accuracies_of_the_lines(finished: shoal.Run)
                 assert mean == pytest.approx(lines[number][f"{scope}.{part}.clients"])
                 assert np.mean([row["accuracy"] for row in own]) == pytest.approx(mean)
                 assert np.mean([row["f1"] for row in own]) == pytest.approx(lines[number][f"{scope}.{part}.f1_clients"])
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a number", "sound"])
+def test_verify_reads_the_scores_of_clients(finished: shoal.Run, damage: str) -> None:
+    path = finished.path / "clients.arrows"
+    sound = path.read_bytes()
+    rows = np.array(finished.clients["correct"].to_pylist()[:8], dtype=np.int32).tobytes()
+    assert rows in sound
+    other = {"cut off": sound[:-9], "a number": sound.replace(rows, b"\1" + rows[1:], 1), "sound": sound}[damage]
+    assert rows[0] != 1
+    path.write_bytes(other)
+    try:
+        faults = verify_run(finished.path)
+    finally:
+        path.write_bytes(sound)
+    number = {"cut off": 3, "a number": 2}.get(damage)
+    expected = [f"{path}: the scores of round {number} are damaged or missing"] if number else []
+    assert [fault.partition(";")[0] for fault in faults] == expected
 
 
 def test_models(finished: shoal.Run) -> None:

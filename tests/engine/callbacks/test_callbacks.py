@@ -30,6 +30,7 @@ from shoal import Callback
 class Notes(Callback):
     stop_after: int = 99
     fail_in: int = 99
+    exit_in: int = 99
 
     def note(self, *what):
         with open(FOLDER / "notes.jsonl", "a") as file:
@@ -42,6 +43,8 @@ class Notes(Callback):
         self.note("round", line["round"], len(run.lines))
         if line["round"] == self.fail_in:
             raise KeyError("gone")
+        if line["round"] == self.exit_in:
+            raise SystemExit(3)
         if line["round"] >= self.stop_after:
             run.stop("enough")
 
@@ -125,13 +128,19 @@ def test_a_users_own_is_called_and_kept_apart(configure: Callable[..., Config], 
     assert run_path(config) != folder
 
 
-def test_its_failure_keeps_the_run(configure: Callable[..., Config], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "raised", "said"),
+    [("fail_in", 'KeyError("gone")', "KeyError: 'gone'"), ("exit_in", "SystemExit(3)", "SystemExit: 3")],
+)
+def test_its_failure_keeps_the_run(
+    configure: Callable[..., Config], tmp_path: Path, option: str, raised: str, said: str
+) -> None:
     mine = tmp_path / "mine.py"
-    config = configure({"name": f"{mine}:Notes", "fail_in": 3})
-    line = NOTES.splitlines().index('            raise KeyError("gone")') + 1
+    config = configure({"name": f"{mine}:Notes", option: 3})
+    line = NOTES.splitlines().index(f"            raise {raised}") + 1
     with pytest.raises(ShoalError) as error:
         run(config)
-    assert str(error.value) == f"callbacks: {mine}:Notes: {mine}, line {line}, in after_round(): KeyError: 'gone'"
+    assert str(error.value) == f"callbacks: {mine}:Notes: {mine}, line {line}, in after_round(): {said}"
     assert notes(tmp_path)[-1] == ["end", None]
     folder = run(config, resume=True)
     assert ["start", 3, 6, 0, "called", folder.name] in notes(tmp_path)
@@ -215,7 +224,7 @@ def test_tensorboard_is_there_unless_said_otherwise(configure: Callable[..., Con
         ("nowhere.py:Mine", "callbacks: .*nowhere.py cannot be read: No such file or directory"),
         ("HERE/mine.py:Nothing", "HERE/mine.py: has no class Nothing; it has Notes"),
         ("HERE/mine.py:dataclass", ".*is no callback; derive a class from shoal.Callback"),
-        ({"name": "HERE/mine.py:Notes", "stop": 1}, "callbacks: .*: unknown; it has stop_after, fail_in"),
+        ({"name": "HERE/mine.py:Notes", "stop": 1}, "callbacks: .*: unknown; it has stop_after, fail_in, exit_in"),
     ],
 )
 def test_a_mistake_is_one_line(configure: Callable[..., Config], tmp_path: Path, callback: Any, line: str) -> None:

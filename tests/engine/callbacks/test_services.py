@@ -56,7 +56,12 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "name-12345678"
     folder.mkdir()
     twice(WandbRun, folder)
+    # Its own process writes the files, and may still be at it.
+    wandb.teardown()
     files = sorted((folder / "wandb").glob("offline-run-*/run-name-12345678.wandb"))
     assert len(files) == 2
-    assert wandb.__version__
-    assert all(b"fedgta" in file.read_bytes() and b"served.test.nodes" in file.read_bytes() for file in files)
+    # Records as protocol buffers: names and texts of keys and numbers stand in them as they are.
+    for file in files:
+        found = file.read_bytes()
+        missing = [text for text in (b"algorithm.name", b"fedgta", b"served.test.nodes") if text not in found]
+        assert not missing, (file.name, len(found), missing)

@@ -11,6 +11,7 @@ from engine.commands.driver import SERVERS_LOST
 from engine.commands.run import run
 from engine.hosts.federation import Federation
 from engine.hosts.ray_federation import RaySession, _RayFederation
+from engine.records.client_scores import read_client_scores
 from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import LOG, SUMMARY
 from engine.rounds.schedule import Plan
@@ -69,11 +70,18 @@ def ray_config(tiny: Path) -> Config:
 
 
 def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
-    expected = numbers(run(ray_config(tiny), session=session))
+    config = load_config(tiny, [*RAY, "callbacks=[csv]"])
+    whole = run(config, session=session)
+    expected, scores = numbers(whole), read_client_scores(whole)
     session.lost = 2
-    folder = run(ray_config(tiny), fresh=True, session=session)
+    folder = run(config, fresh=True, session=session)
     assert session.lost == 0
     assert numbers(folder) == expected
+    assert read_client_scores(folder) == scores
+    assert sorted(set(scores["round"].to_pylist())) == [1, 2, 3, 4]
+    # Rounds that were lost and run once more are there once.
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["round", "1", "2", "3", "4"]
     assert (folder / LOG).read_text().count("server lost") == 3
 
 

@@ -38,6 +38,19 @@ def test_a_method_knows_the_rate_of_the_round(start: Callable[..., Server]) -> N
             _require_same(server.state.clients[client], kept)
 
 
+def test_a_resume_has_the_same_bits(start: Callable[..., Server]) -> None:
+    schedule = {"name": "CosineAnnealingWarmRestarts", "T_0": 2}
+    keys: dict[str, Any] = {"model.name": "sgc", "train.schedule": schedule, "rounds": 4}
+    whole = start(keys)
+    for _ in range(4):
+        whole.round()
+    resumed = start(keys)
+    for _ in range(4):
+        resumed.round()
+        resumed = start(keys, state=resumed.state)
+    _require_same(resumed.state.server, whole.state.server)
+
+
 def _require_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(t, expected[name]) for name, t in found.items())
