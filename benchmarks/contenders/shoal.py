@@ -8,7 +8,7 @@ from task import Rounds, Turns, by_rows, read
 
 from algorithms.protocol import MODEL
 from engine.commands.run import plan_of
-from engine.hosts.federation import open_session
+from engine.hosts.sessions import open_session
 from engine.preparing.prepare import prepare
 from engine.settings.config import parse_config
 from engine.wire.job import make_job

@@ -6,7 +6,8 @@ from pathlib import Path
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
 from engine.commands.driver import Driver, go_on_from
-from engine.hosts.federation import Session, open_session
+from engine.hosts.federation import Session
+from engine.hosts.sessions import open_session
 from engine.hosts.training_path import training_paths
 from engine.preparing.prepare import prepare, published_inputs
 from engine.records import checkpoint, inputs

@@ -11,7 +11,8 @@ from statistics import fmean
 from algorithms.methods.loading import describe, load
 from engine.commands.at_once import run_at_once
 from engine.commands.run import run
-from engine.hosts.federation import Session, open_session
+from engine.hosts.federation import Session
+from engine.hosts.sessions import open_session
 from engine.preparing.prepare import prepare, require_known
 from engine.records.run_folder import finished, read_summary, run_path, started
 from engine.screen.progress import say

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.preparing.hop_tasks import hops_on_cluster
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.screen.progress import progress, say
 from engine.settings.config import Config
@@ -98,6 +97,8 @@ class StoreSteps(ABC):
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
         made = self._hops_here(shards, missing, kernel)
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
+            from engine.preparing.hop_tasks import hops_on_cluster
+
             made = hops_on_cluster(self.config, self.path, missing, manifest.limits, kernel)
         count = len(manifest.clients)
         with progress(f"hops {kernel.name}", count, "clients", count - len(missing)) as step:

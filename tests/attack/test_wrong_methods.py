@@ -12,7 +12,8 @@ from wrong_methods import CLASS, HEAD, WRONG, Wrong
 
 from engine.commands.main import command as main
 from engine.commands.run import plan_of
-from engine.hosts.federation import Federation, RaySession
+from engine.hosts.federation import Federation
+from engine.hosts.ray_federation import RaySession
 from engine.preparing.prepare import prepare
 from engine.rounds.server import Server
 from engine.settings.config import Config

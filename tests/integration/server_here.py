@@ -1,6 +1,7 @@
 """Hosts on Ray, and the server in this process."""
 
-from engine.hosts.federation import LocalFederation, RaySession
+from engine.hosts.federation import LocalFederation
+from engine.hosts.ray_federation import RaySession
 from engine.hosts.ray_pool import RayPool
 from engine.rounds.schedule import Plan
 from engine.rounds.server import Server

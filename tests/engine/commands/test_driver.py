@@ -9,7 +9,8 @@ import yaml
 
 from engine.commands.driver import SERVERS_LOST
 from engine.commands.run import run
-from engine.hosts.federation import Federation, RaySession, _RayFederation
+from engine.hosts.federation import Federation
+from engine.hosts.ray_federation import RaySession, _RayFederation
 from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import LOG, SUMMARY
 from engine.rounds.schedule import Plan

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.commands.run import plan_of
-from engine.hosts.federation import LocalSession, open_session, server_device
+from engine.hosts.federation import LocalSession, server_device
+from engine.hosts.sessions import open_session
 from engine.rounds.server import Server
 from engine.settings.config import Config
 from engine.wire.live import Live, unwatched
