@@ -1,7 +1,6 @@
 """METIS: balanced parts with few edges between them."""
 
 import numpy as np
-import pymetis
 
 from partition.cover import fill_empty
 from partition.metis_process import part_graph
@@ -25,6 +24,8 @@ def by_metis(
         return np.zeros(graph.nodes, dtype=np.int32)
     if graph.entries == 0:
         return (np.arange(graph.nodes) * options.clients // graph.nodes).astype(np.int32)
+    import pymetis
+
     adjacency = pymetis.CSRAdjacency(
         np.ascontiguousarray(graph.indptr, dtype=np.int64),
         np.ascontiguousarray(graph.indices, dtype=np.int64),

@@ -7,20 +7,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import pymetis
 
 from partition.options import PartitionOptions
 from storage.errors import ShoalError
+
+if TYPE_CHECKING:
+    import pymetis
 
 # Of Linux: which signal a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
 
 
 def part_graph(
-    adjacency: pymetis.CSRAdjacency,
+    adjacency: "pymetis.CSRAdjacency",
     options: PartitionOptions,
     node_weights: np.ndarray | None = None,
     edge_weights: np.ndarray | None = None,
@@ -38,6 +40,8 @@ def part_graph(
     Raises:
         ShoalError: METIS failed, for lack of memory for instance.
     """
+
+    import pymetis
 
     def compute() -> np.ndarray:
         result = pymetis.part_graph(

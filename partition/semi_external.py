@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pymetis
 
 from partition.balance import balance, fill_lightest, size_bound
 from partition.blocks import Level
@@ -109,6 +108,8 @@ class _Hierarchy:
 
     def _cut(self) -> np.ndarray:
         """Part of every node of the coarsest level, int32; -1 for all if it has no edges."""
+        import pymetis
+
         last, clients = self.levels[-1], self.options.clients
         if last.entries == 0:
             return np.full(last.nodes, -1, dtype=np.int32)

@@ -8,6 +8,7 @@ import torch
 from algorithms.flat_model import FlatModel
 from storage.errors import ShoalError
 
+CONTEXT_BYTES = int(0.7 * 2**30)  # what CUDA keeps of a GPU for a process beside torch's memory
 # Of a host's share of a GPU; the rest is for models, activations and states.
 CACHE_SHARE = 0.5
 
@@ -27,6 +28,8 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
         return torch.device("cpu")
     # Read when CUDA starts: without it no product repeats its last bits.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Clients of many sizes leave holes; segments that grow have none.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if not torch.cuda.is_available():
         raise ShoalError(
             f"engine.device: cuda: torch {torch.__version__} finds no GPU on this host; install a torch built for CUDA "
@@ -35,15 +38,55 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.cuda.set_per_process_memory_fraction(share)
-    return torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device())
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(tensor_bytes(share, total) / total, device)
+    return device
+
+
+def tensor_bytes(share: float, total: int) -> int:
+    """What of a share of a GPU is for tensors: all but what CUDA keeps for the process itself.
+
+    Args:
+        share: Of the GPU, in (0, 1].
+        total: Its memory, in bytes.
+
+    Raises:
+        ShoalError: Nothing is left.
+    """
+    left = int(share * total) - CONTEXT_BYTES
+    if left <= 0:
+        raise ShoalError(
+            f"resources.gpus_per_host: {share:g} of a GPU of {total / 2**30:.1f} GiB is less than the "
+            f"{CONTEXT_BYTES / 2**30:.1f} GiB that CUDA takes for a process; take a larger share and fewer hosts"
+        )
+    return left
 
 
 def cache_bytes(device: torch.device, share: float, on_processor: int) -> int:
-    """Limit of what a host caches: as said on a processor, half its share of the memory on a GPU."""
+    """Limit of what a host caches: as said on a processor, half its share of the memory for tensors on a GPU."""
     if device.type != "cuda":
         return on_processor
-    return int(CACHE_SHARE * share * torch.cuda.get_device_properties(device).total_memory)
+    return int(CACHE_SHARE * tensor_bytes(share, torch.cuda.get_device_properties(device).total_memory))
+
+
+def lost(device: torch.device) -> str | None:
+    """Why a GPU answers this process no more; None while it does.
+
+    After some errors, as an assertion in a kernel, every later call of the process fails with the same one: only a new
+    process can use the GPU.
+    """
+    if device.type == "cpu":
+        return None
+    try:
+        torch.get_device_module(device).synchronize()
+    except RuntimeError as error:
+        return " ".join(str(error).split())
+    return None
+
+
+class DeviceLost(ShoalError):
+    """The GPU of this process answers no more, whatever the client."""
 
 
 def placed(models: Sequence[FlatModel], device: torch.device) -> list[FlatModel]:

@@ -9,7 +9,7 @@ import torch
 from algorithms.protocol import Tree, Upload
 from algorithms.training.local_training import finite_loss
 from engine.hosts.batch import Trained, in_one_line, train_batch
-from engine.hosts.device import cache_bytes, take_device
+from engine.hosts.device import DeviceLost, cache_bytes, lost, take_device
 from engine.hosts.memory import keep_freed_memory
 from engine.hosts.opened_job import OpenedJob
 from engine.hosts.read_only import MethodWrites, ReadOnly, require_unwritten
@@ -112,12 +112,19 @@ class _CellAtWork:
             except Exception as error:
                 if isinstance(error, MethodWrites):
                     raise
+                self._require_device(client_id)
                 self._require_unwritten(client_id)
                 line = f"round {self._cell.round}, {self._opened.job.who(client_id)}: {in_one_line(error)}"
                 if not self._opened.job.skip_failed_clients:
                     raise ShoalError(line, traceback.format_exc()) from error
                 self._outcome.failures[client_id] = line, traceback.format_exc()
         return self._outcome, self._uploads
+
+    def _require_device(self, client_id: int) -> None:
+        """A GPU that answers no more would fail every later client, too, none of whose fault it is."""
+        if why := lost(self._opened.device):
+            who = f"round {self._cell.round}, {self._opened.job.who(client_id)}"
+            raise DeviceLost(f"{who}: the GPU answers this process no more: {why}", traceback.format_exc())
 
     def _require_unwritten(self, client_id: int) -> None:
         """One that failed may have written into its data before, which a later visit would read."""

@@ -1,6 +1,7 @@
 """Hosts as Ray actors, spread over the machines of a cluster."""
 
 import os
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from algorithms.protocol import Tree
 from engine.hosts import tensor_transport
+from engine.hosts.device import DeviceLost
 from engine.hosts.host import Host
 from engine.hosts.memory import resident
 from engine.hosts.sight import Sight, look
@@ -31,8 +33,15 @@ class HostActor(Host):
         return os.getpid()
 
     def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
-        """Runs the cells of one call, and says what memory the process then holds."""
-        outcomes = list(self.run_cells(job_id, cells, shared))
+        """Runs the cells of one call, and says what memory the process then holds.
+
+        A process whose GPU answers no more ends, so that Ray starts a new one, and the cells run again.
+        """
+        try:
+            outcomes = list(self.run_cells(job_id, cells, shared))
+        except DeviceLost:
+            traceback.print_exc()
+            os._exit(1)
         held = resident()
         for outcome in outcomes:
             if outcome is not None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from algorithms import client_model
 from algorithms.base import Algorithm, Output, Tree
 from engine.hosts import host
+from engine.hosts.device import DeviceLost
 from engine.hosts.host import Host, _CellAtWork
 from engine.hosts.opened_job import OpenedJob
 from engine.hosts.visit import Visit
@@ -364,6 +365,20 @@ def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypat
     monkeypatch.setattr(Algorithm, "loss", loss)
     with pytest.raises(ShoalError, match=r"round 1, client \d: RuntimeError: .* two devices"):
         run_there(KEYS)
+
+
+def test_a_lost_device_is_no_fault_of_a_client(
+    run_there: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where failed clients are left out, this one ends the process all the same."""
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(Algorithm, "loss", fails)
+    monkeypatch.setattr(torch.get_device_module(other), "synchronize", fails)
+    with pytest.raises(DeviceLost, match=r"round 1, client \d: the GPU answers .* no more: CUDA error: device-side"):
+        run_there({**KEYS, "engine.on_client_error": "skip"})
 
 
 def test_work_left_to_the_processor_is_seen(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:

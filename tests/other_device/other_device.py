@@ -54,6 +54,9 @@ class _Module(ModuleType):
     def current_device(self) -> int:
         return 0
 
+    def synchronize(self) -> None:
+        """The device is never behind."""
+
     def _is_in_bad_fork(self) -> bool:
         return False
 

@@ -8,7 +8,7 @@ import torch
 
 from algorithms.protocol import Tree
 from engine.commands.run import run as run_config
-from engine.hosts.device import cache_bytes, take_device
+from engine.hosts.device import CONTEXT_BYTES, cache_bytes, take_device, tensor_bytes
 from engine.rounds.server import Server
 from engine.settings.config import Config
 from storage.errors import ShoalError
@@ -28,6 +28,13 @@ def test_the_processor_needs_no_preparation() -> None:
     device = take_device("cpu", 1.0, "float32")
     assert device == torch.device("cpu")
     assert cache_bytes(device, 0.5, 123) == 123
+
+
+def test_a_share_leaves_room_for_the_context() -> None:
+    assert CONTEXT_BYTES == 751_619_276
+    assert tensor_bytes(0.25, 80 * 2**30) == 20 * 2**30 - CONTEXT_BYTES
+    with pytest.raises(ShoalError, match=r"gpus_per_host: 0.05 of a GPU of 8.0 GiB is less than the 0.7 GiB"):
+        tensor_bytes(0.05, 8 * 2**30)
 
 
 def test_the_sparse_product_smooths_as_the_kernel_does(views: Callable[..., list[View]]) -> None:

@@ -1,0 +1,248 @@
+"""The stages of `gpu.py`: `gpu_stages.py NAME DEVICE SMALLEST ROWS` runs one and writes its rows as it goes."""
+
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_runs import config_of, differing, folder, played, wait
+
+from algorithms.methods.loading import methods_for
+from storage.view import smoothed
+
+Row = dict[str, Any]
+COPILOT = {"name": "gcn", "hidden": 8, "head": "linear"}
+OPTIONS: dict[str, Row] = {name: {"copilot": COPILOT} for name in ("fml", "fedkd", "fedgkc")}
+OPTIONS |= {name: {"generator_rounds": 1} for name in ("fedsage_plus", "fedsage_plus_fedgta")}
+OPTIONS |= {"gcfl_plus": {"warmup": 1}, "adafgl": {"shared_rounds": 1}}
+MODELS = ("sgc", "mlp", "gamlp", "sign", "s2gc", "gbp", "gcn", "sage", "gat", "gin", "gcnii")
+# Hidden width (0: linear), nodes of a client, features, classes.
+SHAPES = {"linear": (0, 2400, 128, 172), "mlp": (256, 2400, 128, 172), "tiny": (64, 54, 1433, 7)}
+ASSERT = (
+    "import torch; x = torch.zeros(2, device='cuda'); x[torch.tensor([5], device='cuda')]; torch.cuda.synchronize()"
+)
+
+
+@dataclass(frozen=True)
+class Where:
+    """The device of a stage, and whether it only tests the command."""
+
+    device: torch.device
+    smallest: bool
+
+
+def versions(where: Where) -> Iterator[Row]:
+    """What it runs on."""
+    yield {"what": "python", "value": platform.python_version()}
+    yield {"what": "torch", "value": torch.__version__}
+    yield {"what": "ray", "value": "installed" if importlib.util.find_spec("ray") else "not installed"}
+    if where.device.type == "cuda":
+        of = torch.cuda.get_device_properties(where.device)
+        yield {
+            "what": "device",
+            "value": f"{of.name}, {of.total_memory / 2**30:.1f} GiB",
+        }
+        yield {"what": "cuda", "value": torch.version.cuda}
+    else:
+        yield {"what": "device", "value": f"the processor, {torch.get_num_threads()} threads"}
+
+
+def ceilings(where: Where) -> Iterator[Row]:
+    """How fast a copy and a product can be at most."""
+    device, size = where.device, 64 if where.smallest else 8192 if where.device.type == "cuda" else 1024
+    source = torch.ones(size * size)
+    from_where = {"pageable": source, **({"pinned": source.pin_memory()} if device.type == "cuda" else {})}
+    for name, x in from_where.items():
+        seconds = time_of(lambda x=x: x.to(device, copy=True, non_blocking=True), device)
+        yield {"what": f"copy to the device, {name}", "GB/s": x.nbytes / seconds / 1e9}
+    there = source.to(device)
+    yield {"what": "copy on the device", "GB/s": 2 * there.nbytes / time_of(there.clone, device) / 1e9}
+    for name, dtype, setting in (
+        ("float32", torch.float32, "highest"),
+        ("tf32", torch.float32, "high"),
+        ("bfloat16", torch.bfloat16, "highest"),
+    ):
+        torch.set_float32_matmul_precision(setting)
+        a = torch.ones(size, size, dtype=dtype, device=device)
+        yield {"what": f"product, {name}", "TFLOP/s": 2 * size**3 / time_of(lambda a=a: a @ a, device) / 1e12}
+
+
+def time_of(work: Callable[[], Any], device: torch.device, times: int = 5) -> float:
+    """Mean seconds of some goes after a first one."""
+    work()
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait(device)
+    return (time.perf_counter() - began) / times
+
+
+def methods(where: Where) -> Iterator[Row]:
+    """Every method against the processor, and twice against itself."""
+    names = ("fedavg", "fedgta") if where.smallest else methods_for("node")
+    cases = {name: {"algorithm": {"name": name, **OPTIONS.get(name, {})}, "model": model_of(name)} for name in names}
+    yield from compared(where, cases)
+
+
+def model_of(method: str) -> Row:
+    """A model that a method can train."""
+    coupled = {"fggp", "fedsage_plus", "fedsage_plus_fedgta"}
+    norm = {"norm": "batch", "head": "conv"} if method == "fggp" else {}
+    return {"name": "gcn", "hidden": 8, **norm} if method in coupled else {"name": "gamlp", "hidden": 8}
+
+
+def models(where: Where) -> Iterator[Row]:
+    """Every model, the same way."""
+    names = ("sgc", "gcn") if where.smallest else MODELS
+    yield from compared(where, {name: {"model": {"name": name}} for name in names})
+
+
+def compared(where: Where, cases: dict[str, Row]) -> Iterator[Row]:
+    """Two rounds on the device, again on it, and on the processor; an error is a row, and the next case follows."""
+    with folder() as place:
+        for name, keys in cases.items():
+            row: Row = {"case": name}
+            try:
+                there, again, here = (
+                    played(config_of(Path(place), kind, 4, 40, keys), 2)
+                    for kind in (where.device.type, where.device.type, "cpu")
+                )
+                row["beside the processor"] = differing(there.state, here.state, exact=False) or "same to 1e-4"
+                row["again"] = differing(there.state, again.state, exact=True) or "same bits"
+            except Exception as error:
+                row["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            yield row
+
+
+def paths(where: Where) -> Iterator[Row]:
+    """Loop and stacked: seconds of a client-round, and what is launched, waited for and copied in it."""
+    clients = 8 if where.smallest else 128
+    names = ("linear",) if where.smallest else (*SHAPES, "sgc", "gamlp")
+    for name in names:
+        hidden, nodes, features, classes = SHAPES.get(name, (64, 200, 64, 10))
+        if where.smallest or where.device.type == "cpu":
+            # Every client needs training nodes of some class.
+            nodes, classes = min(nodes, 60), min(classes, 4)
+        model: Row = {"name": "mlp", "hidden": hidden} if hidden else {"name": "sgc"}
+        if name not in SHAPES:
+            model = {"name": name}
+        keys: Row = {"options": {"features": features, "classes": classes}, "model": model}
+        keys["propagation"] = {"hops": 0 if name in SHAPES else 2}
+        with folder() as place:
+            for path, cell, precision in ways(where):
+                engine = {"path": path, "cell_size": cell, "precision": precision}
+                plain = config_of(Path(place), where.device.type, clients, nodes, {**keys, "engine": engine})
+                row: Row = {"case": name, "nodes": nodes, "path": path, "cell": cell, "precision": precision}
+                try:
+                    row["ms a client"] = 1000 * played(plain, 2).seconds / clients
+                    counts = played(plain, 2, count=True).counts
+                    row |= {f"{what} a client": n / clients for what, n in counts.items()}
+                except Exception as error:
+                    row["error"] = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                yield row
+
+
+def ways(where: Where) -> list[tuple[str, int, str]]:
+    """Path, clients of a cell, precision."""
+    if where.smallest:
+        return [("loop", 4, "float32"), ("stacked", 4, "float32")]
+    cells = [("loop", 15, "float32"), *(("stacked", cell, "float32") for cell in (15, 64, 128))]
+    rounded = ("tf32", "bfloat16") if where.device.type == "cuda" else ("bfloat16",)
+    return [*cells, *(("stacked", 64, precision) for precision in rounded)]
+
+
+def uploads(where: Where) -> Iterator[Row]:
+    """A round of methods whose upload is more than the model, counted."""
+    nodes = 40 if where.smallest else 22_000 if where.device.type == "cuda" else 1000
+    with folder() as place:
+        for name in ("fedavg", "fedgta", "fedpg"):
+            keys = {"algorithm": {"name": name}, "options": {"classes": 4 if where.smallest else 172}}
+            plain = config_of(Path(place), where.device.type, 4, nodes, keys)
+            counts = played(plain, 2, count=True).counts
+            seconds = played(plain, 2).seconds
+            yield {"case": name, "nodes": nodes, "ms a client": 1000 * seconds / 4, **counts}
+
+
+def propagation(where: Where) -> Iterator[Row]:
+    """The device's sparse product beside the same on the processor."""
+    nodes, degree, width = (100, 4, 8) if where.smallest else (100_000, 14, 128)
+    entry_E = torch.randint(nodes, (nodes * degree,), generator=torch.Generator().manual_seed(0))
+    start_N = torch.arange(0, nodes * degree + 1, degree)
+    matrix = torch.sparse_csr_tensor(start_N, entry_E, torch.ones(nodes * degree), (nodes, nodes))
+    for device in dict.fromkeys((where.device, torch.device("cpu"))):
+        there, x_NF = matrix.to(device), torch.ones(nodes, width, device=device)
+        degree_N = torch.full((nodes,), float(degree), device=device)
+        seconds = time_of(lambda a=there, d=degree_N, x=x_NF: smoothed(a, d, x), device)
+        yield {"device": str(device), "entries": nodes * degree, "ms": 1000 * seconds}
+
+
+def faults(where: Where) -> Iterator[Row]:
+    """Peak memory, too little memory, and an assertion on the device."""
+    if where.device.type != "cuda":
+        yield {"case": "memory and faults", "found": "not done: they need a GPU"}
+        return
+    x = torch.ones(2**28, device=where.device)
+    yield {"case": "peak", "found": f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB, 1024 wanted"}
+    del x
+    try:
+        torch.empty(2**46, device=where.device)
+        yield {"case": "out of memory", "found": "no error"}
+    except torch.OutOfMemoryError:
+        free = torch.ones(4, device=where.device).sum().item() == 4
+        yield {"case": "out of memory", "found": f"an error; usable after it: {free}"}
+    done = subprocess.run([sys.executable, "-c", ASSERT], capture_output=True, text=True, timeout=60)
+    last = done.stderr.strip().splitlines()[-1:] or ["no error"]
+    yield {"case": "assertion", "found": f"status {done.returncode}: {last[0][:120]}"}
+
+
+def shares(where: Where) -> Iterator[Row]:
+    """One host with a whole GPU beside four with a quarter each, on Ray."""
+    if where.device.type != "cuda" or importlib.util.find_spec("ray") is None:
+        yield {"case": "1 x 1.0 beside 4 x 0.25", "found": "not done: it needs a GPU and Ray"}
+        return
+    with folder() as place:
+        for hosts, share in ((1, 1.0), (4, 0.25)):
+            plain = config_of(Path(place), "cuda", 64, 400, {"engine": {"backend": "ray", "hosts": hosts}})
+            plain["resources"] = {"gpus_per_host": share}
+            yield {"case": f"{hosts} x {share}", "ms a client": 1000 * played(plain, 3).seconds / 64}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is done, and for how many seconds at most."""
+
+    run: Callable[[Where], Iterator[Row]]
+    seconds: float
+
+
+STAGES = {
+    "versions": Stage(versions, 30),
+    "ceilings": Stage(ceilings, 40),
+    "models": Stage(models, 90),
+    "paths": Stage(paths, 150),
+    "uploads": Stage(uploads, 60),
+    "propagation": Stage(propagation, 30),
+    "faults": Stage(faults, 60),
+    "shares": Stage(shares, 90),
+    "methods": Stage(methods, 150),
+}
+
+
+def main() -> None:
+    name, device, smallest, out = sys.argv[1:]
+    rows: list[Row] = []
+    for row in STAGES[name].run(Where(torch.device(device), smallest == "1")):
+        rows.append(row)
+        Path(out).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
