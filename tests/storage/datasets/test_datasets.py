@@ -35,6 +35,7 @@ RAW_FILES = {
         word.replace("_", "-"): f"{word}/raw/{word}.npz"
         for word in ("roman_empire", "amazon_ratings", "minesweeper", "tolokers", "questions")
     },
+    **{name: f"{name}/raw/out1_node_feature_label.txt" for name in ("cornell", "texas", "wisconsin", "actor")},
     **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
     **{f"ogbg-{name}": f"ogbg_{name}/raw/edge.csv.gz" for name in ("molhiv", "molbace", "molbbbp")},
 }
