@@ -12,7 +12,7 @@ from engine.settings.config import parse_config
 
 RECORDED = golden()
 # Every method, and every model; of both kinds of models one with each method, and both with some.
-ENDS = (" gcn", " several models", " fanouts", " batches, sgd", " star", "e_accumulate")
+ENDS = (" gcn", " several models", " fanouts", " batches, sgd", " star", "round_accumulate")
 BOTH_KINDS = (
     "local",
     "global",

@@ -29,8 +29,9 @@ CASES = {
     "fedgkc": FEDGKC,
     "fedgpl": FEDGPL,
 }
-# A minute; its rounds on hosts and its resumes are tested elsewhere, too.
-SLOW = {"fedgkc"}
+# A minute each: rounds of FedGKC on hosts and its resumes are tested elsewhere, and FedGPL is a method whose server
+# learns, too.
+SLOW = {"fedgkc", "ServerModel"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])

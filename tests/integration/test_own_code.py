@@ -40,6 +40,7 @@ def plain(own: Path, tmp_path: Path) -> dict[str, Any]:
         "data": {"dataset": place["dataset"], "options": {"nodes": 240}},
         "partition": {"method": place["partitioner"], "clients": 6},
         "propagation": {"hops": 1},
+        "train": {"epochs": 10},
         "model": {"name": place["model"], "hidden": 8},
         "algorithm": {"name": place["method"], "trim": 0.2},
         "participation": {"ratio": 0.9},

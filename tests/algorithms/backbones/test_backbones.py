@@ -140,7 +140,7 @@ def test_many_models_run_as_one_batch(name: str, options: dict) -> None:
             {},
             3,
             0.5,
-            r"model\.name: there is no 'gcnn'; choose one of gamlp, gat, gbp, gcn, .*, sgc, sign, transformer; .*",
+            r"model\.name: there is no 'gcnn'; choose one of gamlp, .*, sign, transformer, or my_file\.py:MyModel; .*",
         ),
         ("sgc", {"depth": 2}, 3, 0.5, r"model\.depth: sgc has no such option; it has head_dropout, hidden, layers"),
         (
