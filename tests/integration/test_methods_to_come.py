@@ -7,9 +7,8 @@ from pathlib import Path
 
 import methods_to_come
 import pytest
-from safetensors import safe_open
-
 from runs import PATIENCE, Runs, assert_same_numbers, until, working
+from safetensors import safe_open
 
 FILE = Path(methods_to_come.__file__)
 METHODS = [node for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.ClassDef)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from rooms import ROOT
+from runs import Runs, until
 from safetensors.numpy import load_file
 
 from engine.commands.export import export
@@ -16,7 +17,6 @@ from engine.preparing.prepare import store_path
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import run_path
 from engine.settings.config import load_config, parse_config
-from runs import Runs, until
 from storage.errors import ShoalError
 
 NAMES = {"model": "Residual", "partitioner": "ByDegree", "dataset": "Moons", "method": "TrimmedMean"}
