@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch.optim import lr_scheduler
-
 from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import Named
@@ -46,9 +43,12 @@ class Rates:
             raise ValueError(f"{schedule.name} is no schedule; {known}")
         if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
             raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")
+        # Takes seconds, which reading a config without a schedule need not.
+        import torch
+
         self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
         try:
-            self._scheduler = getattr(lr_scheduler, schedule.name)(self._optimizer, **schedule.options)
+            self._scheduler = getattr(torch.optim.lr_scheduler, schedule.name)(self._optimizer, **schedule.options)
             # torch warns of a scheduler that is stepped before its optimizer.
             self._optimizer.step()
             self._found = [self._now()]

@@ -23,7 +23,7 @@ from prototypes import FEATURES, HOPS, Peak, make_client
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Algorithm
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel

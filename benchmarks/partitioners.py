@@ -22,9 +22,11 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from partition import PartitionOptions, Workspace, partition
 from partition.memory import OF_NODE
+from partition.options import PartitionOptions
+from partition.partitioning import partition
 from partition.quality import quality
+from partition.workspace import Workspace
 from storage.graph import Graph, clean_edges
 
 # Nodes and, before duplicates are dropped, undirected edges.

@@ -27,8 +27,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from storage.datasets import DataSource
 from storage.datasets.ogb_layout import write_ogb_layout
+from storage.datasets.source import DataSource
 from storage.datasets.twin import ORIGINALS, Twin
 
 SAMPLE_SECONDS = 0.05

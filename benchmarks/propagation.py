@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from torch_geometric import EdgeIndex
 
-from partition import PartitionOptions, partition
+from partition.options import PartitionOptions
+from partition.partitioning import partition
 from storage.graph import Graph, clean_edges
 from storage.propagation import propagate
 

@@ -26,7 +26,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.client import Client, ClientInfo
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel

@@ -12,7 +12,8 @@ from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL
 from storage.induced import Induced
 from storage.pairs import EDGE, NO_EDGE, Pairs
-from storage.split import SplitOptions, random_split, to_codes
+from storage.split import random_split, to_codes
+from storage.split_options import SplitOptions
 
 # Of the stream that pairs without an edge are drawn from, beside that of the split.
 WITHOUT_EDGE = 1

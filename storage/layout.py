@@ -1,71 +1,12 @@
 """Whether a store keeps its features dense or sparse."""
 
-from pathlib import Path
 from typing import Any, Literal
 
+from storage.dataset_names import may_be_sparse
 from storage.errors import ShoalError
-from storage.option_types import is_own
 from storage.rows import dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
 
 Layout = Literal["dense", "sparse"]
-# Read into memory as a whole; of other datasets features are drawn, or stay on disk.
-IN_MEMORY = (
-    "digits",
-    "cora",
-    "citeseer",
-    "pubmed",
-    "computers",
-    "photo",
-    "cs",
-    "physics",
-    "flickr",
-    "reddit",
-    "files",
-    "twitch-de",
-    "twitch-en",
-    "twitch-es",
-    "twitch-fr",
-    "twitch-pt",
-    "twitch-ru",
-    "twitch-tw",
-    "acmv9",
-    "dblpv7",
-    "cornell",
-    "texas",
-    "wisconsin",
-    "actor",
-    "roman-empire",
-    "amazon-ratings",
-    "minesweeper",
-    "tolokers",
-    "questions",
-    "nci1",
-    "proteins",
-    "imdb-binary",
-    "collab",
-    "ogbg-molhiv",
-    "ogbg-molbace",
-    "ogbg-molbbbp",
-)
-
-# The synthetic twin of a published graph that is too large to be at hand everywhere.
-TWINS = {
-    "ogbn-arxiv": "arxiv-like",
-    "ogbn-products": "products-like",
-    "ogbn-papers100m": "papers100m-like",
-}
-
-
-def may_be_sparse(dataset: object, path: object) -> bool:
-    """Whether a store of a dataset may keep its features sparse; those of an x.npy in the folder `path` stay dense.
-
-    Several graphs are put behind one another in memory, whatever they are.
-    """
-    if isinstance(dataset, list | tuple):
-        return True
-    name = str(dataset).lower()
-    mapped = name == "files" and isinstance(path, str) and (Path(path).expanduser() / "x.npy").is_file()
-    return (name in IN_MEMORY and not mapped) or is_own(str(dataset))
 
 
 def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:

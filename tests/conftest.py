@@ -12,7 +12,7 @@ from small_graphs import write_graphs
 from small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.client import Client, ClientInfo
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from engine.wire.randomness import key
 from storage.graph import TEST, TRAIN, VAL
 from storage.view import View

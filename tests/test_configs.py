@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.methods.loading import describe, load
 from engine.commands.sweep import Sweep
 from engine.preparing.prepare import sources
 from engine.settings.config import load_config
 from engine.studies.study import read_study
 from engine.wire.models import assign_models, require_mixable
-from storage.datasets import LOADERS
+from storage.datasets.loading import LOADERS
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(FOLDER.rglob("*.yaml"))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from algorithms.backbones import BACKBONES
-from algorithms.methods.loading import METHODS
+from algorithms.backbones.names import BACKBONES
+from algorithms.methods.names import METHODS
 from engine.commands.main import command as main
 from engine.commands.run import run
 from engine.records.metrics import read_metrics
 from engine.settings.config import load_config, parse_config
-from storage.datasets import LOADERS
+from storage.datasets.loading import LOADERS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

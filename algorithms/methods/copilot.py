@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from algorithms.backbones import BACKBONES, HEADLESS
+from algorithms.backbones.names import BACKBONES, HEADLESS
 from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
 from algorithms.protocol import MODEL, How
 from storage.errors import ShoalError

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones import width_of
+from algorithms.backbones.building import width_of
 from algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
 from algorithms.losses.distillation import distilled, embedding_distance
 from algorithms.methods.copilot import COPILOT, WithCopilot

@@ -8,46 +8,9 @@ from typing import Any
 from algorithms.base import Algorithm
 from algorithms.faults import code_of, file_of
 from algorithms.methods.checks import class_place, read_options, require_method
-from storage.alike import did_you_mean
+from algorithms.methods.names import METHODS, require_method_name
 from storage.errors import ShoalError
-from storage.option_types import is_own
 from storage.own_code.own_code import OwnCode, read_own
-
-METHODS = {
-    "local": "algorithms.methods.local:Local",
-    "global": "algorithms.methods.centralized:Global",
-    "fedavg": "algorithms.methods.fedavg:FedAvg",
-    "fedgta": "algorithms.methods.fedgta:FedGTA",
-    "fedprox": "algorithms.methods.fedprox:FedProx",
-    "fedopt": "algorithms.methods.fedopt:FedOPT",
-    "scaffold": "algorithms.methods.scaffold:SCAFFOLD",
-    "feddc": "algorithms.methods.feddc:FedDC",
-    "moon": "algorithms.methods.moon:MOON",
-    "fpl": "algorithms.methods.fpl:FPL",
-    "fedproc": "algorithms.methods.fedproc:FedProc",
-    "fednh": "algorithms.methods.fednh:FedNH",
-    "fedproto_averaged": "algorithms.methods.fedproto_averaged:FedProtoAveraged",
-    "lg_fedavg": "algorithms.methods.lg_fedavg:LGFedAvg",
-    "fedgen": "algorithms.methods.fedgen:FedGen",
-    "fedproto": "algorithms.methods.fedproto:FedProto",
-    "fedtgp": "algorithms.methods.fedtgp:FedTGP",
-    "feddistill": "algorithms.methods.feddistill:FedDistill",
-    "fedpg": "algorithms.methods.fedpg.fedpg:FedPG",
-    "fedgkc": "algorithms.methods.fedgkc.fedgkc:FedGKC",
-    "fggp": "algorithms.methods.fggp.fggp:FGGP",
-    "fml": "algorithms.methods.fml:FML",
-    "fedkd": "algorithms.methods.fedkd:FedKD",
-    "gcfl_plus": "algorithms.methods.gcfl_plus.gcfl_plus:GCFLPlus",
-    "adafgl": "algorithms.methods.adafgl.adafgl:AdaFGL",
-    "fedsage_plus": "algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlus",
-    "fedsage_plus_fedgta": "algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlusFedGTA",
-    "fedgl": "algorithms.methods.fedgl:FedGL",
-    "fgssl": "algorithms.methods.fgssl:FGSSL",
-    "fedpub": "algorithms.methods.fedpub.fedpub:FedPUB",
-    "fedstar": "algorithms.methods.fedstar:FedStar",
-    "fedgpl": "algorithms.methods.fedgpl.fedgpl:FedGPL",
-    "class_means": "algorithms.methods.class_means:ClassMeans",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +47,9 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     Raises:
         ShoalError: Unknown method or missing file.
     """
+    require_method_name(name)
     if name in METHODS:
         return MethodSpec(name, dict(options))
-    if not is_own(name):
-        raise ShoalError(
-            f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
-            f"{did_you_mean(name, METHODS)}"
-        )
     code = read_own("algorithm.name", name)
     return MethodSpec(name, dict(options), code.source, code.helpers)
 

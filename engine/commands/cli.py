@@ -2,12 +2,15 @@
 
 import importlib.metadata
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from storage.errors import ShoalError
 from storage.option_types import path_fault
+
+if TYPE_CHECKING:
+    from engine.settings.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,6 +48,20 @@ def _one_of(option: str, value: str, *known: str) -> str:
     return value
 
 
+def _config(path: str, overrides: list[str] | None) -> "Config":
+    """A config whose keys and names are right, before what trains is loaded, which takes seconds.
+
+    Raises:
+        ShoalError: It cannot be read, or a key, a value or a name is wrong.
+    """
+    from engine.settings.config import load_config
+    from engine.settings.known_names import require_names
+
+    resolved = load_config(path, overrides or ())
+    require_names(resolved)
+    return resolved
+
+
 def _show_version(asked: bool) -> None:
     if asked:
         print(f"shoal {importlib.metadata.version('shoal')}")
@@ -64,12 +81,11 @@ def _options(
 @app.command("prepare")
 def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
     """Turn a dataset into a store: partition, shards, splits, hops. Interrupted, it resumes."""
+    resolved = _config(config, overrides)
     from algorithms.methods.loading import describe, load
     from engine.preparing.prepare import prepare
     from engine.screen.report import show_store
-    from engine.settings.config import load_config
 
-    resolved = load_config(config, overrides or ())
     method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
     store = prepare(resolved, whole=method.whole_graph)
     show_store(store.path, store.manifest)
@@ -84,10 +100,9 @@ def run_command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
 ) -> None:
     """Run a config to its end; prepares its store first if needed."""
+    resolved = _config(config, overrides)
     from engine.screen.report import show_next, show_run
-    from engine.settings.config import load_config
 
-    resolved = load_config(config, overrides or ())
     if dry_run:
         from engine.commands.dry_run import show_plan
 
@@ -115,13 +130,18 @@ def sweep_command(
     page: Annotated[bool, typer.Option("--report", help="Write the page of the sweep at its end.")] = False,
 ) -> None:
     """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
-    from engine.commands.sweep import Sweep
-    from engine.commands.table import show_rows
+    from engine.screen.progress import say
     from engine.studies.study import read_study
-    from engine.studies.study_table import Layout
 
     scope = _one_of("--choose-by", choose_by, "trained", "served", "global", "domains")
     study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
+    # Read before what trains is loaded, which takes seconds.
+    say(f"runs: {len(study.configs)}")
+
+    from engine.commands.sweep import Sweep
+    from engine.commands.table import show_rows
+    from engine.studies.study_table import Layout
+
     sweep = Sweep(study, at_once)
     if dry_run:
         from engine.commands.sweep_plan import show_sweep_plan
@@ -314,7 +334,7 @@ def synthesize_command(
     """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
     from engine.commands.synthesize import synthesize
     from engine.screen.report import console
-    from storage.datasets import DataSource
+    from storage.datasets.source import DataSource
 
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
     console.print(f"written: {synthesize(options, _possible(root), compress)}", soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from engine.screen.report import console
 from engine.settings.sizes import size
-from storage.datasets import data_root
+from storage.datasets.source import data_root
 
 REQUIRED = (
     "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "kaminpar", "networkit",

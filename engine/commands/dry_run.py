@@ -40,9 +40,9 @@ from engine.settings.sizes import size
 from engine.wire.cell import form_cells
 from engine.wire.models import assign_models, named_kinds, require_mixable, require_supported
 from engine.wire.pretrained import read_pretrained, require_fitting_files
-from partition import require_enough_nodes
 from partition.domains import require_own_clients
 from partition.from_file import by_file
+from partition.partitioning import require_enough_nodes
 from storage.graph import TRAIN, Graph, first_rows
 from storage.hops import hops_bytes
 from storage.kernel import Kernel

@@ -12,9 +12,10 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from algorithms.backbones import BACKBONES, READOUT, backbone, build
+from algorithms.backbones.building import READOUT, backbone, build
 from algorithms.backbones.choice import ModelChoice
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.names import BACKBONES
 from algorithms.backbones.readout import Readout
 from algorithms.small_graphs import SmallGraphs, cut_up
 from algorithms.training.graph_contrast import ContrastOptions, GraphContrast
@@ -25,7 +26,8 @@ from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.wire.pretrained import write_pretrained
 from engine.wire.randomness import key
-from partition import PartitionOptions, partition
+from partition.options import PartitionOptions
+from partition.partitioning import partition
 from storage.atomic import cannot_write
 from storage.errors import ShoalError
 from storage.graph import Graph

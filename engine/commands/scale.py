@@ -6,8 +6,8 @@ from pathlib import Path
 from engine.commands.sweep import Sweep
 from engine.settings.config import Config, load_config
 from engine.studies.study import Study
+from storage.dataset_names import TWINS
 from storage.errors import ShoalError
-from storage.layout import TWINS
 
 # Options by which a dataset grows.
 BY_NODES, BY_SCALE = ("sbm",), tuple(TWINS.values())

@@ -18,7 +18,7 @@ from engine.preparing.prepare import prepare, require_known
 from engine.records.run_folder import finished, read_summary, run_path, started
 from engine.screen.progress import say
 from engine.settings.chosen_device import chosen_device
-from engine.settings.config import Config, load_config
+from engine.settings.config import Config
 from engine.studies.axes import is_seed
 from engine.studies.groups import Row, grouped
 from engine.studies.run_figures import figures_of
@@ -55,7 +55,7 @@ class Sweep:
         """
         self.study, self._at_once = study, at_once
         self._choices = choices = study.choices
-        self.configs = [load_config(study.config, choice.overrides) for choice in choices]
+        self.configs = study.configs
         checked: set[str] = set()
         for config in self.configs:
             options = repr(config.model_dump(exclude={"seed"}))

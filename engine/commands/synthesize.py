@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from engine.screen.progress import watch
-from storage.datasets import DataSource
 from storage.datasets.ogb_layout import write_ogb_layout
+from storage.datasets.source import DataSource
 from storage.datasets.twin import ORIGINALS, Twin
 from storage.errors import ShoalError
 from storage.watch import watched_by

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from storage.errors import ShoalError
-from storage.split import SplitOptions, random_split, read_split_file, to_codes
+from storage.split import random_split, to_codes
+from storage.split_file import read_split_file
+from storage.split_options import SplitOptions
 from storage.store import Store
 
 

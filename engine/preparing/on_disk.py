@@ -7,7 +7,7 @@ from pathlib import Path
 from storage.arrow_file import FileRecord
 from storage.kernel import Kernel
 from storage.manifest import Manifest
-from storage.split import SplitOptions
+from storage.split_options import SplitOptions
 from storage.store import hops_path, shard_path, split_path
 
 

@@ -15,30 +15,24 @@ from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
-from partition import require_divides_graphs, require_enough_nodes
+from partition.partitioning import require_divides_graphs, require_enough_nodes
 from storage.alike import did_you_mean
-from storage.datasets import (
-    DataSource,
-    classes_ahead,
-    data_root,
-    fingerprint,
-    items_ahead,
-    labels_ahead,
-    load_all,
-    published_contents,
-)
+from storage.dataset_names import may_be_sparse
 from storage.datasets.domains import joined_name
+from storage.datasets.loading import classes_ahead, fingerprint, items_ahead, labels_ahead, load_all, published_contents
+from storage.datasets.source import DataSource, data_root
 from storage.disk import writing
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.hops import hops_bytes
 from storage.kernel import Kernel
-from storage.layout import may_be_sparse, require_possible
+from storage.layout import require_possible
 from storage.manifest import FORMAT, NAME, Manifest
 from storage.option_types import checked, is_own, quoted
 from storage.own_code.own_code import read_own
-from storage.sparsity import Sparsity
-from storage.split import SplitOptions, read_split_file
+from storage.sparsity_options import Sparsity
+from storage.split_file import read_split_file
+from storage.split_options import SplitOptions
 from storage.store import DOMAINS, WHOLE, Store, training_path
 from storage.watch import watched_by
 

@@ -14,14 +14,16 @@ from engine.preparing.given_split import codes_of_clients, given_codes
 from engine.preparing.store_steps import StoreSteps
 from engine.screen.progress import progress, say
 from engine.settings.config import Config
-from partition import PartitionOptions, Workspace, partition
 from partition.cover import NOBODY
 from partition.domains import first_clients
+from partition.options import PartitionOptions
+from partition.partitioning import partition
 from partition.quality import quality
+from partition.workspace import Workspace
 from storage.arrow_file import FileRecord, record_of
 from storage.atomic import replacing
-from storage.datasets import DataSource
 from storage.datasets.domains import domain_of_nodes
+from storage.datasets.source import DataSource
 from storage.disk import require_disk
 from storage.errors import ShoalError
 from storage.gather import gathered

@@ -19,7 +19,7 @@ from storage.kernel import Kernel
 from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
 from storage.rows import CsrRows
 from storage.shard import open_shard
-from storage.split import SplitOptions
+from storage.split_options import SplitOptions
 from storage.store import Store, hops_path, shard_path
 from storage.writer import StoreWriter
 

@@ -14,7 +14,8 @@ from storage.arrow_file import FileRecord
 from storage.disk import require_disk
 from storage.manifest import Manifest, SplitRecord
 from storage.shard import write_training_shard
-from storage.split import Split, SplitOptions, write_split
+from storage.split import Split, write_split
+from storage.split_options import SplitOptions
 from storage.store import TRAINING, Store, shard_path, split_path, training_path
 from storage.training_graph import training_graph
 

@@ -30,9 +30,9 @@ from engine.settings.sections import (
 )
 from partition.options import PartitionOptions
 from storage.alike import did_you_mean, did_you_mean_at
+from storage.dataset_names import TWINS
 from storage.errors import ShoalError
 from storage.kernel import Kernel
-from storage.layout import TWINS
 from storage.option_types import Named, Positive, Seed, absolute_own, message_of, path_fault, quoted
 from storage.plain_file import read_text
 

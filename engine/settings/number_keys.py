@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partition.options import ALPHA
-from storage.datasets.made_features import MadeFeatures
-from storage.layout import may_be_sparse
+from storage.dataset_names import may_be_sparse
+from storage.datasets.feature_options import MadeFeatures
 from storage.option_types import is_own
 
 # `data.synthetic` has done its work when `data.dataset` names the twin.

@@ -7,10 +7,10 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 from algorithms.backbones.choice import WIDEST
-from storage.datasets.made_features import MadeFeatures
+from storage.datasets.feature_options import MadeFeatures
 from storage.option_types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
-from storage.sparsity import Sparsity
-from storage.split import SplitOptions
+from storage.sparsity_options import Sparsity
+from storage.split_options import SplitOptions
 
 # More than any cluster and any processor has.
 MOST_HOSTS, MOST_THREADS = 10_000, 1024

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from engine.settings.config import Config, load_config
 from engine.settings.config_text import MOST_BYTES, require_small
+from engine.settings.known_names import require_names
 from engine.settings.number_keys import fingerprint_of
 from engine.studies.axes import Choice, combinations
 from storage.errors import ShoalError
@@ -55,7 +58,7 @@ class Study:
     choose_seeds: int = 2
     choose_by: Scope = "served"
 
-    @property
+    @cached_property
     def choices(self) -> list[Choice]:
         """All combinations.
 
@@ -66,6 +69,18 @@ class Study:
         if self.choose is not None and not any(self.choose in choice.columns for choice in found):
             known = ", ".join(dict.fromkeys(key for choice in found for key in choice.columns))
             raise ShoalError(f"--choose {self.choose}: no axis has this key; there are {known}")
+        return found
+
+    @cached_property
+    def configs(self) -> list[Config]:
+        """Config of every combination.
+
+        Raises:
+            ShoalError: As `choices`, or a config has a wrong key or value, or names what there is not.
+        """
+        found = [load_config(self.config, choice.overrides) for choice in self.choices]
+        for config in found:
+            require_names(config)
         return found
 
     def folder(self, root: Path, name: str) -> Path:

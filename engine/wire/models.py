@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from algorithms.backbones import Texts, backbone, build, width_of
+from algorithms.backbones.building import Texts, backbone, build, width_of
 from algorithms.backbones.choice import ModelChoice
 from algorithms.backbones.coupled import Coupled
 from algorithms.base import Algorithm
@@ -195,7 +195,7 @@ def build_models(
         bfloat16: Multiply in bfloat16.
         sparse: Features are sparse.
         headless: They may be networks without a classifier, which methods describe.
-        task: As for `algorithms.backbones.build`.
+        task: As for `algorithms.backbones.building.build`.
         texts: As there.
 
     Raises:

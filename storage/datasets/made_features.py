@@ -1,58 +1,18 @@
 """Features for graphs that have none, made of their edges or drawn: the section `data.features` of a config."""
 
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from scipy.sparse.linalg import ArpackError, eigsh
 
+from storage.datasets.feature_options import MadeFeatures
 from storage.errors import ShoalError
-from storage.option_types import CLOSED, Positive, Seed
 
-GIVEN = "given"
 # One column a node is for graphs as small as those that are published with it.
 MOST_ONE_HOT = 20_000
 # Up to so many nodes all eigenvectors are computed, and no iteration can miss one.
 DENSE_NODES = 1000
-
-
-@dataclass(frozen=True, config=CLOSED)
-class MadeFeatures:
-    """Where features come from: keys of `data.features` in a config, or its `kind` alone.
-
-    Attributes:
-        kind: `given`: the dataset's own. `degree`: one-hot degree, the last column for all degrees that have none of
-            their own. `one-hot`: a column a node. `random`: standard normal numbers. `spectral`: eigenvectors of the
-            normalised adjacency.
-        width: Columns, but for `one-hot`.
-        seed: Of `random`.
-    """
-
-    kind: Literal["given", "degree", "one-hot", "random", "spectral"] = "given"
-    width: Annotated[Positive, Field(le=2**20)] = 64
-    seed: Seed = 0
-
-    @property
-    def made(self) -> bool:
-        """Whether they are not the dataset's own."""
-        return self.kind != GIVEN
-
-    @property
-    def from_edges(self) -> bool:
-        """Whether they tell of edges."""
-        return self.kind in ("degree", "spectral")
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What makes other features; nothing if they are the dataset's own."""
-        unused = {"one-hot": ("width", "seed"), "random": ()}.get(self.kind, ("seed",))
-        return {key: value for key, value in asdict(self).items() if key not in unused} if self.made else {}
-
-
-OWN = MadeFeatures()
 
 
 def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures, memory_limit: int) -> Any:

@@ -21,16 +21,6 @@ URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
 ADVICE = "delete it, and it is downloaded again"
 # Names of datasets, and of their archives, the .zip of which has one folder.
 ARCHIVES = {"ogbg-molhiv": "hiv", "ogbg-molbace": "bace", "ogbg-molbbbp": "bbbp"}
-MANY_TASKS = {
-    "ogbg-molchembl": 1310,
-    "ogbg-molclintox": 2,
-    "ogbg-molmuv": 17,
-    "ogbg-molpcba": 128,
-    "ogbg-molsider": 27,
-    "ogbg-moltox21": 12,
-    "ogbg-moltoxcast": 617,
-}
-OF_NUMBERS = ("ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo")
 EDGES, ATOMS, LABELS = "edge", "node-feat", "graph-label"
 ATOM_COUNTS, BOND_COUNTS = "num-node-list", "num-edge-list"
 RAW = (EDGES, ATOMS, LABELS, ATOM_COUNTS, BOND_COUNTS)
@@ -67,17 +57,6 @@ def paths(name: str) -> list[Path]:
     folder = Path(name.replace("-", "_"))
     raw = [folder / "raw" / f"{part}.csv.gz" for part in RAW]
     return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
-
-
-def require_one_task(name: str) -> None:
-    """Refuses molecules of OGB that have another number of labels than one, or none of classes.
-
-    Raises:
-        ShoalError: The name is that of such a dataset.
-    """
-    why = f"has {MANY_TASKS[name]} labels a graph" if name in MANY_TASKS else "has numbers and no classes for labels"
-    if name in MANY_TASKS or name in OF_NUMBERS:
-        raise ShoalError(f"data.dataset: {name} {why}; of OGB's molecules {', '.join(ARCHIVES)} can be read")
 
 
 def load_ogb_molecules(name: str, options: DataSource) -> Graph:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from storage.datasets.made_features import OWN, MadeFeatures
+from storage.datasets.feature_options import OWN, MadeFeatures
 from storage.errors import ShoalError
 from storage.option_types import FilePath, Flag, Number, Whole, is_own
 

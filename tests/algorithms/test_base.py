@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.backbones import Output, build
+from algorithms.backbones.building import build
+from algorithms.backbones.output import Output
 from algorithms.base import Algorithm, Client, Given, Term, Trainer, Tree, Upload
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions

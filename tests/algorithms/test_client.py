@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.client import Client, ClientInfo, random_of
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from algorithms import client_model as module_under_test
-from algorithms.backbones import build
 from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
 from algorithms.client import Client, ClientInfo
 from algorithms.client_model import ClientModel

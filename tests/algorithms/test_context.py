@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Algorithm, Client, Steps
 from algorithms.client import ClientInfo
 from algorithms.context import Context, ModelInfo

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones import BACKBONES, build
 from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.building import build
+from algorithms.backbones.names import BACKBONES
 from algorithms.flat_model import FlatModel
 
 

@@ -10,8 +10,9 @@ import torch
 from sparse_rows import sparse
 from torch import Tensor
 
-from algorithms.backbones import BACKBONES, build
 from algorithms.backbones.altered import AlteredFeatures
+from algorithms.backbones.building import build
+from algorithms.backbones.names import BACKBONES
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel

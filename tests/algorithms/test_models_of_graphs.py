@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from algorithms import client_model as module_under_test
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.client import Client, ClientInfo
 from algorithms.client_model import ClientModel
 from algorithms.flat_model import FlatModel

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Algorithm, Client, Context, Output, Steps, Trainer, Tree, Upload
 from algorithms.protocol import Ask, How
 from engine.rounds.server import Server

@@ -8,7 +8,7 @@ import pytest
 import torch
 from drawn_graphs import SIZES, dense_of, drawn, edges_of
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.structure_codes import structure_codes
 from algorithms.small_graphs import adjacency_of, cut_up
 from storage.sparse_matrix import SparseMatrix

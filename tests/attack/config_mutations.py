@@ -11,7 +11,8 @@ import yaml
 from rooms import ROOT
 from verdict import verdict_of
 
-from algorithms.methods.loading import METHODS, describe, load
+from algorithms.methods.loading import describe, load
+from algorithms.methods.names import METHODS
 from engine.commands.run import plan_of
 from engine.preparing.prepare import require_known, store_path
 from engine.records.run_folder import run_path

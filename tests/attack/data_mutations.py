@@ -19,9 +19,11 @@ from verdict import verdict_of
 from engine.preparing.prepare import prepare
 from engine.rounds.sampling import read_trace
 from engine.settings.config import parse_config
-from partition import PartitionOptions, partition
-from storage.datasets import DataSource, load
-from storage.split import read_split_file
+from partition.options import PartitionOptions
+from partition.partitioning import partition
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
+from storage.split_file import read_split_file
 
 NODES, FEATURES, CLASSES, CLIENTS = 24, 5, 3, 3
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)

@@ -13,8 +13,8 @@ from engine.commands.run import run
 from engine.records.run_folder import read_summary
 from engine.rounds.metric import ranked, ranks
 from engine.settings.config import parse_config
-from storage.datasets import DataSource
 from storage.datasets.ogb_layout import write_ogb_layout
+from storage.datasets.source import DataSource
 from storage.datasets.twin import Twin
 from storage.graph import TEST, VAL
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from partition import PartitionOptions, partition
+from partition.options import PartitionOptions
+from partition.partitioning import partition
 
 
 def counts(graph, assignment, clients):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partition import partition
 from partition.cover import NOBODY
 from partition.options import PartitionOptions
+from partition.partitioning import partition
 from partition.quality import quality
 from storage.datasets.domains import joined
 from storage.errors import ShoalError

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partition import METHODS, OF_ITEMS, PartitionOptions, partition
 from partition.cover import NOBODY
+from partition.options import PartitionOptions
+from partition.partitioning import METHODS, OF_ITEMS, partition
 from partition.quality import quality
 from storage.errors import ShoalError
 from storage.graph import Domain

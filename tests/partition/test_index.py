@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from partition import partition
 from partition.cover import NOBODY
 from partition.index import by_index
 from partition.options import PartitionOptions
+from partition.partitioning import partition
 from storage.errors import ShoalError
 
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from partition import PartitionOptions, partition
+from partition.options import PartitionOptions
+from partition.partitioning import partition
 from storage.errors import ShoalError
 
 SEEDED = ["metis", "kaminpar", "semi-external", "louvain", "random"]

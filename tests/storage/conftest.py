@@ -16,7 +16,8 @@ from storage.layout import Layout
 from storage.manifest import ClientRecord, Manifest, SplitRecord
 from storage.rows import entries_of
 from storage.shard import open_shard, write_shard
-from storage.split import SplitOptions, random_split, write_split
+from storage.split import random_split, write_split
+from storage.split_options import SplitOptions
 from storage.store import Store, hops_path, shard_path, split_path
 
 OPTIONS = SplitOptions("stratified", 0, fractions=(0.5, 0.2, 0.3))

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from storage.classes import class_count
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 
 

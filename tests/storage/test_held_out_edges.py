@@ -12,7 +12,7 @@ from storage.graph import TEST, TRAIN, VAL, clean_edges
 from storage.held_out_edges import _ends, _numbers, draw_pairs, require_room, union_of, without_held_out
 from storage.induced import Induced
 from storage.pairs import EDGE, NO_EDGE, Pairs
-from storage.split import SplitOptions
+from storage.split_options import SplitOptions
 
 Pair = tuple[int, int]
 EVEN = SplitOptions(fractions=(0.5, 0.25, 0.25))

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from storage.datasets import LOADERS, load_ogb, twin
+from storage.dataset_names import IN_MEMORY, may_be_sparse
+from storage.datasets import twin
 from storage.datasets.induced_graphs import LEVELS
+from storage.datasets.loading import LOADERS, load_ogb
 from storage.errors import ShoalError
-from storage.layout import IN_MEMORY, chosen_layout, may_be_sparse, require_possible, stored_bytes
+from storage.layout import chosen_layout, require_possible, stored_bytes
 
 
 def test_every_dataset_is_in_memory_or_always_dense() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from storage.graph import clean_edges
 from storage.induced import Induced
 from storage.rows import CsrRows
-from storage.sparsity import Sparsity, masks, without_edges, without_features, without_labels
+from storage.sparsity import masks, without_edges, without_features, without_labels
+from storage.sparsity_options import Sparsity
 from storage.split import Split
 
 SHARES = st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0])

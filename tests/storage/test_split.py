@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from storage import arrow_file
 from storage.errors import ShoalError
-from storage.split import Split, SplitOptions, from_codes, open_split, random_split, read_split_file, write_split
+from storage.split import Split, from_codes, open_split, random_split, write_split
+from storage.split_file import read_split_file
+from storage.split_options import SplitOptions
 
 LABELS = st.lists(st.integers(-1, 4), max_size=60).map(np.array)
 TENTHS = st.tuples(*[st.integers(0, 10)] * 3).filter(lambda tenths: 0 < sum(tenths) <= 10)

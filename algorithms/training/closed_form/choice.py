@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from algorithms.backbones import name_of
+from algorithms.backbones.building import name_of
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel

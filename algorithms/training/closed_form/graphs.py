@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.backbones import name_of
+from algorithms.backbones.building import name_of
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.bodies import Body, GCNIIBody, JumpingLayers, Layers

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build, width_of
 from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.mlp import MLP
 
 

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import BACKBONES, backbone, build
+from algorithms.backbones.building import backbone, build
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.gamlp import ATTENTIONS
+from algorithms.backbones.names import BACKBONES
 from algorithms.backbones.neighbourhood import all_nodes
 from storage.errors import ShoalError
 from storage.view import View

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.client_graphs import ClientGraphs
 from algorithms.backbones.graph_batch import GraphBatch
 from algorithms.flat_model import FlatModel

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
-from algorithms.backbones import BACKBONES, backbone, build
+from algorithms.backbones.building import backbone, build
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.names import BACKBONES
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
 from algorithms.flat_model import FlatModel
 from algorithms.methods.fedavg import FedAvg
@@ -356,7 +357,9 @@ def test_everything_a_model_learns_is_a_parameter(name: str) -> None:
 
 
 def test_pyg_is_imported_only_with_a_backbone_that_needs_it() -> None:
-    code = "import sys, engine.hosts.host; from algorithms.backbones import build; build('sgc', 4, 3, 1, 0.0, {})"
+    code = (
+        "import sys, engine.hosts.host; from algorithms.backbones.building import build; build('sgc', 4, 3, 1, 0.0, {})"
+    )
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch_geometric' not in sys.modules"], check=True)
 
 

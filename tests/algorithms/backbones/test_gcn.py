@@ -10,7 +10,7 @@ from sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, JumpingKnowledge
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
 from storage.view import View
 

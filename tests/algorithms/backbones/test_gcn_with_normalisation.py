@@ -11,7 +11,7 @@ from sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from algorithms.backbones import build, width_of
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.neighbourhood import all_nodes
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel

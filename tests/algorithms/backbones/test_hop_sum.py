@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sparse_rows import sparse
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.summed_features import SummedFeatures
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel

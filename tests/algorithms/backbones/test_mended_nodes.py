@@ -8,7 +8,7 @@ import pytest
 import torch
 from sparse_rows import sparse as as_sparse
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.mended_nodes import MendedFeatures, MendedNodes, with_new_neighbours
 from algorithms.backbones.neighbourhood import operator_over
 from algorithms.client import Client

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones import build, width_of
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.pair_batch import PairBatch
 from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.client import Client

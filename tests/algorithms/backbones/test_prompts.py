@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
-from algorithms.backbones import PROMPTS, build
+from algorithms.backbones.building import build
 from algorithms.backbones.client_graphs import ClientGraphs
 from algorithms.backbones.graph_batch import GraphBatch
 from algorithms.backbones.most import ceil_of, floor_of
+from algorithms.backbones.names import PROMPTS
 from algorithms.backbones.plain_graphs import PlainGraphs, batch_of, pairs_of
 from algorithms.backbones.prompted import Prompted
 from algorithms.flat_model import FlatModel

@@ -11,8 +11,9 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import AttentionalAggregation
 
-from algorithms.backbones import Output, build, width_of
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.client_graphs import ClientGraphs
+from algorithms.backbones.output import Output
 from algorithms.backbones.readout import POOLINGS, Readout
 from algorithms.flat_model import FlatModel
 from storage.errors import ShoalError

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sparse_rows import sparse
 from torch import Tensor, nn
 
-from algorithms.backbones import build, width_of
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.sign import SIGN
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel

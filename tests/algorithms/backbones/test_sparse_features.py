@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from sparse_rows import sparse
 
-from algorithms.backbones import BACKBONES, build
+from algorithms.backbones.building import build
 from algorithms.backbones.gamlp import ATTENTIONS
+from algorithms.backbones.names import BACKBONES
 from algorithms.backbones.neighbourhood import all_nodes, sampled
 from algorithms.flat_model import FlatModel
 from storage.sparse_matrix import Features, SparseMatrix

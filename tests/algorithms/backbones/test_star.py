@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool
 
-from algorithms.backbones import build, width_of
 from algorithms.backbones import client_graphs as module_under_test
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.client_graphs import ClientGraphs
 from algorithms.backbones.structure_codes import CODES, structure_codes
 from algorithms.flat_model import FlatModel

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.backbones import build, width_of
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.neighbourhood import Neighbourhood, operator_over
 from algorithms.flat_model import FlatModel
 from algorithms.methods.loading import describe, load

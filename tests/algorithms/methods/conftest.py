@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.output import Output
 from algorithms.client import Client, ClientInfo, random_of
 from algorithms.client_model import ClientModel

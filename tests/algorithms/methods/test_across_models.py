@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import all_nodes
 from algorithms.client import Client
 from engine.rounds.server import Server

@@ -12,9 +12,10 @@ from small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Tree
-from algorithms.methods.loading import METHODS, methods_for
+from algorithms.methods.loading import methods_for
+from algorithms.methods.names import METHODS
 from engine.rounds.pool import Pool
 from engine.rounds.server import Server
 from engine.rounds.state import FederationState

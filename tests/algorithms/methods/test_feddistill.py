@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Client, Output
 from algorithms.methods.feddistill import FedDistill
 from engine.rounds.reduction import upload_bytes

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Algorithm, Client, Context, Output, Tree
 from algorithms.methods.fedproto import FedProto
 from algorithms.methods.loading import describe, load

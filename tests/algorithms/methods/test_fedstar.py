@@ -16,7 +16,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 from torch_geometric.transforms import AddRandomWalkPE
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.flat_model import FlatModel
 from algorithms.methods.fedstar import structure_of
 from engine.commands.export import export

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.backbones.output import Output
 from algorithms.client import Client

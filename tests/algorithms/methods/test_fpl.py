@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.output import Output
 from algorithms.losses.prototypes import bits
 from algorithms.methods.fpl import FPL, Bank

@@ -11,7 +11,8 @@ import torch
 from pyg_clients import DROPOUT, EPOCHS, HIDDEN, PlainClient
 from small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
 
-from algorithms.methods.loading import METHODS, methods_for
+from algorithms.methods.loading import methods_for
+from algorithms.methods.names import METHODS
 from engine.rounds.server import Server
 from storage.graph import TEST, TRAIN
 from storage.view import View

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from algorithms.methods.fedgta import FedGTA
-from algorithms.methods.loading import METHODS, describe, load, mixing_methods
+from algorithms.methods.loading import describe, load, mixing_methods
+from algorithms.methods.names import METHODS
 from engine.rounds.server import Server
 from storage.errors import ShoalError
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.flat_model import FlatModel
 from algorithms.methods.low_rank import compressed, expanded, restored, truncated
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.client_graphs import ClientGraphs
 from algorithms.flat_model import FlatModel
 from engine.rounds.server import Server

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import Output, build
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
+from algorithms.backbones.output import Output
 from algorithms.base import Algorithm
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel

@@ -13,7 +13,7 @@ from sparse_rows import sparse
 from torch import Tensor, nn
 
 from algorithms.altered_graphs import with_other_edges, without_nodes
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.readout import Readout
 from algorithms.small_graphs import SmallGraphs
 from algorithms.training.graph_contrast import ContrastOptions, GraphContrast

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
 from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.building import build
 from algorithms.backbones.output import Output
 from algorithms.base import Algorithm
 from algorithms.client import Client

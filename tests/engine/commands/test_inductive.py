@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from engine.commands.export import export
 from engine.commands.pretrain import pretrain
 from engine.commands.run import run

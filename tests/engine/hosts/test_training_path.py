@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Algorithm, Client, Given, Output, Trainer
 from algorithms.flat_model import FlatModel
 from algorithms.train_options import TrainOptions

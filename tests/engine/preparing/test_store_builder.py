@@ -8,7 +8,8 @@ import pytest
 
 from engine.preparing.prepare import prepare
 from engine.settings.config import Config
-from partition import PartitionOptions, Workspace
+from partition.options import PartitionOptions
+from partition.workspace import Workspace
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.manifest import NAME

@@ -10,9 +10,9 @@ import yaml
 from engine.settings.config import Config, load_config, parse_config
 from engine.settings.kept_config import with_seal
 from engine.settings.number_keys import number_keys
+from storage.dataset_names import TWINS
 from storage.datasets.twin import ORIGINALS
 from storage.errors import ShoalError
-from storage.layout import TWINS
 
 PLAIN: dict[str, Any] = {
     "name": "read",

@@ -14,12 +14,12 @@ from algorithms.backbones.choice import ModelChoice
 from algorithms.train_options import TrainOptions
 from engine.settings import sections
 from engine.settings.config import Config, parse_config
-from partition import METHODS
 from partition.options import PartitionOptions
+from partition.partitioning import METHODS
 from storage.errors import ShoalError
 from storage.kernel import Kernel
 from storage.option_types import Named
-from storage.sparsity import Sparsity
+from storage.sparsity_options import Sparsity
 
 PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
 NAN, INF = math.nan, math.inf

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.protocol import MODEL
 from engine.preparing.prepare import prepare
 from engine.rounds.server import Server

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from sparse_rows import sparse
 
-from algorithms.backbones import BACKBONES, build, width_of
 from algorithms.backbones.adapted import Adapted
+from algorithms.backbones.building import build, width_of
 from algorithms.backbones.choice import ModelChoice
+from algorithms.backbones.names import BACKBONES
 from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.methods.loading import describe, load, methods_for
 from engine.commands.export import export

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.choice import ModelChoice
 from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL

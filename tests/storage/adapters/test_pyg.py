@@ -14,8 +14,9 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import ToSparseTensor
 
 from storage.adapters import from_pyg, to_pyg
-from storage.datasets import DataSource, load
 from storage.datasets.files import save_graph
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.pairs import Pairs

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from storage.datasets import data_root
+from storage.datasets.source import data_root
 
 
 @pytest.fixture

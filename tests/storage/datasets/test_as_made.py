@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
 from storage.datasets.ogb_layout import write_ogb_layout
+from storage.datasets.source import DataSource
 from storage.datasets.twin import Twin
 from storage.errors import ShoalError
 

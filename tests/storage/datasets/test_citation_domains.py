@@ -8,8 +8,9 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
-from storage.datasets import DataSource, load
 from storage.datasets.citation_domains import FILES
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 
 

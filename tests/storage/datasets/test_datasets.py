@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.datasets import LOADERS, DataSource, data_root, fingerprint, load
-from storage.datasets.made_features import MadeFeatures
+from storage.datasets.feature_options import MadeFeatures
+from storage.datasets.loading import LOADERS, fingerprint, load
 from storage.datasets.ogb import PUBLISHED
+from storage.datasets.source import DataSource, data_root
 from storage.datasets.twin import ORIGINALS
 from storage.errors import ShoalError
 
@@ -180,6 +181,6 @@ def test_fingerprint_of_files_follows_the_files(tmp_path: Path) -> None:
 
 
 def test_import_loads_no_heavy_package() -> None:
-    code = "import sys, storage.datasets; print({'torch', 'torch_geometric', 'sklearn'} & set(sys.modules))"
+    code = "import sys, storage.datasets.loading; print({'torch', 'torch_geometric', 'sklearn'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "set()\n"

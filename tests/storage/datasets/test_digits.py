@@ -6,7 +6,8 @@ import scipy.sparse as sp
 from sklearn.datasets import load_digits
 from sklearn.neighbors import kneighbors_graph
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph
 

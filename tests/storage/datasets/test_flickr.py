@@ -9,7 +9,8 @@ import pytest
 import scipy.sparse as sp
 from torch_geometric.datasets import Flickr
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from torch_geometric.datasets import Actor, WebKB
 
-from storage.datasets import DataSource, load
 from storage.datasets.geom_gcn import EDGES, NODES, URL, WORDS, paths
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 
 PARTS = np.array([2, 1, 3, 1])

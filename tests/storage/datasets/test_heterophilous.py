@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from torch_geometric.datasets import HeterophilousGraphDataset
 
-from storage.datasets import DataSource, load
 from storage.datasets.heterophilous import NAMES, URL, path_of
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from storage.datasets import classes_ahead, fingerprint, labels_ahead, load, load_all
 from storage.datasets.induced_graphs import LEVELS, induced, reduced
+from storage.datasets.loading import classes_ahead, fingerprint, labels_ahead, load, load_all
 from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.from_arrays import graph_from_arrays

@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from storage.datasets import DataSource, load
-from storage.datasets.made_features import DENSE_NODES, MadeFeatures, made_features
+from storage.datasets.feature_options import MadeFeatures
+from storage.datasets.loading import load
+from storage.datasets.made_features import DENSE_NODES, made_features
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import clean_edges
 

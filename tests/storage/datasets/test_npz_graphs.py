@@ -9,7 +9,8 @@ import pytest
 import scipy.sparse as sp
 from torch_geometric.io import read_npz
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 
 COMPUTERS = "amazon/Computers/raw/amazon_electronics_computers.npz"

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.datasets import DataSource, fingerprint, load
+from storage.datasets.loading import fingerprint, load
 from storage.datasets.ogb_layout import write_ogb_layout
+from storage.datasets.source import DataSource
 from storage.datasets.twin import Twin
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL

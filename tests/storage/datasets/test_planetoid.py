@@ -11,8 +11,9 @@ import pytest
 import scipy.sparse as sp
 from torch_geometric.datasets import Planetoid
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
 from storage.datasets.planetoid import FOLDERS, PARTS, SHA256
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL, Graph
 

@@ -8,7 +8,8 @@ import pytest
 import scipy.sparse as sp
 from torch_geometric.datasets import Reddit
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.datasets import DataSource, items_ahead, load
+from storage.datasets.loading import items_ahead, load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph, clean_edges
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage.datasets import DataSource, fingerprint, load, load_all
+from storage.datasets.feature_options import MadeFeatures
 from storage.datasets.files import save_graph
-from storage.datasets.made_features import MadeFeatures
+from storage.datasets.loading import fingerprint, load, load_all
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import Graph
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from storage.datasets import DataSource, fingerprint, load, load_all, published_contents
+from storage.datasets.loading import fingerprint, load, load_all, published_contents
+from storage.datasets.source import DataSource
 from storage.datasets.tu import NAMES, URL, paths
 from storage.errors import ShoalError
 from storage.graph import Graph

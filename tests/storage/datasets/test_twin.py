@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.datasets import DataSource, fingerprint, load
+from storage.datasets.loading import fingerprint, load
+from storage.datasets.source import DataSource
 from storage.datasets.twin import ORIGINALS, Twin
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, UNASSIGNED, VAL

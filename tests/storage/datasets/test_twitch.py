@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.datasets import DataSource, load
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.datasets.twitch import CODES, FEATURES, paths
 from storage.errors import ShoalError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.client import Client
 from algorithms.methods.adafgl.adafgl import AdaFGL, Given
 from algorithms.methods.adafgl.branches import signed, signed_messages

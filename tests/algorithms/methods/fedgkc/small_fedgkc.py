@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import Output
 from algorithms.backbones.neighbourhood import Neighbourhood
+from algorithms.backbones.output import Output
 from engine.wire.randomness import key
 from storage.sparse_matrix import SparseMatrix
 from storage.view import View

@@ -10,7 +10,7 @@ import torch
 from small_fedgkc import PlainClient, mixed
 from torch import nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.methods.fedgkc.fedgkc import FedGKC
 from engine.rounds.server import Server
 from storage.view import View

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Client, Tree
 from algorithms.losses.prototypes import unit
 from algorithms.methods.fedpg.alignment_term import Targets

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.methods.fedpub.proxy_graph import proxy_graph
 from engine.rounds.server import Server
 from engine.wire.randomness import key

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Client, Context, Replies, Upload
 from algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
 from algorithms.methods.fedsage_plus.generator import fresh_generator, generated, of_maker

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones import Output
 from algorithms.backbones.neighbourhood import Neighbourhood
+from algorithms.backbones.output import Output
 from engine.wire.randomness import key
 from storage.view import View
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.topology import Topology
 from algorithms.client import Client, random_of
 from algorithms.client_model import ClientModel

@@ -11,7 +11,7 @@ import torch
 from small_fggp import Entries, PlainClient, renewed, summed_up
 from torch import nn
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.methods.fggp.fggp import FGGP
 from engine.rounds.server import Server
 from storage.view import View

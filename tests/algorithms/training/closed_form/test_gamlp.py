@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from sparse_rows import sparse
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.base import Algorithm
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.choice import closed_form, needed_for_closed_form

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sparse_rows import sparse
 from torch import Tensor
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes
 from algorithms.base import Algorithm
 from algorithms.client import Client

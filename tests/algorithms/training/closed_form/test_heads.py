@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sparse_rows import sparse
 from torch import Tensor
 
-from algorithms.backbones import build
+from algorithms.backbones.building import build
 from algorithms.backbones.output import Output
 from algorithms.base import Algorithm
 from algorithms.client import Client, ClientInfo

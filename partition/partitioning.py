@@ -1,0 +1,106 @@
+"""The client of every node, or graph, by the method that a config names."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from partition.cover import NOBODY, assert_cover
+from partition.dirichlet import by_dirichlet
+from partition.domains import domain_graphs, first_clients, require_own_clients
+from partition.from_file import by_file
+from partition.in_memory_kaminpar import by_kaminpar
+from partition.index import by_index
+from partition.louvain import by_louvain
+from partition.metis import by_metis
+from partition.options import PartitionOptions
+from partition.own import by_own
+from partition.random import by_random
+from partition.semi_external import by_semi_external
+from partition.workspace import Workspace
+from storage.errors import ShoalError
+from storage.graph import Graph
+from storage.option_types import is_own
+
+Method = Callable[[Graph, PartitionOptions, np.ndarray | None, Workspace | None], np.ndarray]
+
+METHODS: dict[str, Method] = {
+    "metis": by_metis,
+    "kaminpar": by_kaminpar,
+    "semi-external": by_semi_external,
+    "louvain": by_louvain,
+    "random": by_random,
+    "dirichlet": by_dirichlet,
+    "index": by_index,
+    "file": by_file,
+}
+# Those that divide items of any kind; the others follow edges, of which small graphs have none between them.
+OF_ITEMS = ("random", "dirichlet", "index", "file")
+
+
+def require_enough_nodes(clients: int, items: int, dataset: str, what: str = "node") -> None:
+    """Raises:
+    ShoalError: Clients are more than the nodes, or graphs, of a dataset.
+    """
+    if clients > items:
+        raise ShoalError(
+            f"partition.clients is {clients}, but dataset '{dataset}' has {items} {what}s: choose from 1 to {items}"
+        )
+
+
+def require_divides_graphs(method: str) -> None:
+    """Raises:
+    ShoalError: A method divides the nodes of one graph, and no dataset of graphs.
+    """
+    if method not in OF_ITEMS and not is_own(method):
+        raise ShoalError(f"partition.method: {method} divides nodes; graphs are divided by {', '.join(OF_ITEMS)}")
+
+
+def partition(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
+    """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
+
+    Of several domains each is divided by itself, between the clients that `options.domains` gives it; a file divides
+    all of them. With `index` some nodes may belong to `NOBODY`. Of a dataset of graphs the graphs are divided, and a
+    node goes with its graph.
+
+    Args:
+        graph: The whole graph.
+        options: Method, number of clients and what the method needs.
+        labelled_mask: The nodes that count as labelled when `options.balance` is 'labelled', bool `[N]`: the
+            training nodes, where every client must get one. Default: every node with a label.
+        workspace: Folder for temporary files of 'kaminpar' and 'semi-external', memory for the latter, and where
+            progress is reported.
+
+    Raises:
+        ShoalError: Clients are more than nodes, or graphs; the method does not divide graphs; what a file holds is not
+            such a cover; a memory limit cannot be kept, or temporary files cannot be written.
+    """
+    require_enough_nodes(options.clients, graph.items, graph.name, graph.item_name)
+    if graph.graph_of is not None:
+        require_divides_graphs(options.method)
+    if labelled_mask is not None:
+        assert labelled_mask.shape == (graph.items,)
+        assert labelled_mask.dtype == np.bool_
+
+    method = by_own if is_own(options.method) else METHODS[options.method]
+    if not graph.domains:
+        assignment = method(graph, options, labelled_mask, workspace)
+    elif options.method == "file":
+        assignment = method(graph, options, labelled_mask, workspace)
+        require_own_clients(graph, options, assignment)
+    else:
+        assert options.domains is not None
+        assignment = np.empty(graph.items, dtype=np.int32)
+        for rows, domain, clients, before in zip(*domain_graphs(graph), options.domains, first_clients(options)):
+            require_enough_nodes(clients, domain.items, domain.name, domain.item_name)
+            own = replace(options, clients=clients, domains=None)
+            mask = None if labelled_mask is None else labelled_mask[rows]
+            found = method(domain, own, mask, workspace)
+            assignment[rows] = np.where(found == NOBODY, NOBODY, found + before)
+    assert_cover(assignment, graph.items, options.clients)
+    return graph.of_nodes(assignment)
