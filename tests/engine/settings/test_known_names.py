@@ -65,7 +65,10 @@ def test_names_are_those_of_what_there_is() -> None:
         ("algorithm=fedavgg", "algorithm.name: 'fedavgg' is unknown; .*did you mean 'fedavg'"),
         ("model.name=star", "model.name: star reads codes of small graphs"),
         ("model.name=saage", "model.name: there is no 'saage'; .*did you mean 'sage'"),
-        ("data.dataset=[digits,pubmd] partition.clients=[3,3]", "data.dataset: unknown dataset 'pubmd'; .*did you mean 'pubmed'"),
+        (
+            "data.dataset=[digits,pubmd] partition.clients=[3,3]",
+            "data.dataset: unknown dataset 'pubmd'; .*did you mean 'pubmed'",
+        ),
         ("data.dataset=OGBG-molpcba", "data.dataset: ogbg-molpcba has 128 labels a graph"),
         ("data.dataset=ogbg-molesol", "data.dataset: ogbg-molesol has numbers and no classes for labels"),
     ],
