@@ -67,7 +67,13 @@ METHODS: dict[str, dict[str, Any]] = {
 PEER_BACKBONE = {"sgc": ("sgc_true",), "gamlp": ("dec", "gcn"), "gcn": ("gcn",)}
 # The same method on the same partition; the others differ by design.
 CLOSE_TO_PEER = ("local", "fedavg", "global", "fedprox", "moon")
-PEER_METHOD = {"local": "isolate", "global": "central_full", "gcfl+": "gcfl_plus"}
+PEER_METHOD = {
+    "local": "isolate",
+    "global": "central_full",
+    "gcfl+": "gcfl_plus",
+    "scaffold, as the peer": "scaffold",
+    "feddc, as the peer": "feddc",
+}
 # FedGTA, PVLDB 17(1), Table 3 (Louvain), and FedPG, Table V (GAMLP, METIS); ten clients, each on its own split.
 PAPER = {
     ("cora", "louvain", "gamlp"): {"global": 85.7, "fedavg": 82.2, "fedgta": 83.8},
@@ -123,17 +129,23 @@ class Setting:
 
 
 def settings(study: Study, only: list[str]) -> Iterator[Setting]:
-    """All settings of a study, or those whose `dataset-method` is asked for."""
-    for dataset, method, clients, backbone in product(study.datasets, study.partitions, study.clients, study.backbones):
-        setting = Setting(dataset, method, backbone, clients)
-        if not only or setting.name in only:
+    """All settings of a study, or those whose `dataset-method` or `dataset-method-backbone` is asked for."""
+    of_study = product(study.datasets, study.partitions, study.clients, study.backbones)
+    known = [Setting(dataset, method, backbone, clients) for dataset, method, clients, backbone in of_study]
+    asked = [{setting.name, f"{setting.name}-{setting.backbone}"} for setting in known]
+    if wrong := set(only).difference(*asked):
+        raise SystemExit(
+            f"--only {wrong.pop()}: the study has no such setting; it has {', '.join(sorted(set().union(*asked)))}"
+        )
+    for setting, names in zip(known, asked):
+        if not only or names & set(only):
             yield setting
 
 
 def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """The config of one run, as plain values."""
     plain: dict[str, Any] = {
-        "name": f"{setting.name}-{setting.backbone}-{algorithm['name']}",
+        "name": f"{setting.name}-{setting.backbone}-{algorithm['name'].rpartition(':')[2]}",
         "seed": seed,
         "rounds": args.rounds,
         "data": {"dataset": setting.dataset},
@@ -227,7 +239,7 @@ def main() -> None:
     parser.add_argument("study", nargs="?", choices=[*STUDIES, "domains", "graphs", "prompts"], default="averages")
     parser.add_argument("--quick", action="store_true", help="the first graph, one seed, 20 rounds: within a minute")
     parser.add_argument("--reference", help="folder with the peer's partitions and accuracies")
-    parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain")
+    parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain, cora-louvain-gcn")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--selection-seeds", type=int, default=2, help="seeds that choose FedGTA's threshold")
     parser.add_argument("--rounds", type=int, default=100)

@@ -5,6 +5,7 @@ as the public peer's (`--reference`) has: methods that read an embedding read th
 defaults of the methods' publications, FedProx's mu the peer's.
 """
 
+from pathlib import Path
 from typing import Any
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -23,6 +24,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fpl": {"name": "fpl"},
     "fedproc": {"name": "fedproc"},
     "fednh": {"name": "fednh"},
+    # To be held against the peer's: its faults are there.
+    "scaffold, as the peer": {"name": "scaffold", "variate": "steps", "weight": "nodes"},
+    "feddc, as the peer": {"name": f"{Path(__file__).parent}/peer_faults.py:PeerFedDC"},
 }
 NAMES = ("local", "global", "fedavg", *METHODS, "fedgta", "fedproto", "fedtgp", "fedpg", "class means (ours)")
 # For backbones that pass messages.
