@@ -12,7 +12,7 @@ from algorithms.methods.mean_gradient import Form, steps_of
 
 @dataclass(frozen=True)
 class PeerFedDC(feddc.FedDC):
-    """The linear term lacks the mean update, the drift lags a round, and Adam's update is divided as if it were SGD's."""
+    """The linear term lacks the mean update, the drift lags a round, and Adam's update is divided as SGD's is."""
 
     weight: Literal["nodes", "train", "uniform"] = "nodes"
     variate: Form = "steps"
