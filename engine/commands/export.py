@@ -1,7 +1,7 @@
 """Final models and predictions of a run, so that its accuracies can be checked from outside."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from storage.shard import Shard
 from storage.split import to_codes
 from storage.store import Store
 
-MODELS, PREDICTIONS = "models.safetensors", "predictions.arrow"
+MODELS, PREDICTIONS, OF_DOMAINS = "models.safetensors", "predictions.arrow", "predictions-domains.arrow"
 
 
 def export(run: Path, best: str | None = None) -> Path:
@@ -45,6 +45,10 @@ def export(run: Path, best: str | None = None) -> Path:
     `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`; in edge tasks one
     row a pair, `source` and `target` int64, global ids of its nodes. Where classes have names, these are in the
     schema's metadata, `label_names`, as a JSON list.
+
+    Where the server's model is scored on the whole graphs of domains, `predictions-domains.arrow` has a row for every
+    item of those: what names it, `domain` (dictionary of names), `label`, `part`, and the class predicted with all
+    edges, `domains`.
 
     Args:
         run: Folder of a finished run.
@@ -86,23 +90,53 @@ def export(run: Path, best: str | None = None) -> Path:
         for client_id in range(store.clients):
             for scope, visit in _deployed(host, state, client_id, global_model):
                 if best is None or scope == best:
-                    predicted = _predicted(algorithm, visit)
-                    columns.setdefault(scope, []).append(predicted.int().cpu().numpy())
+                    predicted = _predicted(algorithm, visit, job.who(client_id))
+                    _add(columns, **{scope: predicted.int().cpu().numpy()})
                 if scope == "global":
                     models.update(_received(visit))
                 elif personal:
                     models.update(_all_of(visit))
-            _describe(job, store, client_id, columns)
+            _add(columns, client=np.full(store.shard(client_id).items, client_id, dtype=np.int32))
+            _add(columns, **_described(store, job.split, client_id))
             step.advance()
     write_tensors(out / MODELS, models)
-    table = {name: pa.array(np.concatenate(parts)) for name, parts in sorted(columns.items())}
     names = store.manifest.label_names
-    notes = None if names is None else {"label_names": json.dumps(names)}
-    schema = pa.schema([(name, column.type) for name, column in table.items()], notes)
-    batch = pa.RecordBatch.from_arrays(list(table.values()), schema=schema)
-    with pa.OSFile(str(out / PREDICTIONS), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    _write(out / PREDICTIONS, _joined(columns), names)
+    graphs = job.open_graphs(store) if best != "served" else None
+    if graphs is not None:
+        _write(out / OF_DOMAINS, _of_domains(host, job, graphs, state, global_model), names)
     return out
+
+
+def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, current: Tree) -> dict[str, pa.Array]:
+    """Columns of the items of all domains' whole graphs, by the server's model."""
+    columns: dict[str, list[np.ndarray]] = {}
+    for place in range(len(job.domains)):
+        number = len(job.model_of) + place
+        visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
+        predicted = _predicted(job.algorithm(), visit, job.who(number)).int().cpu().numpy()
+        _add(columns, domains=predicted, domain=np.full(len(predicted), place, dtype=np.int32))
+        _add(columns, **_described(graphs, job.split, place))
+    joined = _joined(columns)
+    return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
+
+
+def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | None) -> None:
+    """One batch, its columns in the order of their names."""
+    notes = None if label_names is None else {"label_names": json.dumps(label_names)}
+    schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
+    batch = pa.RecordBatch.from_arrays([table[name] for name in schema.names], schema=schema)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _add(columns: dict[str, list[np.ndarray]], **parts: np.ndarray) -> None:
+    for name, part in parts.items():
+        columns.setdefault(name, []).append(part)
+
+
+def _joined(columns: dict[str, list[np.ndarray]]) -> dict[str, pa.Array]:
+    return {name: pa.array(np.concatenate(parts)) for name, parts in columns.items()}
 
 
 def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
@@ -114,12 +148,12 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
         yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
 
 
-def _predicted(algorithm: Algorithm, visit: Visit) -> Tensor:
+def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> Tensor:
     client = visit.scored
     try:
         return predicted_classes(algorithm, client, visit.given, "all", client.info.items)
     except ShoalError as error:
-        raise ShoalError(f"client {client.info.client}: {error.line}", error.detail) from error
+        raise ShoalError(f"{who}: {error.line}", error.detail) from error
 
 
 def _all_of(visit: Visit) -> dict[str, Tensor]:
@@ -142,16 +176,10 @@ def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]
         yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _describe(job: Job, store: Store, client: int, columns: dict[str, list[np.ndarray]]) -> None:
-    shard, split = store.shard(client), store.split(job.split, client)
-    described = {
-        **_items(shard),
-        "client": np.full(shard.items, client, dtype=np.int32),
-        "label": shard.item_label,
-        "part": to_codes(split, shard.items),
-    }
-    for name, values in described.items():
-        columns.setdefault(name, []).append(values)
+def _described(store: Store, split: str, number: int) -> dict[str, np.ndarray]:
+    """What names the items of a client or a whole graph, their labels and parts."""
+    shard = store.shard(number)
+    return {**_items(shard), "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
 
 
 def _items(shard: Shard) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from engine.commands.export import export
@@ -17,6 +18,7 @@ from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
 from engine.settings.config import Config
 from storage.errors import ShoalError
+from storage.graph import TEST
 from storage.store import Store
 
 
@@ -35,7 +37,7 @@ def stopped(config: Config) -> None:
         run(config)
 
 
-def test_stopped_and_resumed(config_of: Callable[..., Config]) -> None:
+def test_stopped_and_resumed(config_of: Callable[..., Config], tmp_path: Path) -> None:
     through = run(config_of("through"))
     stopped(config_of("parts", run__max_seconds=1e-9))
     parts = run(config_of("parts"), resume=True)
@@ -53,8 +55,17 @@ def test_stopped_and_resumed(config_of: Callable[..., Config]) -> None:
     assert kept is not None
     assert kept.state.scores["domains"][5].shape == (3, 4, 4)
     assert summary["inputs"][GRAPHS] == kept.inputs[GRAPHS]
-    # What clients deploy can be exported as ever.
-    assert export(through).is_dir()
+    # The rates follow from what is exported, with nothing of ours in between.
+    table = pa.ipc.open_file(export(through) / "predictions-domains.arrow").read_all().to_pandas()
+    last = domains["last"]["test"]
+    of_test = table[table.part == TEST]
+    right = of_test.domains == of_test.label
+    by_domain = right.groupby(of_test.domain, observed=False).mean()
+    assert by_domain.to_dict() == {name: found["accuracy"] for name, found in last["domains"].items()}
+    assert by_domain.mean() == pytest.approx(last["clients"])
+    assert len(table) == sum(graph.nodes for graph in Store(tmp_path / "store").manifest.domains)
+    assert table.node.is_unique
+    assert "served" in pa.ipc.open_file(through / "export/predictions.arrow").schema.names
 
 
 def test_other_whole_graphs_are_no_way_on(config_of: Callable[..., Config]) -> None:
