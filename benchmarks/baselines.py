@@ -8,6 +8,7 @@ defaults of the methods' publications, FedProx's mu the peer's.
 from pathlib import Path
 from typing import Any
 
+FAULTS = Path(__file__).parent / "peer_faults.py"
 METHODS: dict[str, dict[str, Any]] = {
     "fedprox": {"name": "fedprox", "mu": 0.001},
     "scaffold": {"name": "scaffold"},
@@ -25,8 +26,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedproc": {"name": "fedproc"},
     "fednh": {"name": "fednh"},
     # To be held against the peer's: its faults are there.
-    "scaffold, as the peer": {"name": "scaffold", "variate": "steps", "weight": "nodes"},
-    "feddc, as the peer": {"name": f"{Path(__file__).parent}/peer_faults.py:PeerFedDC"},
+    "scaffold, as the peer": {"name": f"{FAULTS}:PeerSCAFFOLD"},
+    "feddc, as the peer": {"name": f"{FAULTS}:PeerFedDC"},
 }
 NAMES = ("local", "global", "fedavg", *METHODS, "fedgta", "fedproto", "fedtgp", "fedpg", "class means (ours)")
 # For backbones that pass messages.

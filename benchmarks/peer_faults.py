@@ -1,21 +1,48 @@
-"""FedDC with what differs in OpenFGL, to see whether that explains the distance of its numbers from ours."""
+"""SCAFFOLD and FedDC with what differs in OpenFGL, to see whether that explains how far its numbers are from ours.
+
+Both divide what Adam moved by the learning rate and the number of steps, as if it were a sum of SGD's gradients: the
+quotient is about one in every parameter, whatever the gradients are.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from algorithms.base import Client, Given, Term, Trainer
-from algorithms.methods import feddc
-from algorithms.methods.mean_gradient import Form, steps_of
+from algorithms.base import Client, Context, Given, Term, Trainer, Tree
+from algorithms.methods import feddc, fedavg, scaffold
+from algorithms.methods.mean_gradient import steps_of
+
+
+@dataclass(frozen=True)
+class PeerSCAFFOLD(scaffold.SCAFFOLD):
+    """As `SCAFFOLD` with `variate: steps`, whatever the optimizer, and models weighted by all nodes."""
+
+    weight: Literal["nodes", "train", "uniform"] = "nodes"
+
+    def setup(self, ctx: Context) -> Tree:
+        """As `SCAFFOLD`, which would refuse Adam."""
+        return {**fedavg.FedAvg.setup(self, ctx), "c": torch.zeros_like(ctx.initial)}
+
+    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+        """As `SCAFFOLD` under SGD."""
+        loss = trainer.fit(client, given)
+        before = client.state.get(scaffold.VARIATE, torch.zeros_like(client.model.w))
+        moved = (given["w"] - client.model.w) / (steps_of(client, trainer.options) * trainer.options.lr)
+        client.state[scaffold.VARIATE] = before - given["c"] + moved
+        given["change"] = client.state[scaffold.VARIATE] - before
+        return loss
 
 
 @dataclass(frozen=True)
 class PeerFedDC(feddc.FedDC):
-    """The linear term lacks the mean update, the drift lags a round, and Adam's update is divided as SGD's is."""
+    """As `FedDC` with `variate: steps`; the linear term lacks the mean update, and the drift lags a round."""
 
     weight: Literal["nodes", "train", "uniform"] = "nodes"
-    variate: Form = "steps"
+
+    def setup(self, ctx: Context) -> Tree:
+        """As `FedDC`, which would refuse Adam."""
+        return {**fedavg.FedAvg.setup(self, ctx), "g": torch.zeros_like(ctx.initial)}
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
         """As `FedDC`, but the drift grows by the update of the round before."""
