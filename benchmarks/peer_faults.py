@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from algorithms.base import Client, Context, Given, Term, Trainer, Tree
-from algorithms.methods import feddc, fedavg, scaffold
+from algorithms.methods import fedavg, feddc, scaffold
 from algorithms.methods.mean_gradient import steps_of
 
 
