@@ -10,8 +10,8 @@ from storage.errors import ShoalError
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Holds the lock of a store folder, which is made if it is not there.
+def writing(path: Path, key: str = "data.store") -> Iterator[None]:
+    """Holds the lock of a store folder, which is made if it is not there; `key` of a config says where it lies.
 
     Raises:
         ShoalError: Another process is preparing the same store, or the folder cannot be made or locked.
@@ -21,16 +21,16 @@ def writing(path: Path) -> Iterator[None]:
         lock = (path / ".lock").open("w")
     except OSError as error:
         raise ShoalError(
-            f"{path}: cannot be made: {error.strerror}; set data.store to a folder that can be written"
+            f"{path}: cannot be made: {error.strerror}; set {key} to a folder that can be written"
         ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ShoalError(f"{path}: another prepare is writing this store; wait for it or set data.store") from None
+            raise ShoalError(f"{path}: another prepare is writing this store; wait for it or set {key}") from None
         except OSError as error:
             raise ShoalError(
-                f"{path}: cannot be locked: {error.strerror}; set data.store to a file system with locks"
+                f"{path}: cannot be locked: {error.strerror}; set {key} to a file system with locks"
             ) from error
         yield
 

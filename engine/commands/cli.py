@@ -232,10 +232,12 @@ def list_command(
 ) -> None:
     """List stores, runs and sweeps: name, age, size, state, accuracy."""
     from engine.commands.table import on_screen
+    from engine.preparing.overlay import ROOT
     from engine.studies.kept import kept_in, listed
     from storage.datasets.source import data_root
 
-    where = [_possible(folder) for folder in folders or ()] or [Path("runs"), data_root(None) / "stores"]
+    usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
+    where = [_possible(folder) for folder in folders or ()] or usual
     print(on_screen(listed([each for folder in where for each in kept_in(folder)])), end="")
 
 

@@ -21,6 +21,7 @@ from engine.callbacks.loading import load_callbacks
 from engine.commands.run import plan_of
 from engine.hosts.training_path import CLOSED_FORM, training_paths
 from engine.preparing.given_split import given_codes
+from engine.preparing.overlay import store_or_overlay
 from engine.preparing.prepare import (
     identity,
     read_graph,
@@ -97,7 +98,7 @@ def expected(config: Config) -> Expected:
     load_callbacks(config)
     config.train.require_rates(config.rounds)
     device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
-    path = store_path(config)
+    path = store_or_overlay(store_path(config), config)
     if prepared := (path / NAME).exists():
         manifest = read_manifest(path)
         require_identity(path, manifest, identity(config))

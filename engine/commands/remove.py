@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from engine.preparing.overlay import store_or_overlay
 from engine.preparing.prepare import store_path
 from engine.records.run_folder import CONFIG, LOCK
 from engine.screen.progress import say
@@ -66,11 +67,18 @@ def _needed_by(each: Kept, removed: Sequence[Kept]) -> list[str]:
     users = []
     for run in (kept for kept in kept_in(Path("runs")) if kept.kind == "run" and kept.path.resolve() not in gone):
         try:
-            if (run.path / CONFIG).exists() and store_path(load_config(run.path)).resolve() == each.path.resolve():
+            if (run.path / CONFIG).exists() and each.path.resolve() in _stores_of(run.path):
                 users.append(run.path.name)
         except ShoalError:
             continue
     return [f"{each.path.name}: is the store of {', '.join(users)}; prepare makes it again"] if users else []
+
+
+def _stores_of(run: Path) -> tuple[Path, Path]:
+    """The store of a run's config, and the overlay of that if there is one."""
+    config = load_config(run)
+    store = store_path(config)
+    return store.resolve(), store_or_overlay(store, config).resolve()
 
 
 def _require_idle(run: Path) -> None:

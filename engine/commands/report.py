@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 import numpy as np
 import yaml
 
+from engine.preparing.overlay import store_or_overlay
 from engine.preparing.prepare import store_path
 from engine.records.run_folder import CONFIG, read_summary
 from engine.settings.config import load_config
@@ -190,7 +191,8 @@ def _labels_of_clients(run: Path) -> np.ndarray | None:
     Raises:
         ShoalError: The config of the run, or the manifest, is damaged.
     """
-    path = store_path(load_config(run))
+    config = load_config(run)
+    path = store_or_overlay(store_path(config), config)
     if not (path / NAME).exists():
         return None
     return np.array([client.classes for client in read_manifest(path).clients])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
+from engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
 from engine.preparing.store_builder import LazyGraph, StoreBuilder
 from engine.preparing.training_store import TrainingBuilder, made_from
 from engine.records.inputs import contents, differences
@@ -214,6 +215,10 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     require_known(config)
     graph = LazyGraph(lambda: read_graph(config), lambda: _published(config))
     published = _published(config)
+    if additions_go_elsewhere(path, config) and not _is_ready(path, config, published, whole, mend):
+        overlay = overlay_path(path, config)
+        ready = (overlay / NAME).exists() and _is_ready(overlay, config, published, whole, mend)
+        path = overlay if ready else overlaid(path, config)
     store = _complete(path, made, published, *wanted, mend)
     if (path / NAME).exists():
         # Only an edge task is a part of an identity: the labels of a dataset are of one kind.
@@ -240,6 +245,28 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     if config.data.inductive:
         _prepare_training(trained, config, mend)
     return trained
+
+
+def _is_ready(path: Path, config: Config, published: dict[str, str], whole: bool, mend: bool) -> bool:
+    """Whether a finished store has all that a config reads of it."""
+    made, wanted = identity(config), (config.data, config.propagation)
+    clients = _complete(path, made, published, *wanted, mend)
+    if clients is None:
+        return False
+    below = [DOMAINS] if clients.manifest.domains and config.evaluation.domains else []
+    below += [WHOLE] if whole else []
+    own = {name: {**made, "partition": {"method": name}} for name in below}
+    trained = clients
+    for name in below:
+        found = _complete(path / name, own[name], published, *wanted, mend)
+        if found is None:
+            return False
+        trained = found if name == WHOLE else trained
+    if not config.data.inductive:
+        return True
+    split = config.data.split_name
+    training = trained.path / training_path(split)
+    return _complete(training, made_from(trained, split), trained.manifest.published, *wanted, mend) is not None
 
 
 def _prepare_training(clients: Store, config: Config, mend: bool) -> None:

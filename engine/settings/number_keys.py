@@ -11,7 +11,18 @@ from storage.datasets.feature_options import MadeFeatures
 from storage.option_types import is_own
 
 # `data.synthetic` has done its work when `data.dataset` names the twin.
-PLACES = ("name", "data.root", "data.store", "data.name", "data.synthetic", "ray", "resources", "run", "engine")
+PLACES = (
+    "name",
+    "data.root",
+    "data.store",
+    "data.overlay",
+    "data.name",
+    "data.synthetic",
+    "ray",
+    "resources",
+    "run",
+    "engine",
+)
 # Of sections whose other keys only say where and how fast.
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",

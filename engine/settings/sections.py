@@ -39,6 +39,8 @@ class DatasetPlaces:
         dataset: Name of the dataset; or a list: each is a domain, and gets clients of its own.
         root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
         store: Folder of the prepared store; null: a folder of its own under the data root.
+        overlay: Folder for splits, hops and whole graphs that are made later of a finished store, which stays as it is;
+            null: in the store, or where that cannot be written in a cache folder.
         path: The graph of dataset `files`; a list where `dataset` has several of that name.
         name: What the graph of dataset `files` is called in stores, summaries and tables; null: `files`.
     """
@@ -46,6 +48,7 @@ class DatasetPlaces:
     dataset: Names
     root: FilePath | None = None
     store: FilePath | None = None
+    overlay: FilePath | None = None
     path: Paths | None = None
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=60)] | None = None
 

@@ -44,7 +44,7 @@ RAW = [
 ]  # fmt: skip
 KEYS = [
     "name", "seed", "rounds", "task", "callbacks", "callbacks.0.name", "callbacks.0.patience", "train.schedule",
-    "train.schedule.name", "data.dataset", "data.root", "data.store", "data.path", "data.split",
+    "train.schedule.name", "data.dataset", "data.root", "data.store", "data.overlay", "data.path", "data.split",
     "data.split_seed",
     "data.split_file", "data.fractions", "data.dtype", "data.row_normalize", "data.options", "data.options.nodes",
     "data.options.classes", "data.options.features", "data.options.blocks", "data.options.degree", "data.options.seed",

@@ -43,6 +43,7 @@ REFUSED: dict[str, list[Any]] = {
     "data.dataset": [None, 3],
     "data.root": [3, "a" * 256, "a/" * 2100, "a\0b", "\ud800"],
     "data.store": [3, "b" * 256],
+    "data.overlay": [3, "b" * 256],
     "data.path": [3, "c\0"],
     "data.split": ["random", None],
     "data.split_seed": [-1, 0.5, 2**63, "3", True],

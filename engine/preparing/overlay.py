@@ -1,0 +1,97 @@
+"""What is made later of a finished store that its owner alone can write: a folder of the user's own that links to it.
+
+The folder is a store by itself. Shards, and the splits and hops that are there, are links into the shared store; others
+are made beside the links. So whatever reads a store reads this one, and runs on either have the same numbers.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from engine.screen.progress import say
+from engine.settings.config import Config
+from engine.settings.number_keys import fingerprint_of
+from storage.disk import writing
+from storage.errors import ShoalError
+from storage.manifest import NAME, Manifest, read_manifest
+from storage.store import hops_path, shard_path, split_path, stores_below
+
+ROOT = "~/.cache/shoal/overlays"
+
+
+def additions_go_elsewhere(store: Path, config: Config) -> bool:
+    """Whether additions to a finished store go to an overlay: the config names one, or the store cannot be written."""
+    if not (store / NAME).exists():
+        return False
+    return config.data.overlay is not None or not os.access(store, os.W_OK, effective_ids=True)
+
+
+def overlay_path(store: Path, config: Config) -> Path:
+    """The folder of the overlay of a finished store: wherever that lies, the same for the same content.
+
+    Raises:
+        ShoalError: The manifest of the store is damaged.
+    """
+    manifest = read_manifest(store)
+    digits = fingerprint_of({"identity": manifest.identity, "published": manifest.published})
+    root = Path(config.data.overlay or ROOT).expanduser().resolve()
+    return root / f"{manifest.name}-{len(manifest.clients)}-{digits}"
+
+
+def store_or_overlay(store: Path, config: Config) -> Path:
+    """The overlay of a store where there is one, else the store, which may not exist."""
+    overlay = overlay_path(store, config) if additions_go_elsewhere(store, config) else store
+    return overlay if (overlay / NAME).exists() else store
+
+
+def overlaid(store: Path, config: Config) -> Path:
+    """Makes the overlay of a finished store, or brings its links up to date, and gives its folder.
+
+    Raises:
+        ShoalError: It cannot be written, or holds what was made of another store.
+    """
+    overlay = overlay_path(store, config)
+    say(f"{store}: what is missing of this store is made in {overlay}")
+    for below in (store, *stores_below(store)):
+        folder = overlay / below.relative_to(store)
+        with writing(folder, "data.overlay"):
+            _link(below.resolve(), folder)
+    return overlay
+
+
+def _link(store: Path, overlay: Path) -> None:
+    shared = read_manifest(store)
+    own = read_manifest(overlay) if (overlay / NAME).exists() else shared
+    if own.clients != shared.clients or own.identity != shared.identity:
+        raise ShoalError(f"{overlay}: was made of another store than {store}; delete that folder")
+    both = replace(own, splits={**shared.splits, **own.splits}, hops={**shared.hops, **own.hops})
+    try:
+        for folder in _folders(both):
+            _link_folder(store / folder, overlay / folder)
+    except OSError as error:
+        raise ShoalError(
+            f"{overlay}: cannot be written: {error.strerror}; set data.overlay to another folder"
+        ) from None
+    if both != own or not (overlay / NAME).exists():
+        both.write(overlay)
+
+
+def _folders(manifest: Manifest) -> Iterable[Path]:
+    """Folders of the files that a manifest names, inside its store."""
+    return (
+        shard_path(0).parent,
+        *(split_path(name, 0).parent for name in manifest.splits),
+        *(hops_path(name, 0).parent for name in manifest.hops),
+    )
+
+
+def _link_folder(shared: Path, own: Path) -> None:
+    """A link, unless the overlay has a folder of its own there; one that leads to where nothing is any more goes."""
+    if own.is_symlink():
+        if shared.exists() and own.readlink() == shared:
+            return
+        own.unlink()
+    if shared.exists() and not own.exists():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.symlink_to(shared, target_is_directory=True)
