@@ -63,7 +63,13 @@ class _Dense(WeightedHops):
         return self._hops_NKF.flatten(1) @ a_KF
 
     def output(self, weights_NK: Tensor, head: Head) -> Output:
-        return head(torch.bmm(weights_NK.unsqueeze(1), self._hops_NKF).squeeze(1))
+        if weights_NK.device.type == "cpu":
+            return head(torch.bmm(weights_NK.unsqueeze(1), self._hops_NKF).squeeze(1))
+        # There a product for every row costs more than one pass for every hop.
+        total_NF = weights_NK[:, :1] * self._hops_NKF[:, 0]
+        for k in range(1, self.shape[1]):
+            total_NF = torch.addcmul(total_NF, weights_NK[:, k : k + 1], self._hops_NKF[:, k])
+        return head(total_NF)
 
 
 class _Mixed(WeightedHops):

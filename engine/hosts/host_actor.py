@@ -11,6 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from algorithms.protocol import Tree
 from engine.hosts import tensor_transport
 from engine.hosts.device import DeviceLost
+from engine.hosts.gpu_places import gpu_places
 from engine.hosts.host import Host
 from engine.hosts.memory import resident
 from engine.hosts.sight import Sight, look
@@ -60,12 +61,23 @@ class HostActor(Host):
         return sight
 
 
-def start_hosts(count: int, cpus: float, gpus: float) -> list[Any]:
-    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them."""
-    actor = ray.remote(HostActor).options(
-        num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy="SPREAD"
-    )
-    return [actor.remote() for _ in range(count)]
+def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
+    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them.
+
+    Args:
+        count: How many.
+        cpus: CPUs of each.
+        gpus: GPUs of each, or a share of one.
+        server_gpus: What the server takes of the GPUs.
+    """
+    places = gpu_places(count, cpus, gpus, server_gpus) or ["SPREAD"] * count
+    actor = ray.remote(HostActor)
+    return [
+        actor.options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy=place
+        ).remote()
+        for place in places
+    ]
 
 
 def await_hosts(hosts: Sequence[Any]) -> None:

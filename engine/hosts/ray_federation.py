@@ -34,7 +34,8 @@ class RaySession:
     def __init__(self, config: Config) -> None:
         connect(config)
         self._config = config
-        self.hosts = start_hosts(config.engine.hosts, config.resources.cpus_per_host, config.resources.gpus_per_host)
+        share = config.resources
+        self.hosts = start_hosts(config.engine.hosts, share.cpus_per_host, share.gpus_per_host, share.server_gpus)
         self._up = False
 
     def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:

@@ -1,15 +1,20 @@
 """Shares of GPUs that Ray merely counts: where hosts go, and what is refused before they are asked for."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import ray
 import torch
+from ray import PlacementGroupID
 from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from engine.hosts.cluster import _require_resources
+from engine.hosts.gpu_places import gpu_places
 from engine.hosts.host_actor import start_hosts
 from engine.preparing.prepare import prepare
 from engine.settings.config import Config, parse_config
@@ -22,6 +27,18 @@ def _two_gpus() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+def _leave(hosts: list[Any]) -> None:
+    """Ends hosts, and waits until the GPUs are nobody's."""
+    for host in hosts:
+        ray.kill(host)
+    for number in placement_group_table():
+        remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(number))))
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("GPU") != 2.0:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.usefixtures("_two_gpus")
@@ -45,10 +62,34 @@ def test_shares_of_two_devices() -> None:
     hosts = start_hosts(4, 0.5, 0.5)
     devices = ray.get([host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in hosts])
     assert Counter(devices) == {"0": 2, "1": 2}
+    _leave(hosts)
     # Three of 0.6 are less than two devices together, and no two of them fit one.
     for hosts_wanted, share in ((3, 0.6), (5, 0.5), (3, 1.0), (2, 2.0)):
         with pytest.raises(ShoalError, match="room for"):
             require(hosts_wanted, share)
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_shares_are_spread_over_the_devices() -> None:
+    def devices(hosts: list[Any]) -> list[str]:
+        return ray.get([host.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for host in hosts])
+
+    def end(hosts: list[Any]) -> None:
+        for host in hosts:
+            ray.kill(host)
+
+    three = start_hosts(3, 0.5, 0.25)
+    first, second, third = devices(three)
+    assert {first, second} == {"0", "1"}
+    assert third == first
+    _leave(three)
+    # Where one of them is taken in part, or wanted by the server, hosts go where there is room.
+    assert gpu_places(2, 0.5, 0.25, server_gpus=0.5) == []
+    (other,) = start_hosts(1, 0.5, 0.5)
+    devices([other])
+    two = start_hosts(2, 0.5, 0.25)
+    assert len(devices(two)) == 2
+    _leave([other, *two])
 
 
 @pytest.mark.usefixtures("_two_gpus")
