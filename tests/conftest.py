@@ -232,7 +232,10 @@ def counts_of(module_of: Callable[..., nn.Module]) -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def make_view() -> Callable[..., View]:
-    """Makes the data of one client from edges, labels and training rows; every other row is tested."""
+    """Makes the data of one client from edges, labels and training rows; every other row is tested.
+
+    `weight` is a dense symmetric matrix of float32, of which the edges' entries are read.
+    """
 
     def make_view(
         nodes: int,
@@ -241,6 +244,7 @@ def make_view() -> Callable[..., View]:
         train: Sequence[int],
         classes: int,
         x: np.ndarray | None = None,
+        weight: np.ndarray | None = None,
     ) -> View:
         indptr, indices, _ = clean_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2).T, nodes, "test")
         features = np.eye(nodes, dtype=np.float32) if x is None else x
@@ -251,6 +255,7 @@ def make_view() -> Callable[..., View]:
             indptr.astype(np.int32),
             indices.astype(np.int32),
             features,
+            edge_weight=None if weight is None else weight[np.repeat(np.arange(nodes), np.diff(indptr)), indices],
         )
         rows = [np.asarray(part, dtype=np.int32) for part in (train, [], np.setdiff1d(np.arange(nodes), train))]
         return View("test", shard, Split(*rows), [], classes, Memo(2**24))

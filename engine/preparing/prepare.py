@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.preparing.store_builder import LazyGraph, StoreBuilder
 from engine.preparing.training_store import TrainingBuilder, made_from
+from engine.preparing.weights_used import require_weights_used
 from engine.records.inputs import contents, differences
 from engine.screen.progress import watch
 from engine.settings.config import Config
@@ -36,7 +37,7 @@ from storage.split_options import SplitOptions
 from storage.store import DOMAINS, WHOLE, Store, training_path
 from storage.watch import watched_by
 
-OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made")
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made", "edge_weights")
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
@@ -70,6 +71,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         row_normalize=data.row_normalize,
         title=data.name,
         made=data.features,
+        edge_weights=data.edge_weights,
         **options,
     )
     if isinstance(data.dataset, str):
@@ -91,12 +93,13 @@ def read_graph(config: Config) -> Graph:
     """The graph of a config, or its graphs behind one another.
 
     Raises:
-        ShoalError: As for `storage.datasets.load_all`, or its labels are not what the config's task and metric are
-            about.
+        ShoalError: As for `storage.datasets.load_all`, its labels are not what the config's task and metric are about,
+            or what its edges weigh would be of no use.
     """
     graph = load_all(sources(config))
     require_task(config, graph.name, graph.item_name)
     require_metric(config, graph.name, graph.classes)
+    require_weights_used(config, graph.name, graph.edge_weight is not None)
     return graph
 
 
@@ -220,6 +223,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
         found = Store(path).manifest
         require_task(config, found.name, found.item_name)
         require_metric(config, found.name, found.classes)
+        require_weights_used(config, found.name, found.weighted)
     if store is None:
         with writing(path):
             store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)

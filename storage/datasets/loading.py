@@ -168,6 +168,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content["files"] = files.contents(files.graph_at(options.path), options.made.made)
     if options.made.made:
         content["made_features"] = options.made.identity
+    if options.edge_weights != "keep":
+        content["edge_weights"] = options.edge_weights
     return content
 
 

@@ -1,0 +1,238 @@
+"""A graph whose edges have weights, from its files to what clients train on, against dense matrices."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.commands.dry_run import expected
+from engine.preparing.prepare import prepare, store_path
+from engine.preparing.weights_used import require_weights_used
+from engine.rounds.server import Server
+from engine.settings.config import Config
+from storage.errors import ShoalError
+from storage.shard import open_shard
+from storage.store import Store, shard_path
+from storage.verify import verify
+from storage.view import Memo, View
+
+CLIENTS, NODES, CLASSES = 6, 30, 4
+Keys = Mapping[str, Any]
+Start = Callable[..., Server]
+ONES = """
+import numpy as np
+from dataclasses import replace
+from pathlib import Path
+import shoal
+from storage.from_arrays import graph_from_arrays
+
+class {name}(shoal.Dataset):
+    def load(self, root):
+        arrays = {{file.stem: np.load(file) for file in Path({folder!r}).glob("*.npy")}}
+        graph = graph_from_arrays("one", arrays, dict.fromkeys(arrays, "one"))
+        return replace(graph, edge_weight={weight})
+"""
+
+
+@pytest.fixture(scope="session")
+def arrays(graphs: Mapping[str, Path]) -> dict[str, np.ndarray]:
+    return {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
+
+
+@pytest.fixture(scope="session")
+def weights(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """What edges weigh, as a dense symmetric matrix of float32: zero where there is none, and on the diagonal."""
+    upper = np.triu(np.random.default_rng(5).uniform(0.05, 4, (CLIENTS * NODES,) * 2), 1).astype(np.float32)
+    dense = np.zeros_like(upper)
+    source, target = arrays["edge_index"]
+    dense[source, target] = dense[target, source] = (upper + upper.T)[source, target]
+    np.fill_diagonal(dense, 0)
+    return dense
+
+
+@pytest.fixture(scope="session")
+def weighted(
+    tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray], weights: np.ndarray
+) -> dict[str, Any]:
+    """Keys of the small federation with weights."""
+    folder = tmp_path_factory.mktemp("weighted")
+    (folder / "graph").mkdir()
+    source, target = arrays["edge_index"]
+    # What a self loop weighs is taken out with it.
+    weight = np.where(source == target, 7, weights[source, target])
+    for name, array in {**arrays, "edge_weight": weight}.items():
+        np.save(folder / "graph" / f"{name}.npy", array)
+    return {"data.path": str(folder / "graph"), "data.store": str(folder / "store")}
+
+
+def dense_of(view: View, weights: np.ndarray) -> np.ndarray:
+    """The weights of a client's edges, of its rows, float64."""
+    same_client = view.node[:, None] // NODES == view.node // NODES
+    return np.where(same_client, weights[np.ix_(view.node, view.node)], 0).astype(np.float64)
+
+
+def smoothing(weights: np.ndarray, r: float = 0.5) -> np.ndarray:
+    """D^(r-1) (A + I) D^-r."""
+    loops = weights + np.eye(len(weights))
+    degree = loops.sum(1)
+    return degree[:, None] ** (r - 1) * loops * degree**-r
+
+
+def require_weighed(view: View, weights: np.ndarray) -> None:
+    """Everything that a view makes of edges, beside dense matrices."""
+    np.testing.assert_array_equal(view.adjacency.to_dense(), weights)
+    np.testing.assert_allclose(view.degree, 1 + weights.sum(1), rtol=1e-6)
+    y = torch.rand(view.nodes, CLASSES, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(view.smooth(y), smoothing(weights) @ y.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_shards_and_hops_keep_weights(start: Start, weighted: Keys, weights: np.ndarray) -> None:
+    job = start({**weighted, "algorithm.name": "global", "propagation.r": 0.3}).job
+    whole = Store(job.store_path)
+    stores = [Store(job.store_path.parent), whole]
+    assert whole.path.name == "whole"
+    for store in stores:
+        assert store.manifest.weighted
+        assert verify(store) == []
+        for client in range(store.clients):
+            view = job.view(store, client, Memo(2**24))
+            dense = weights if store is whole else None
+            dense = dense_of(view, weights) if dense is None else dense[np.ix_(view.node, view.node)]
+            require_weighed(view, dense)
+            operator, hop = smoothing(dense, 0.3), view.x.numpy().astype(np.float64)
+            for k in (1, 2):
+                hop = operator @ hop
+                np.testing.assert_allclose(view.hop(k), hop, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"data.inductive": True}, {"propagation.rows": "labelled"}, {"data.sparsity.edges": 0.3}]
+)
+def test_parts_of_a_client_keep_weights(
+    start: Start, weighted: Keys, weights: np.ndarray, keys: Keys, tmp_path: Path
+) -> None:
+    job = start({**weighted, "data.store": str(tmp_path / "store"), **keys}).job
+    store = job.open_training(Store(job.store_path))
+    assert verify(Store(job.store_path)) == verify(store) == []
+    missing = 0
+    for client in range(store.clients):
+        view = job.view(store, client, Memo(2**24))
+        there = view.adjacency.to_dense().numpy() > 0
+        missing += int((there != (dense_of(view, weights) > 0)).sum())
+        require_weighed(view, np.where(there, dense_of(view, weights), 0))
+    assert (missing > 0) == ("data.sparsity.edges" in keys)
+
+
+METHODS: dict[str, Keys] = {
+    "fedgta sgc": {"algorithm.name": "fedgta", "model.name": "sgc"},
+    "fedavg gcn": {"model.name": "gcn"},
+    "fedavg gcn by autograd": {"model.name": "gcn", "engine.path": "loop"},
+    "fedgta gcnii": {"algorithm.name": "fedgta", "model.name": "gcnii"},
+    "adafgl gcn": {"algorithm.name": "adafgl", "model.name": "gcn"},
+}
+
+
+def values(server: Server) -> dict[str, Tensor]:
+    """Every tensor of a server's state."""
+    trees = {"server": server.state.server}
+    trees |= {f"client {i}": tree for i, tree in server.state.clients.items()}
+    return {f"{where}, {name}": t for where, tree in trees.items() for name, t in tree.items()}
+
+
+@pytest.fixture(scope="session")
+def of_one(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path]) -> Keys:
+    """Keys of the small federation with weights that are all one, and yet kept."""
+    folder = tmp_path_factory.mktemp("ones")
+    weight = "np.ones(graph.entries, dtype=np.float32)"
+    (folder / "ones.py").write_text(ONES.format(name="Ones", folder=str(graphs["plain"]), weight=weight))
+    return {"data.dataset": f"{folder / 'ones.py'}:Ones", "data.path": None, "data.store": str(folder / "store")}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_of_one_give_the_bits_of_no_weights(name: str, start: Start, weighted: Keys, of_one: Keys) -> None:
+    plain, ones, others = (start({**METHODS[name], **keys}) for keys in ({}, of_one, weighted))
+    assert Store(ones.job.store_path).manifest.weighted
+    losses = [[server.round()["loss"] for _ in range(2)] for server in (plain, ones, others)]
+    assert losses[0] == losses[1] != losses[2]
+    found, given = values(ones), values(plain)
+    assert found.keys() == given.keys()
+    assert all(torch.equal(found[key], given[key]) for key in given)
+    assert any(not torch.equal(values(others)[key], given[key]) for key in given)
+
+
+def test_a_store_without_weights_is_as_it_was(configure: Callable[..., Config], weighted: Keys, tmp_path: Path) -> None:
+    dropped = {**weighted, "data.edge_weights": "drop", "data.store": str(tmp_path / "dropped")}
+    plain, bare = prepare(configure({})), prepare(configure(dropped))
+    assert "weighted" not in (plain.path / "manifest.json").read_text()
+    assert [client.file for client in plain.manifest.clients] == [client.file for client in bare.manifest.clients]
+    assert plain.manifest.hops == bare.manifest.hops
+    kept = {key: value for key, value in weighted.items() if key != "data.store"} | {"data.root": str(tmp_path)}
+    names = {
+        store_path(configure({**kept, **more, "data.store": None})) for more in ({}, {"data.edge_weights": "drop"})
+    }
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"model.name": "sage"},
+            r"model\.name: .*, which sage leaves out; take gcn, gcnii or a model that reads hops, ",
+        ),
+        ({"model.name": "gat"}, r"model\.name: .*, which gat leaves out; "),
+        ({"model.name": "gin"}, r"model\.name: .*, which gin leaves out; "),
+        ({"model.name": "transformer"}, r"model\.name: .*, which transformer leaves out; "),
+        (
+            {"model": [{"name": "sgc"}, {"name": "sage"}], "algorithm.name": "local"},
+            r"model\.name: .*, which sage leaves ",
+        ),
+        (
+            {"model.name": "gcn", "model.fanouts": [3, 3]},
+            r"model\.fanouts: .*, by which no neighbours are drawn; leave ",
+        ),
+        ({"algorithm.name": "fedpg"}, r"algorithm\.name: .*, which fedpg leaves out; take .*fedavg.*, "),
+        ({"algorithm.name": "fedgkc"}, r"algorithm\.name: .*, which fedgkc leaves out; "),
+        ({"algorithm.name": "fggp", "model.name": "gcn"}, r"algorithm\.name: .*, which fggp leaves out; "),
+        ({"algorithm.name": "fgssl", "model.name": "gcn"}, r"algorithm\.name: .*, which fgssl leaves out; "),
+        ({"algorithm.name": "fedsage_plus"}, r"algorithm\.name: .*, which fedsage_plus leaves out; "),
+        ({"data.features": "degree"}, r"data\.features: .*, which degree leaves out; take other features, "),
+    ],
+)
+def test_refused_where_weights_would_be_left_out(configure: Callable[..., Config], keys: Keys, line: str) -> None:
+    config = configure(keys)
+    with pytest.raises(ShoalError, match=rf"^{line}") as caught:
+        require_weights_used(config, "files", True)
+    assert caught.value.line.endswith("or set data.edge_weights to drop")
+    assert "the edges of dataset 'files' have weights" in caught.value.line
+    require_weights_used(config, "files", False)
+
+
+def test_refused_before_a_store_is_made_and_where_one_is_there(
+    configure: Callable[..., Config], weighted: Keys, tmp_path: Path
+) -> None:
+    sage = {**weighted, "model.name": "sage"}
+    fresh = configure({**sage, "data.store": str(tmp_path / "store")})
+    prepare(configure(weighted))
+    for call in (prepare, expected):
+        for config in (fresh, configure(sage)):
+            with pytest.raises(ShoalError, match=r"^model\.name: .*, which sage leaves out"):
+                call(config)
+    assert not (tmp_path / "store" / "clients").exists()
+    assert expected(configure(weighted)).rows["edges"] == "weighted"
+    dropped = fresh.model_copy(update={"data": replace(fresh.data, edge_weights="drop")})
+    assert "edges" not in expected(dropped).rows
+
+
+def test_a_shard_that_lost_its_weights_is_refused(start: Start, weighted: Keys, weights: np.ndarray) -> None:
+    store = Store(start(weighted).job.store_path)
+    path, manifest = store.path / shard_path(0), store.manifest
+    own = open_shard(path, 0, manifest.clients[0].file, manifest.limits)
+    assert own.edge_weight is not None
+    with pytest.raises(ShoalError, match=r"00000\.arrow: its edges have weights; "):
+        open_shard(path, 0, None, replace(manifest.limits, weighted=False))
