@@ -58,7 +58,7 @@ class DataSource:
         padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
         title: What the user's own graph is called; None: `files`.
         made: Features that take the place of the dataset's own.
-        edge_weights: `drop` leaves out what edges weigh.
+        edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
     """
 
     dataset: str

@@ -10,14 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.backbones.building import build
+from algorithms.backbones.neighbourhood import all_nodes
 from engine.commands.dry_run import expected
 from engine.preparing.prepare import prepare, store_path
 from engine.preparing.weights_used import require_weights_used
 from engine.rounds.server import Server
 from engine.settings.config import Config
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
 from storage.errors import ShoalError
-from storage.shard import open_shard
-from storage.store import Store, shard_path
+from storage.store import Store
 from storage.verify import verify
 from storage.view import Memo, View
 
@@ -110,11 +113,20 @@ def test_shards_and_hops_keep_weights(start: Start, weighted: Keys, weights: np.
                 np.testing.assert_allclose(view.hop(k), hop, rtol=1e-5, atol=1e-6)
 
 
+PAIRS = {"task": "edge", "data.split": "stratified", "model.name": "gcn"}
+
+
 @pytest.mark.parametrize(
-    "keys", [{"data.inductive": True}, {"propagation.rows": "labelled"}, {"data.sparsity.edges": 0.3}]
+    ("keys", "all_edges"),
+    [
+        ({"data.inductive": True}, True),
+        ({"propagation.rows": "labelled"}, True),
+        ({"data.sparsity.edges": 0.3}, False),
+        (PAIRS, False),
+    ],
 )
 def test_parts_of_a_client_keep_weights(
-    start: Start, weighted: Keys, weights: np.ndarray, keys: Keys, tmp_path: Path
+    start: Start, weighted: Keys, weights: np.ndarray, keys: Keys, all_edges: bool, tmp_path: Path
 ) -> None:
     job = start({**weighted, "data.store": str(tmp_path / "store"), **keys}).job
     store = job.open_training(Store(job.store_path))
@@ -125,7 +137,7 @@ def test_parts_of_a_client_keep_weights(
         there = view.adjacency.to_dense().numpy() > 0
         missing += int((there != (dense_of(view, weights) > 0)).sum())
         require_weighed(view, np.where(there, dense_of(view, weights), 0))
-    assert (missing > 0) == ("data.sparsity.edges" in keys)
+    assert (missing == 0) == all_edges
 
 
 METHODS: dict[str, Keys] = {
@@ -229,10 +241,40 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
     assert "edges" not in expected(dropped).rows
 
 
-def test_a_shard_that_lost_its_weights_is_refused(start: Start, weighted: Keys, weights: np.ndarray) -> None:
-    store = Store(start(weighted).job.store_path)
-    path, manifest = store.path / shard_path(0), store.manifest
-    own = open_shard(path, 0, manifest.clients[0].file, manifest.limits)
-    assert own.edge_weight is not None
-    with pytest.raises(ShoalError, match=r"00000\.arrow: its edges have weights; "):
-        open_shard(path, 0, None, replace(manifest.limits, weighted=False))
+MODEL = """
+import torch
+import shoal
+
+class Sums(shoal.Backbone):
+    def __init__(self, features: int):
+        super().__init__(width=features)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, edge_index, edge_weight):
+        heard, hears = edge_index
+        return self.scale * torch.zeros_like(x).index_add(0, hears, edge_weight[:, None] * x[heard])
+"""
+
+
+def test_a_model_of_ones_own_may_ask_for_weights(
+    start: Start, weighted: Keys, configure: Callable[..., Config], weights: np.ndarray, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "other.py").write_text(MODEL.replace(", edge_weight", "").replace("edge_weight[:, None] * ", ""))
+    model = {"name": f"{tmp_path / 'mine.py'}:Sums"}
+    server = start({**weighted, "model": model, "train.dropout": 0.0})
+    assert np.isfinite(server.round()["loss"])
+    store = Store(server.job.store_path)
+    view = server.job.view(store, 1, Memo(2**24))
+    module = build(model["name"], view.features, CLASSES, 0, 0.0, {})
+    found = module(all_nodes(view, "sum", 1)).embedding_NH
+    np.testing.assert_allclose(found.detach(), dense_of(view, weights) @ view.x.numpy(), rtol=1e-5, atol=1e-5)
+    other = configure({**weighted, "model": {"name": f"{tmp_path / 'other.py'}:Sums"}})
+    with pytest.raises(ShoalError, match=r"^model\.name: .*other\.py:Sums leaves out; "):
+        require_weights_used(other, "files", True)
+
+
+def test_small_graphs_are_not_cut_out_of_a_weighted_one(weighted: Keys) -> None:
+    source = DataSource("induced-node", base="files", path=weighted["data.path"], samples=2, smallest=2, largest=9)
+    with pytest.raises(ShoalError, match=r"^data\.options\.base: .*, which induced-node leaves out; set data\.edge_w"):
+        load(source)
