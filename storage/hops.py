@@ -124,6 +124,7 @@ def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
     return rows * features * kept * np.dtype(kernel.dtype).itemsize
 
 
-def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel) -> int:
+def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel, weighted: bool = False) -> int:
     """Bytes of memory that computing the hops of one shard takes, its mapped file included; sparse ones take less."""
-    return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + 8 * entries
+    of_entry = 12 if weighted else 8
+    return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + of_entry * entries

@@ -1,5 +1,6 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -126,6 +127,18 @@ def configure(graphs: Mapping[str, Path]) -> Callable[..., Config]:
         return parse_config(tree, "test")
 
     return configure
+
+
+@pytest.fixture(scope="session")
+def weighted(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path]) -> dict[str, Any]:
+    """Keys of the small federation whose edges have weights; a self loop weighs 7, which nobody shall see."""
+    folder = tmp_path_factory.mktemp("weighted")
+    shutil.copytree(graphs["plain"], folder / "graph")
+    source, target = np.load(folder / "graph" / "edge_index.npy")
+    drawn = np.random.default_rng(5).uniform(0.05, 4, (CLIENTS * NODES,) * 2)
+    weight = drawn[np.minimum(source, target), np.maximum(source, target)]
+    np.save(folder / "graph" / "edge_weight.npy", np.where(source == target, 7, weight))
+    return {"data.path": str(folder / "graph"), "data.store": str(folder / "store")}
 
 
 @pytest.fixture(scope="session")

@@ -128,7 +128,7 @@ def expected(config: Config) -> Expected:
         # How many of sparse ones are stored is known when they are made.
         hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
     if algorithm.whole_graph:
-        require_whole(nodes, features, x_bytes, entries, config)
+        require_whole(nodes, features, x_bytes, entries, config, weighted)
     clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
     model_of = assign_models(config, clients)

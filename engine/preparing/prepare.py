@@ -259,7 +259,7 @@ def _require_room(store: Store, config: Config) -> None:
     edges = store.manifest.cleaning
     entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
     manifest = store.manifest
-    require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config)
+    require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config, manifest.weighted)
 
 
 def _complete(
@@ -342,7 +342,9 @@ def require_known(config: Config) -> None:
         read_split_file(config.data.split_file)
 
 
-def require_whole(nodes: int, features: int, feature_bytes: int, entries: int, config: Config) -> None:
+def require_whole(
+    nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
+) -> None:
     """Refuses to hold a whole graph that is larger than the limit.
 
     Args:
@@ -351,11 +353,12 @@ def require_whole(nodes: int, features: int, feature_bytes: int, entries: int, c
         feature_bytes: Bytes of its features as they are stored.
         entries: Directed entries of its adjacency.
         config: The run.
+        weighted: Edges have weights.
 
     Raises:
         ShoalError: It is.
     """
-    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + 4 * entries
+    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(

@@ -13,10 +13,13 @@ from torch import Tensor
 from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import all_nodes
 from engine.commands.dry_run import expected
+from engine.commands.pretrain import options_of, pretrain
 from engine.preparing.prepare import prepare, store_path
 from engine.preparing.weights_used import require_weights_used
 from engine.rounds.server import Server
+from engine.screen.report import show_store
 from engine.settings.config import Config
+from storage.adapters import to_pyg
 from storage.datasets.loading import load
 from storage.datasets.source import DataSource
 from storage.errors import ShoalError
@@ -43,34 +46,13 @@ class {name}(shoal.Dataset):
 
 
 @pytest.fixture(scope="session")
-def arrays(graphs: Mapping[str, Path]) -> dict[str, np.ndarray]:
-    return {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
-
-
-@pytest.fixture(scope="session")
-def weights(arrays: dict[str, np.ndarray]) -> np.ndarray:
+def weights(weighted: Keys) -> np.ndarray:
     """What edges weigh, as a dense symmetric matrix of float32: zero where there is none, and on the diagonal."""
-    upper = np.triu(np.random.default_rng(5).uniform(0.05, 4, (CLIENTS * NODES,) * 2), 1).astype(np.float32)
-    dense = np.zeros_like(upper)
-    source, target = arrays["edge_index"]
-    dense[source, target] = dense[target, source] = (upper + upper.T)[source, target]
+    source, target = np.load(Path(weighted["data.path"]) / "edge_index.npy")
+    dense = np.zeros((CLIENTS * NODES,) * 2, dtype=np.float32)
+    dense[source, target] = dense[target, source] = np.load(Path(weighted["data.path"]) / "edge_weight.npy")
     np.fill_diagonal(dense, 0)
     return dense
-
-
-@pytest.fixture(scope="session")
-def weighted(
-    tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray], weights: np.ndarray
-) -> dict[str, Any]:
-    """Keys of the small federation with weights."""
-    folder = tmp_path_factory.mktemp("weighted")
-    (folder / "graph").mkdir()
-    source, target = arrays["edge_index"]
-    # What a self loop weighs is taken out with it.
-    weight = np.where(source == target, 7, weights[source, target])
-    for name, array in {**arrays, "edge_weight": weight}.items():
-        np.save(folder / "graph" / f"{name}.npy", array)
-    return {"data.path": str(folder / "graph"), "data.store": str(folder / "store")}
 
 
 def dense_of(view: View, weights: np.ndarray) -> np.ndarray:
@@ -107,6 +89,7 @@ def test_shards_and_hops_keep_weights(start: Start, weighted: Keys, weights: np.
             dense = weights if store is whole else None
             dense = dense_of(view, weights) if dense is None else dense[np.ix_(view.node, view.node)]
             require_weighed(view, dense)
+            np.testing.assert_array_equal(to_pyg(store.shard(client)).edge_weight, view.adjacency.values())
             operator, hop = smoothing(dense, 0.3), view.x.numpy().astype(np.float64)
             for k in (1, 2):
                 hop = operator @ hop
@@ -226,7 +209,7 @@ def test_refused_where_weights_would_be_left_out(configure: Callable[..., Config
 
 
 def test_refused_before_a_store_is_made_and_where_one_is_there(
-    configure: Callable[..., Config], weighted: Keys, tmp_path: Path
+    configure: Callable[..., Config], weighted: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sage = {**weighted, "model.name": "sage"}
     fresh = configure({**sage, "data.store": str(tmp_path / "store")})
@@ -239,6 +222,15 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
     assert expected(configure(weighted)).rows["edges"] == "weighted"
     dropped = fresh.model_copy(update={"data": replace(fresh.data, edge_weights="drop")})
     assert "edges" not in expected(dropped).rows
+    for config, said in ((configure(weighted), "undirected, weighted; cut"), (configure({}), "undirected; cut")):
+        store = prepare(config)
+        show_store(store.path, store.manifest)
+        assert said in " ".join(capsys.readouterr().out.split())
+    options = options_of({"epochs": 1})
+    with pytest.raises(
+        ShoalError, match=r"have weights, which views of altered edges leave out; set data\.edge_weights"
+    ):
+        pretrain(configure({**weighted, "model.name": "gcn"}), tmp_path / "gnn", options, 2, "all")
 
 
 MODEL = """
