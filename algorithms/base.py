@@ -60,6 +60,8 @@ class Algorithm:
         tasks: What it can train clients to answer for: every `node`, whether an `edge` joins two nodes, every `graph`.
             One that reads a client's edges, or features by node, is for nodes alone; one that reads outputs of models
             and labels is for all.
+        weighs_edges: It reads no edges itself, or reads them with their weights; else it is refused where edges have
+            weights.
         plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
             batch, or each by the formulas of its gradients. A subclass with a `train`, `loss` or `regularizer` of its
             own is not plain, unless it says so itself.
@@ -71,6 +73,7 @@ class Algorithm:
     reads_embedding: ClassVar[bool] = False
     shares_part: ClassVar[bool] = False
     tasks: ClassVar[frozenset[str]] = frozenset({"node", "edge", "graph"})
+    weighs_edges: ClassVar[bool] = True
     plain_training: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:

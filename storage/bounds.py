@@ -24,6 +24,7 @@ class Limits:
         layout: How shards keep their features.
         graphs: Graphs of all clients, where labels are of graphs; None: labels are of nodes, or of pairs of them.
         pairs: Labels are of pairs of nodes.
+        weighted: Edges have weights.
     """
 
     nodes: int
@@ -32,6 +33,7 @@ class Limits:
     layout: Layout = "dense"
     graphs: int | None = None
     pairs: bool = False
+    weighted: bool = False
 
 
 def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: Report) -> None:
@@ -42,6 +44,14 @@ def check_adjacency(indptr: np.ndarray, indices: np.ndarray, rows: int, report: 
         report("the row pointer decreases")
     if _outside(indices, 0, rows):
         report(f"a neighbour lies outside rows 0 to {rows - 1}")
+
+
+def check_weights(weight: np.ndarray | None, weighted: bool, report: Report) -> None:
+    """Reports weights of edges that are missing, or should not be there, and those that are not positive and finite."""
+    if (weight is not None) != weighted:
+        report("its edges have no weights" if weighted else "its edges have weights")
+    elif weight is not None and len(weight) and not 0 < weight.min() <= weight.max() < np.inf:
+        report("the weight of an edge is not positive and finite")
 
 
 def check_ids(ids: np.ndarray, end: int, what: str, report: Report) -> None:

@@ -7,12 +7,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from storage.classes import class_count
+from storage.edge_weights import clean_weights
 from storage.errors import ShoalError
 from storage.graph import TEST, UNASSIGNED, Graph, clean_edges
 from storage.labels import coded_labels
 
 REQUIRED = ("edge_index", "x", "y")
-OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight")
 
 
 def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
@@ -26,7 +27,8 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
             stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap)
             labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
             and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
-            called, and y may be such names itself (texts; "" is unlabelled).
+            called, and y may be such names itself (texts; "" is unlabelled). `edge_weight` has a positive number for
+            every edge of `edge_index` (`storage.edge_weights.clean_weights`).
         where: Name of each array in error messages.
         synthetic: Whether the graph was generated and not published.
 
@@ -61,6 +63,9 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
     indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
     if graph_of is not None:
         require_apart(indptr, indices, graph_of, where["edge_index"])
+    edge_weight = arrays.get("edge_weight")
+    if edge_weight is not None:
+        edge_weight = clean_weights(arrays["edge_index"], edge_weight, nodes, where["edge_weight"])
     return Graph(
         name,
         indptr,
@@ -75,6 +80,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
         vocabulary=vocabulary,
         graph_of=graph_of,
         label_names=None if names is None else tuple(names.tolist()),
+        edge_weight=edge_weight,
     )
 
 

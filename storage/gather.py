@@ -22,6 +22,8 @@ OF_NODE = 12
 OF_ROW = 56
 # A client's columns and, once more, in their final order.
 OF_ENTRY = 8
+# What an edge weighs.
+OF_WEIGHT = 4
 # A row pointer, and columns beside values: as they are found, and in the types that are written.
 OF_SPARSE_ROW, OF_VALUE = 12, 16
 
@@ -82,7 +84,8 @@ def _groups(
     """Consecutive clients that fit into memory together; `values` are those of sparse features, `[clients]`."""
     nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
     count_by_client(assignment, kept, nodes, entries)
-    needed = nodes * (row_bytes + OF_ROW) + entries * OF_ENTRY + values * OF_VALUE
+    of_entry = OF_ENTRY + (0 if graph.edge_weight is None else OF_WEIGHT)
+    needed = nodes * (row_bytes + OF_ROW) + entries * of_entry + values * OF_VALUE
     fixed = OF_NODE * graph.nodes
     groups: list[list[int]] = []
     room = 0

@@ -58,6 +58,8 @@ class Graph:
         graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
             two of them. None: this is one graph, and its items are nodes.
         label_names: What every class is called, C texts; None if classes are numbers.
+        edge_weight: Weight of every entry of `indices`, float32 `[E]`, positive, the same both ways; None: edges have
+            none, and count alike.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Graph:
     vocabulary: np.ndarray | None = None
     graph_of: np.ndarray | None = None
     label_names: tuple[str, ...] | None = None
+    edge_weight: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:

@@ -8,12 +8,13 @@ import pyarrow as pa
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
-from storage.bounds import Limits, check_adjacency, check_ids, check_rows
+from storage.bounds import Limits, check_adjacency, check_ids, check_rows, check_weights
+from storage.edge_weights import weights_among
 from storage.induced import induced, kept_entries
 from storage.kernel import Kernel
 from storage.propagation import hops
 from storage.rows import Rows
-from storage.shard import Shard
+from storage.shard import Shard, weights_column, weights_of
 from storage.split import Split
 
 
@@ -25,7 +26,7 @@ def write_hops(path: Path, shard: Shard, kernel: Kernel) -> FileRecord:
     Raises:
         ShoalError: The disk is full, or a value does not fit `kernel.dtype`.
     """
-    columns = hops(shard.indptr, shard.indices, shard.x, kernel)
+    columns = hops(shard.indptr, shard.indices, shard.x, kernel, shard.edge_weight)
     if kernel.rows == "labelled":
         return _write_labelled(path, shard, columns)
     return arrow_file.write(path, "hops", {f"hop{k}": arrow_file.rows_column(x) for k, x in enumerate(columns, 1)})
@@ -38,6 +39,8 @@ def _write_labelled(path: Path, shard: Shard, columns: list[Rows]) -> FileRecord
     part = next(induced(shard.indptr, shard.indices, dropped, kept, [0]))
     neighbors = pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(part.indices))
     rows = {f"hop{k}": arrow_file.rows_column(x[part.node]) for k, x in enumerate([shard.x, *columns])}
+    if shard.edge_weight is not None:
+        rows |= weights_column(part, weights_among(part, shard.indptr, shard.indices, shard.edge_weight))
     return arrow_file.write(path, "hops", {"row": pa.array(part.node), "neighbors": neighbors, **rows})
 
 
@@ -81,13 +84,16 @@ def open_hops(
 def _faults_of(file: MappedFile, nodes: int, kernel: Kernel, limits: Limits) -> list[str]:
     labelled = kernel.rows == "labelled"
     hop_names = [f"hop{k}" for k in range(0 if labelled else 1, kernel.hops + 1)]
-    names = ["row", "neighbors", *hop_names] if labelled else hop_names
+    weights = ["weights"] if limits.weighted else []
+    names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
     if file.names != names:
         return [f"columns {', '.join(file.names)} and not {', '.join(names)}"]
     faults: list[str] = []
     if labelled:
+        indptr, indices = file.lists("neighbors")
         check_ids(file.primitive("row"), nodes, "row", faults.append)
-        check_adjacency(*file.lists("neighbors"), file.rows, faults.append)
+        check_adjacency(indptr, indices, file.rows, faults.append)
+        check_weights(weights_of(file, indptr), limits.weighted, faults.append)
     elif file.rows != nodes:
         faults.append(f"{file.rows} rows for a shard of {nodes}")
     for name in hop_names:
@@ -106,7 +112,10 @@ def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, 
     new_row = np.full(shard.nodes, -1, dtype=np.int32)
     new_row[row] = np.arange(len(row), dtype=np.int32)
     parts = (np.sort(new_row[rows]) for rows in (split.train, split.val, split.test))
-    return Shard(shard.client, shard.node[row], shard.label[row], indptr, indices, x), Split(*parts), further
+    own = Shard(
+        shard.client, shard.node[row], shard.label[row], indptr, indices, x, edge_weight=weights_of(file, indptr)
+    )
+    return own, Split(*parts), further
 
 
 def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
@@ -115,6 +124,7 @@ def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
     return rows * features * kept * np.dtype(kernel.dtype).itemsize
 
 
-def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel) -> int:
+def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel, weighted: bool = False) -> int:
     """Bytes of memory that computing the hops of one shard takes, its mapped file included; sparse ones take less."""
-    return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + 8 * entries
+    of_entry = 12 if weighted else 8
+    return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + of_entry * entries

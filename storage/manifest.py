@@ -116,6 +116,7 @@ class Manifest:
         graphs: Graphs of the dataset, where labels are of graphs; None: they are of nodes, or of pairs of them.
         pairs: Pairs of all clients, where labels are of pairs of nodes.
         label_names: What every class is called; None: classes are numbers.
+        weighted: Edges have weights.
     """
 
     identity: dict[str, Any]
@@ -138,6 +139,7 @@ class Manifest:
     graphs: int | None = None
     pairs: int | None = None
     label_names: list[str] | None = None
+    weighted: bool = False
 
     @property
     def items(self) -> int:
@@ -165,7 +167,7 @@ class Manifest:
     def limits(self) -> Limits:
         """What holds for the files of all clients."""
         pairs = self.pairs is not None
-        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs)
+        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
 
     def content(self, split: str, kernel: str | None) -> str:
         """32 digits of all that a run reads of the store: two stores with the same give the same run.
@@ -207,6 +209,8 @@ class Manifest:
             del fields["domains"]
         if self.label_names is None:
             del fields["label_names"]
+        if not self.weighted:
+            del fields["weighted"]
         # As they were written before items were anything but nodes.
         _without_none(fields)
         fields["clients"] = [_plain(client) for client in self.clients]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from storage.edge_weights import degrees
 from storage.errors import ShoalError
 from storage.kernel import Kernel
 from storage.rows import CsrRows, Rows
@@ -22,8 +23,11 @@ def propagate(
     out: np.ndarray,
     path: Literal["numba", "torch"] = "numba",
     column_block: int = 256,
+    weight: np.ndarray | None = None,
 ) -> None:
     """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
+
+    Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I.
 
     Beside the arrays given, Shoal's own kernel needs under 50 bytes a node, torch three float32 blocks
     `[N, column_block]` and four bytes an entry of A. The two differ in the order of their sums. A column's bits
@@ -31,13 +35,14 @@ def propagate(
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
-        indices: Neighbours, int32 `[E]`; A is symmetric, has no self loops, and its entries are ones.
+        indices: Neighbours, int32 `[E]`; A is symmetric and has no self loops.
         x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
         r: Exponent of the normalisation, in [0, 1].
         out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
         path: `numba`, Shoal's kernel on one core (`storage/spmm.py`), or `torch`, its reference, on torch's threads;
             also used for float16 on a processor that cannot convert it.
         column_block: Columns of x that torch works on at a time.
+        weight: Entries of A, float32 `[E]`; None: all are 1, and so are the bits of the result.
 
     Raises:
         ShoalError: A value of the result is too large for a float16 `out`.
@@ -49,17 +54,19 @@ def propagate(
         assert array.dtype in (np.float32, np.float16), array.dtype
         assert array.flags.c_contiguous, array.strides
     assert not np.may_share_memory(x, out)
-    sent, received = _scalings(indptr, r)
+    sent, received = _scalings(indptr, r, weight)
     if path == "numba" and (converts_halves() or np.float16 not in (x.dtype, out.dtype)):
-        peak = _by_numba(indptr, indices, x, sent, received, out)
+        peak = _by_numba(indptr, indices, x, sent, received, out, weight)
     else:
-        peak = _by_torch(indptr, indices, x, sent, received, out, column_block)
+        peak = _by_torch(indptr, indices, x, sent, received, out, column_block, weight)
     limit = float(np.finfo(out.dtype).max)
     if out.dtype == np.float16 and peak > limit:
         raise ShoalError(f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
 
 
-def hops(indptr: np.ndarray, indices: np.ndarray, x: Rows, kernel: Kernel) -> list[Rows]:
+def hops(
+    indptr: np.ndarray, indices: np.ndarray, x: Rows, kernel: Kernel, weight: np.ndarray | None = None
+) -> list[Rows]:
     """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `kernel.dtype`; see `propagate`.
 
     A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
@@ -69,16 +76,20 @@ def hops(indptr: np.ndarray, indices: np.ndarray, x: Rows, kernel: Kernel) -> li
     for _ in range(kernel.hops):
         last = result[-1] if result else x
         if isinstance(last, CsrRows):
-            result.append(next_hop(indptr, indices, last, *_scalings(indptr, kernel.r), kernel.dtype))
+            scalings = _scalings(indptr, kernel.r, weight)
+            result.append(next_hop(indptr, indices, last, *scalings, kernel.dtype, weight))
             continue
         out = np.empty(last.shape, dtype=kernel.dtype)
-        propagate(indptr, indices, last, kernel.r, out)
+        propagate(indptr, indices, last, kernel.r, out, weight=weight)
         result.append(out)
     return result
 
 
-def _scalings(indptr: np.ndarray, r: float) -> tuple[np.ndarray, np.ndarray]:
+def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """D^(-r) and D^(r-1), float32 `[N]` each."""
+    if weight is not None:
+        own = degrees(indptr, weight)
+        return (own**-r).astype(np.float32), (own ** (r - 1)).astype(np.float32)
     neighbours = np.diff(indptr)
     # Most nodes share their degree with others: powers of a table, not of every node.
     degree = np.arange(1.0, neighbours.max(initial=0) + 2)
@@ -87,7 +98,13 @@ def _scalings(indptr: np.ndarray, r: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_numba(
-    indptr: np.ndarray, indices: np.ndarray, x: np.ndarray, sent: np.ndarray, received: np.ndarray, out: np.ndarray
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: np.ndarray,
+    sent: np.ndarray,
+    received: np.ndarray,
+    out: np.ndarray,
+    weight: np.ndarray | None,
 ) -> float:
     peak = spmm(
         _read_only(indptr),
@@ -96,6 +113,7 @@ def _by_numba(
         _read_only(sent),
         _read_only(received),
         _numba_view(out),
+        None if weight is None else _read_only(weight),
     )
     return float(np.int32(peak).view(np.float32))
 
@@ -108,8 +126,9 @@ def _by_torch(
     received: np.ndarray,
     out: np.ndarray,
     column_block: int,
+    weight: np.ndarray | None,
 ) -> float:
-    adjacency = _adjacency(indptr, indices)
+    adjacency = _adjacency(indptr, indices, weight)
     source, target = _shared(x), torch.from_numpy(out)
     scale, rescale = _shared(sent)[:, None], _shared(received)[:, None]
     peak = 0.0
@@ -139,13 +158,13 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def _adjacency(indptr: np.ndarray, indices: np.ndarray) -> Tensor:
+def _adjacency(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray | None) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(
             _shared(indptr.astype(np.int32, copy=False)),
             _shared(indices.astype(np.int32, copy=False)),
-            torch.ones(len(indices)),
+            torch.ones(len(indices)) if weight is None else _shared(weight),
             size=(len(indptr) - 1, len(indptr) - 1),
             check_invariants=False,
         )

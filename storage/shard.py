@@ -9,7 +9,16 @@ import pyarrow as pa
 
 from storage import arrow_file
 from storage.arrow_file import FileRecord, MappedFile, require_content, require_none
-from storage.bounds import Limits, check_adjacency, check_graphs, check_ids, check_labels, check_pairs, check_rows
+from storage.bounds import (
+    Limits,
+    check_adjacency,
+    check_graphs,
+    check_ids,
+    check_labels,
+    check_pairs,
+    check_rows,
+    check_weights,
+)
 from storage.errors import ShoalError
 from storage.graph import first_rows
 from storage.induced import Induced
@@ -35,6 +44,7 @@ class Shard:
         x: Features, float32 or float16 `[N, F]`, dense or sparse.
         graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes, or pairs.
         pairs: Pairs of rows, where these have labels; None: items are nodes, or graphs.
+        edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count alike.
     """
 
     client: int
@@ -45,6 +55,7 @@ class Shard:
     x: Rows
     graph: np.ndarray | None = None
     pairs: Pairs | None = None
+    edge_weight: np.ndarray | None = None
 
     @property
     def nodes(self) -> int:
@@ -110,6 +121,7 @@ def write_shard(
     x: Rows,
     graph_of: np.ndarray | None = None,
     pairs: Pairs | None = None,
+    edge_weight: np.ndarray | None = None,
 ) -> FileRecord:
     """Writes one client's shard.
 
@@ -122,6 +134,7 @@ def write_shard(
             large for float16.
         graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
         pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
+        edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
 
     Raises:
         ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
@@ -141,7 +154,7 @@ def write_shard(
             f"data.dtype: float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; "
             "use float32"
         )
-    columns = _columns(part, label[part.node], x)
+    columns = _columns(part, label[part.node], x, edge_weight)
     if graph_of is not None:
         graph = graph_of[part.node].astype(np.int64)
         # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
@@ -154,7 +167,9 @@ def write_shard(
     return arrow_file.write(path, "shard", columns)
 
 
-def write_training_shard(path: Path, part: Induced, label: np.ndarray, x: Rows) -> FileRecord:
+def write_training_shard(
+    path: Path, part: Induced, label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
+) -> FileRecord:
     """Writes some nodes of a client, of which a shard was made, as a shard of their own.
 
     Args:
@@ -162,14 +177,15 @@ def write_training_shard(path: Path, part: Induced, label: np.ndarray, x: Rows) 
         part: The nodes, and the edges among them.
         label: Label of every node of `part`, `[N]`.
         x: Their features as they are stored, `[N, F]`, dense or sparse.
+        edge_weight: As for `write_shard`.
 
     Raises:
         ShoalError: The disk is full.
     """
-    return arrow_file.write(path, "shard", _columns(part, label, x))
+    return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
 
 
-def _columns(part: Induced, label_N: np.ndarray, x_NF: Rows) -> dict[str, pa.Array]:
+def _columns(part: Induced, label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
     neighbors = pa.ListArray.from_arrays(
         pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
     )
@@ -178,7 +194,31 @@ def _columns(part: Induced, label_N: np.ndarray, x_NF: Rows) -> dict[str, pa.Arr
         "label": pa.array(label_N.astype(np.int32)),
         "neighbors": neighbors,
         "x": arrow_file.rows_column(x_NF),
+        **weights_column(part, edge_weight),
     }
+
+
+def weights_column(part: Induced, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+    """The column of the weights of edges, beside that of the neighbours; none where edges have none."""
+    if edge_weight is None:
+        return {}
+    return {"weights": pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(edge_weight))}
+
+
+def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
+    """Weights of the edges of a mapped shard, or part of one, float32 `[E]`; None where they have none.
+
+    Raises:
+        ShoalError: They are of other edges than the neighbours.
+    """
+    if "weights" not in file.names:
+        return None
+    starts, weight = file.lists("weights")
+    if weight.dtype != np.float32 or not np.array_equal(starts, indptr):
+        raise ShoalError(
+            f"{file.path}: the weights do not fit the neighbours; delete the file and run `shoal prepare` again"
+        )
+    return weight
 
 
 def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
@@ -213,6 +253,7 @@ def bounds_of(shard: Shard, limits: Limits) -> list[str]:
         check_graphs(shard.graph, shard.label, shard.indptr, shard.indices, limits.graphs, faults.append)
     elif shard.pairs is not None and not faults:
         check_pairs(shard.pairs, shard.indptr, shard.indices, faults.append)
+    check_weights(shard.edge_weight, limits.weighted, faults.append)
     check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
     if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
         faults.append(f"x is not {limits.layout}")
@@ -228,5 +269,5 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
         )
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
-    x = file.features("x")
-    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, x, graph, pairs)
+    x, weight = file.features("x"), weights_of(file, indptr)
+    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, x, graph, pairs, weight)

@@ -12,7 +12,13 @@ SORTED_BELOW = 16
 
 
 def next_hop(
-    indptr: np.ndarray, indices: np.ndarray, x: CsrRows, sent: np.ndarray, received: np.ndarray, dtype: str
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: CsrRows,
+    sent: np.ndarray,
+    received: np.ndarray,
+    dtype: str,
+    weight: np.ndarray | None = None,
 ) -> Rows:
     """diag(received) (A + I) diag(sent) x, in the layout that is smaller.
 
@@ -21,11 +27,12 @@ def next_hop(
 
     Args:
         indptr: Row pointer of A, int32 `[N + 1]`.
-        indices: Columns of A's ones, int32 `[E]`.
+        indices: Columns of A's entries, int32 `[E]`.
         x: Sparse rows `[N, F]`.
         sent: Scaling of what a node sends, float32 `[N]`.
         received: Scaling of what a node receives, float32 `[N]`.
         dtype: `float32` or `float16`, of the result.
+        weight: A's entries, float32 `[E]`; None: ones.
 
     Raises:
         ShoalError: A value of the result is too large for float16.
@@ -34,7 +41,7 @@ def next_hop(
     _count(indptr, indices, x.indptr, x.columns, x.features, counts)
     entries = int(counts.sum())
     values = x.values.astype(np.float32, copy=False)
-    given = indptr, indices, x.indptr, x.columns, values, sent, received
+    given = indptr, indices, x.indptr, x.columns, values, sent, received, weight
     if entries < MAX_ENTRIES and sparse_bytes(len(x), entries, dtype) < dense_bytes(*x.shape, dtype):
         pointer = np.zeros(len(x) + 1, dtype=np.int32)
         np.cumsum(counts, out=pointer[1:])
@@ -91,6 +98,7 @@ def _fill(
     values: np.ndarray,
     sent: np.ndarray,
     received: np.ndarray,
+    weight: np.ndarray | None,
     features: int,
     out_pointer: np.ndarray,
     out_columns: np.ndarray,
@@ -103,8 +111,11 @@ def _fill(
         start = at = out_pointer[row]
         for e in range(indptr[row] - 1, indptr[row + 1]):
             j = row if e < indptr[row] else indices[e]
+            scale = sent[j]
+            if weight is not None:
+                scale *= np.float32(1) if e < indptr[row] else weight[e]
             for place in range(pointer[j], pointer[j + 1]):
-                column, value = columns[place], sent[j] * values[place]
+                column, value = columns[place], scale * values[place]
                 if seen[column] == row:
                     total[column] += value
                 else:
@@ -132,6 +143,7 @@ def _fill_dense(
     values: np.ndarray,
     sent: np.ndarray,
     received: np.ndarray,
+    weight: np.ndarray | None,
     first: int,
     out: np.ndarray,
 ) -> None:
@@ -140,6 +152,9 @@ def _fill_dense(
         total = out[row - first]
         for e in range(indptr[row] - 1, indptr[row + 1]):
             j = row if e < indptr[row] else indices[e]
+            scale = sent[j]
+            if weight is not None:
+                scale *= np.float32(1) if e < indptr[row] else weight[e]
             for place in range(pointer[j], pointer[j + 1]):
-                total[columns[place]] += sent[j] * values[place]
+                total[columns[place]] += scale * values[place]
         total *= received[row]

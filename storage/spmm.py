@@ -38,6 +38,7 @@ def spmm(
     sent: np.ndarray,
     received: np.ndarray,
     out: np.ndarray,
+    weight: np.ndarray | None,
 ) -> np.int32:
     """out = diag(received) (A + I) diag(sent) x, sums in float32, each in the order of its row's entries.
 
@@ -45,11 +46,12 @@ def spmm(
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`.
-        indices: Columns of A's ones, int32 `[E]`, in 0..N-1; not checked.
+        indices: Columns of A's entries, int32 `[E]`, in 0..N-1; not checked.
         x: float32, or float16 seen as uint16, `[N, F]`, C-contiguous.
         sent: Scaling of what a node sends, float32 `[N]`.
         received: Scaling of what a node receives, float32 `[N]`.
         out: Written, float32, or float16 seen as uint16, rounded to nearest even, `[N, F]`, C-contiguous; not x.
+        weight: A's entries, float32 `[E]`; None: ones.
 
     Returns:
         The largest finite or infinite magnitude of the result before it is rounded, as the bits of a float32.
@@ -67,11 +69,11 @@ def spmm(
             # The last tile is moved left until it fits: adding a column twice is cheaper than columns one by one.
             at = min(column, width - tile)
             if tile == 32:
-                add_neighbours(32, x, indices, sent, row, start, stop, at, total)
+                add_neighbours(32, x, indices, sent, weight, row, start, stop, at, total)
             elif tile == 8:
-                add_neighbours(8, x, indices, sent, row, start, stop, at, total)
+                add_neighbours(8, x, indices, sent, weight, row, start, stop, at, total)
             else:
-                add_neighbours(1, x, indices, sent, row, start, stop, at, total)
+                add_neighbours(1, x, indices, sent, weight, row, start, stop, at, total)
         scale = received[row]
         for c in range(width):
             total[c] *= scale
@@ -89,6 +91,7 @@ def add_neighbours(
     x: Any,
     indices: Any,
     sent: Any,
+    weight: Any,
     row: Any,
     start: Any,
     stop: Any,
@@ -97,7 +100,8 @@ def add_neighbours(
 ) -> Any:
     """total[column:column + tile] = Σ sent[j] x[j, column:column + tile] over j = row and j in indices[start:stop].
 
-    Without `sent`, which is None then, rows are added as they are; they must be of whole cache lines.
+    With `weight`, what a neighbour adds is multiplied by the weight of its entry. Without `sent`, which is None then,
+    rows are added as they are; they must be of whole cache lines.
 
     Written in LLVM's vectors since numba has neither float16 nor prefetching on a CPU, and would keep `total` in
     memory.
@@ -109,14 +113,14 @@ def add_neighbours(
     broadcast = ir.Constant(ir.VectorType(INT32, count), [0] * count)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        used = (1, 2, 8) if sent == types.none else (1, 2, 3, 8)
+        used = [1, 2, 9, *([] if sent == types.none else [3]), *([] if weight == types.none else [4])]
         arrays = {k: context.make_array(signature.args[k])(context, builder, args[k]) for k in used}
-        row, start, stop, column = args[4:8]
+        row, start, stop, column = args[5:9]
         features = builder.gep(
             builder.bitcast(arrays[1].data, BYTE.as_pointer()), [builder.mul(column, INT64(itemsize))]
         )
         stride = cgutils.unpack_tuple(builder, arrays[1].strides)[0]
-        result = builder.bitcast(builder.gep(arrays[8].data, [column]), summed.as_pointer())
+        result = builder.bitcast(builder.gep(arrays[9].data, [column]), summed.as_pointer())
         last = builder.sub(arrays[2].nitems, INT64(1))
         prefetch = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT32, INT32, INT32]), "llvm.prefetch.p0"
@@ -137,14 +141,17 @@ def add_neighbours(
             for offset in (*range(0, count * itemsize, CACHE_LINE), *last_byte):
                 builder.call(prefetch, [builder.gep(pointer, [INT64(offset)]), INT32(0), INT32(level), INT32(1)])
 
-        def scaled(node: Any) -> Any:
+        def scaled(node: Any, entry: Any = None) -> Any:
             values = builder.load(builder.bitcast(features_of(node), stored.as_pointer()))
             values.align = itemsize
             if stored != summed:
                 values = builder.fpext(values, summed)
-            if sent == types.none:
+            factors = [] if sent == types.none else [builder.load(builder.gep(arrays[3].data, [node]))]
+            if entry is not None and weight != types.none:
+                factors.append(builder.load(builder.gep(arrays[4].data, [entry])))
+            if not factors:
                 return values
-            scale = builder.load(builder.gep(arrays[3].data, [node]))
+            scale = functools.reduce(builder.fmul, factors)
             scale = builder.insert_element(ir.Constant(summed, ir.Undefined), scale, INT32(0))
             scale = builder.shuffle_vector(scale, ir.Constant(summed, ir.Undefined), broadcast)
             return builder.fmul(values, scale)
@@ -161,7 +168,7 @@ def add_neighbours(
         builder.position_at_end(body)
         fetch(FAR, 2)
         fetch(NEAR, 3)
-        sum_next = builder.fadd(sum_now, scaled(neighbour(entry_now)))
+        sum_next = builder.fadd(sum_now, scaled(neighbour(entry_now), entry_now))
         entry_next = builder.add(entry_now, INT64(1))
         builder.branch(loop)
         for phi, first, following in ((entry_now, start, entry_next), (sum_now, own, sum_next)):
@@ -173,7 +180,7 @@ def add_neighbours(
         return context.get_dummy_value()
 
     integer = types.intp
-    return types.void(tile, x, indices, sent, integer, integer, integer, integer, total), generate
+    return types.void(tile, x, indices, sent, weight, integer, integer, integer, integer, total), generate
 
 
 @intrinsic

@@ -1,6 +1,5 @@
-"""One client's data for a federated method: tensors over the memory map or on a GPU, and a bounded cache."""
+"""One client's data for a federated method: tensors over the memory map or on a GPU."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any
@@ -10,7 +9,9 @@ import torch
 from torch import Tensor
 
 from storage.apart import apart
+from storage.edge_weights import degrees
 from storage.kernel import Kernel
+from storage.memo import Memo, writes
 from storage.pages import PAGE, touch
 from storage.ranges import ranges
 from storage.rows import CsrRows, Rows
@@ -19,65 +20,6 @@ from storage.sparse_matrix import Features, SparseMatrix
 from storage.split import Split
 
 CPU = torch.device("cpu")
-
-
-class Memo:
-    """A host's cache of tensors that it can build again from shards; drops the least recently used beyond a limit."""
-
-    def __init__(self, limit: int) -> None:
-        """Starts empty.
-
-        Args:
-            limit: Bytes of tensors to keep; the newest entry is kept whatever its size.
-        """
-        self.limit = limit
-        self.bytes = 0
-        self._entries: OrderedDict[Hashable, tuple[Any, int, tuple[int, ...]]] = OrderedDict()
-        self._ones = torch.ones(0)
-
-    def ones(self, count: int) -> Tensor:
-        """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
-        if len(self._ones) < count:
-            self._ones = torch.ones(count, device="cpu")
-        return self._ones[:count]
-
-    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """Returns the entry, building it if it is not there."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-            return self._entries[key][0]
-        value = build()
-        size = self._size(value)
-        self._entries[key] = (value, size, writes(value))
-        self.bytes += size
-        while self.bytes > self.limit and len(self._entries) > 1:
-            _, (_, dropped, _) = self._entries.popitem(last=False)
-            self.bytes -= dropped
-        return value
-
-    def written(self, key: Hashable) -> bool:
-        """Whether an entry was written to since it was built; one that was dropped is built again."""
-        if key not in self._entries:
-            return False
-        value, _, before = self._entries[key]
-        return writes(value) != before
-
-    def keep(self, key: Hashable, size: int, build: Callable[[], Any]) -> Any:
-        """Returns the entry, building it if that needs no other entry to be dropped; else None."""
-        fits = key in self._entries or self.bytes + size <= self.limit
-        return self.get(key, build) if fits else None
-
-    def _size(self, value: Any) -> int:
-        if isinstance(value, SparseMatrix):
-            return value.most_bytes
-        if not isinstance(value, Tensor):
-            return sum(map(self._size, value)) if isinstance(value, tuple | list) else 0
-        if value.layout != torch.sparse_csr:
-            return value.nbytes
-        values = value.values()
-        if values.untyped_storage().data_ptr() == self._ones.untyped_storage().data_ptr():
-            return 0  # the adjacency of a view: its indices lie in the map of the shard
-        return values.nbytes + value.crow_indices().nbytes + value.col_indices().nbytes
 
 
 class View:
@@ -290,7 +232,8 @@ class View:
         for k in hops:
             touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
         if edges:
-            for part in (self._shard.indptr, self._shard.indices):
+            weights = [] if self._shard.edge_weight is None else [self._shard.edge_weight]
+            for part in (self._shard.indptr, self._shard.indices, *weights):
                 part[:: PAGE // part.itemsize].sum()
 
     @property
@@ -304,6 +247,12 @@ class View:
         return _read_only(self._shard.indptr), _read_only(self._shard.indices)
 
     @property
+    def edge_weight(self) -> np.ndarray | None:
+        """Weight of every entry of `csr`, float32 `[E]`, in the map, read-only; None: edges have none."""
+        weight = self._shard.edge_weight
+        return None if weight is None else _read_only(weight)
+
+    @property
     def edges(self) -> tuple[Tensor, Tensor]:
         """The arrays of `csr` as tensors on the device."""
         if not self._edges:
@@ -315,7 +264,10 @@ class View:
 
     @property
     def adjacency(self) -> Tensor:
-        """A without self loops: float32 CSR `[N, N]` with int32 indices, all values one; zero-copy on the processor."""
+        """A without self loops: float32 CSR `[N, N]` with int32 indices; zero-copy on the processor.
+
+        Its values are ones, or the weights of edges.
+        """
         if self.device.type != "cpu":
             return self.memo("adjacency", self._adjacency)
         # No entry of the memo: the map of the shard stays open as long as this does, and shall end with the view.
@@ -325,13 +277,17 @@ class View:
         return self._mapped_adjacency[0][0]
 
     def _adjacency(self) -> Tensor:
-        ones = self._memo.ones(self.entries).to(self.device)
-        return torch.sparse_csr_tensor(*self.edges, ones, size=(self.nodes, self.nodes), check_invariants=False)
+        weight = self._shard.edge_weight
+        values = (self._memo.ones(self.entries) if weight is None else torch.from_numpy(weight)).to(self.device)
+        return torch.sparse_csr_tensor(*self.edges, values, size=(self.nodes, self.nodes), check_invariants=False)
 
     @property
     def degree(self) -> Tensor:
-        """Degree with self loop, float32 `[N]`."""
-        return self.memo("degree", lambda: torch.from_numpy(np.diff(self._shard.indptr) + 1).float().to(self.device))
+        """Degree with self loop, float32 `[N]`: the sum of its edges' weights and 1, where edges have weights."""
+        return self.memo("degree", self._degree)
+
+    def _degree(self) -> Tensor:
+        return torch.from_numpy(degrees(self._shard.indptr, self._shard.edge_weight)).float().to(self.device)
 
     def smooth(self, y_NC: Tensor) -> Tensor:
         """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
@@ -341,7 +297,8 @@ class View:
         from storage.propagation import propagate
 
         out = torch.empty_like(y_NC, memory_format=torch.contiguous_format)
-        propagate(self._shard.indptr, self._shard.indices, y_NC.contiguous().numpy(), 0.5, out.numpy())
+        shard, y = self._shard, y_NC.contiguous().numpy()
+        propagate(shard.indptr, shard.indices, y, 0.5, out.numpy(), weight=shard.edge_weight)
         return out
 
     def memo(self, key: Hashable, build: Callable[[], Any]) -> Any:
@@ -356,16 +313,6 @@ class View:
 
     def _build(self, build: Callable[[], Any]) -> Any:
         return apart(build) if self.device.type == "cpu" else build()
-
-
-def writes(value: Any) -> tuple[int, ...]:
-    """How often each tensor of an entry was written to, as torch counts it."""
-    if isinstance(value, SparseMatrix):
-        # The three arrays of a matrix share one count; a transpose may be made at any time.
-        return writes(value.csr)
-    if isinstance(value, Tensor):
-        return (0 if value.is_inference() else value._version,)
-    return tuple(count for part in value for count in writes(part)) if isinstance(value, tuple | list) else ()
 
 
 def _features(rows: Rows) -> Features:

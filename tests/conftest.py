@@ -1,5 +1,6 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,6 +130,18 @@ def configure(graphs: Mapping[str, Path]) -> Callable[..., Config]:
 
 
 @pytest.fixture(scope="session")
+def weighted(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path]) -> dict[str, Any]:
+    """Keys of the small federation whose edges have weights; a self loop weighs 7, which nobody shall see."""
+    folder = tmp_path_factory.mktemp("weighted")
+    shutil.copytree(graphs["plain"], folder / "graph")
+    source, target = np.load(folder / "graph" / "edge_index.npy")
+    drawn = np.random.default_rng(5).uniform(0.05, 4, (CLIENTS * NODES,) * 2)
+    weight = drawn[np.minimum(source, target), np.maximum(source, target)]
+    np.save(folder / "graph" / "edge_weight.npy", np.where(source == target, 7, weight))
+    return {"data.path": str(folder / "graph"), "data.store": str(folder / "store")}
+
+
+@pytest.fixture(scope="session")
 def graph_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Keys of a config whose clients hold many small graphs, and predict them."""
     folder = tmp_path_factory.mktemp("graph_task")
@@ -232,7 +245,10 @@ def counts_of(module_of: Callable[..., nn.Module]) -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def make_view() -> Callable[..., View]:
-    """Makes the data of one client from edges, labels and training rows; every other row is tested."""
+    """Makes the data of one client from edges, labels and training rows; every other row is tested.
+
+    `weight` is a dense symmetric matrix of float32, of which the edges' entries are read.
+    """
 
     def make_view(
         nodes: int,
@@ -241,6 +257,7 @@ def make_view() -> Callable[..., View]:
         train: Sequence[int],
         classes: int,
         x: np.ndarray | None = None,
+        weight: np.ndarray | None = None,
     ) -> View:
         indptr, indices, _ = clean_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2).T, nodes, "test")
         features = np.eye(nodes, dtype=np.float32) if x is None else x
@@ -251,6 +268,7 @@ def make_view() -> Callable[..., View]:
             indptr.astype(np.int32),
             indices.astype(np.int32),
             features,
+            edge_weight=None if weight is None else weight[np.repeat(np.arange(nodes), np.diff(indptr)), indices],
         )
         rows = [np.asarray(part, dtype=np.int32) for part in (train, [], np.setdiff1d(np.arange(nodes), train))]
         return View("test", shard, Split(*rows), [], classes, Memo(2**24))

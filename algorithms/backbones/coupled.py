@@ -43,6 +43,8 @@ class Coupled(nn.Module):
     Attributes:
         papers_head: The classifier that the paper's model for nodes has.
         operator: What the layers multiply by, see `algorithms.backbones.neighbourhood.all_nodes`.
+        weighs_edges: Layers multiply what they hear over an edge by its weight; else graphs whose edges have weights
+            are refused.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
         conv_head: The classifier passes messages.
         structure: A second encoder, which reads codes of nodes (`algorithms.backbones.structure_codes`); None: `embed`
@@ -50,6 +52,7 @@ class Coupled(nn.Module):
     """
 
     operator: ClassVar[Operator]
+    weighs_edges: ClassVar[bool] = False
     papers_head: ClassVar[HeadKind] = "linear"
 
     def __init__(

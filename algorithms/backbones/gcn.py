@@ -16,6 +16,8 @@ from storage.sparse_matrix import Features, SparseMatrix
 class GCN(Coupled):
     """Graph Convolutional Network (Kipf and Welling, 2017): H' = D^-1/2 (A + I) D^-1/2 H W + b.
 
+    Where edges have weights, they are the entries of A.
+
     With `jumping: max` (Xu et al., ICML 2018, section 4) ReLU follows every layer, the last included, and the
     embedding is the largest of all layers' outputs, entry by entry, before their dropout.
 
@@ -28,6 +30,7 @@ class GCN(Coupled):
     """
 
     operator = "symmetric"
+    weighs_edges = True
     papers_head = "conv"
 
     def __init__(

@@ -20,10 +20,11 @@ class GCNII(Coupled):
     H_l = ReLU(((1 - alpha) P H_{l-1} + alpha H_0) ((1 - beta_l) I + beta_l W_l)), beta_l = log(theta / l + 1).
 
     The paper ends in a linear layer, as `head: linear` does. A layer of its own kind keeps the width, so that the
-    classifier of `head: conv` is GCN's: P H_L W + b.
+    classifier of `head: conv` is GCN's: P H_L W + b. Where edges have weights, they are the entries of A.
     """
 
     operator = "symmetric"
+    weighs_edges = True
 
     def __init__(
         self,

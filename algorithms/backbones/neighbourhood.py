@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.backbones.graph_batch import ItemBatch
+from storage.edge_weights import degrees
 from storage.neighbours import Drawn, draw_neighbours
 from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
@@ -39,8 +40,8 @@ def all_nodes(data: View, operator: Operator, layers: int) -> Neighbourhood:
 
     Args:
         data: The client's graph.
-        operator: `sum`: A. `mean`: A, its rows divided by their sums. `symmetric`: D^-1/2 (A + I) D^-1/2 with self
-            loops in D. `attention`: the pattern of A + I, weighed by the layer.
+        operator: `sum`: A, of ones or the weights of edges. `mean`: A, its rows divided by their sums. `symmetric`:
+            D^-1/2 (A + I) D^-1/2 with self loops in D. `attention`: the pattern of A + I, weighed by the layer.
         layers: Number of layers L.
     """
     return Neighbourhood(data.whole(0), (matrix_of_all(data, operator),) * layers)
@@ -99,10 +100,16 @@ def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
 
 
 def _operator(data: View, operator: Operator) -> SparseMatrix:
-    return operator_over(operator, *data.csr).to(data.device)
+    return operator_over(operator, *data.csr, weight=data.edge_weight).to(data.device)
 
 
-def operator_over(operator: Operator, indptr: np.ndarray, indices: np.ndarray, symmetric: bool = True) -> SparseMatrix:
+def operator_over(
+    operator: Operator,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    symmetric: bool = True,
+    weight: np.ndarray | None = None,
+) -> SparseMatrix:
     """The matrix of all nodes of a graph without loops; with its transpose, if it is symmetric.
 
     Where it is not, a node's degree is the number of nodes that it hears.
@@ -112,9 +119,10 @@ def operator_over(operator: Operator, indptr: np.ndarray, indices: np.ndarray, s
         indptr: Row starts, int32 `[N + 1]`.
         indices: Columns, int32 `[E]`.
         symmetric: Whoever hears a node is heard by it.
+        weight: Entries of A, float32 `[E]`, for `sum` and `symmetric`; None: ones.
     """
-    nodes, degree = len(indptr) - 1, np.diff(indptr) + 1
-    matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree)
+    nodes, degree = len(indptr) - 1, degrees(indptr, weight)
+    matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
     if not symmetric:
         return matrix
     # It is its own transpose, but that a mean divides by the degree of who hears.
@@ -126,18 +134,22 @@ def operator_over(operator: Operator, indptr: np.ndarray, indices: np.ndarray, s
     return SparseMatrix(matrix.csr, transposed)
 
 
-def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray) -> SparseMatrix:
-    """The matrix of a layer; `degree` is with self loop in the client's whole graph, `[m]`."""
+def _matrix(operator: Operator, drawn: Drawn, degree: np.ndarray, weight: np.ndarray | None = None) -> SparseMatrix:
+    """The matrix of a layer; `degree` is with self loop in the client's whole graph, `[m]`.
+
+    With weights of entries, float32 `[E]`, all neighbours are drawn.
+    """
+    assert weight is None or operator in ("sum", "symmetric"), operator
     indptr, indices = drawn.indptr, drawn.indices
     n, counts = len(indptr) - 1, np.diff(indptr)
     row = np.repeat(np.arange(n), counts)
-    scale = (degree[:n] - 1) / np.maximum(counts, 1)
+    scale = ((degree[:n] - 1) / np.maximum(counts, 1))[row] if weight is None else weight.astype(np.float64)
     loops = np.ones(0)
     if operator == "sum":
-        values = scale[row]
+        values = scale
     elif operator == "symmetric":
         root = 1 / np.sqrt(degree.astype(np.float64))
-        values, loops = scale[row] * root[row] * root[indices], root[:n] ** 2
+        values, loops = scale * root[row] * root[indices], root[:n] ** 2
     elif operator == "mean":
         values = (1 / np.maximum(counts, 1))[row]
     else:

@@ -36,8 +36,10 @@ class Backbone(nn.Module):
     parameters, each with a type and a default, are the options of `model` in a config.
 
     `forward` gives the embeddings of all N nodes of a client, float32 `[N, width]`. With `reads = "edges"` it is called
-    as `forward(x, edge_index)`: features `[N, F]` and edges int64 `[2, E]`, both directions of each, without loops;
-    with `reads = "hops"` as `forward(hops)`: K + 1 tensors `[n, F]`, row by row, for any n rows.
+    as `forward(x, edge_index)`: features `[N, F]` and edges int64 `[2, E]`, both directions of each, without loops; a
+    `forward(x, edge_index, edge_weight)` is also given what edges weigh, float32 `[E]`, ones where they have no
+    weights, while another one is refused where they have. With `reads = "hops"` it is called as `forward(hops)`: K + 1
+    tensors `[n, F]`, row by row, for any n rows.
 
     Parameters alone are sent and averaged: a normalisation by running statistics is refused.
 
@@ -69,8 +71,9 @@ def own_backbone(code: OwnCode) -> type[nn.Module]:
         given = "x, edge_index" if cls.reads == "edges" else "hops"
         raise code.fault(KEY, f"{cls.__name__} has no forward(self, {given})")
     options = _options(code, cls)
+    weighs = "edge_weight" in inspect.signature(cls.forward).parameters
     base = OwnCoupled if cls.reads == "edges" else OwnDecoupled
-    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "__doc__": cls.__doc__})
+    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "weighs_edges": weighs, "__doc__": cls.__doc__})
     wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return wrapper
 
@@ -177,7 +180,8 @@ class OwnCoupled(_Own, Coupled):
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Embeddings of all nodes, `[N, H]`."""
         x = x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF.float()
-        return self.embedded(x, _edge_index(operators[0]), rows=len(x))
+        weights = (operators[0].parts()[2],) if self.weighs_edges else ()
+        return self.embedded(x, _edge_index(operators[0]), *weights, rows=len(x))
 
     def first_weights(self) -> list[nn.Parameter]:
         """None that is known."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from storage.edge_weights import degrees
 from storage.view import View
 
 ROWS_AT_A_TIME = 1024
@@ -96,7 +97,7 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[T
     from algorithms.losses import label_tiles
 
     indptr, indices = data.csr
-    degree_N = np.diff(indptr) + 1.0
+    degree_N = degrees(indptr, data.edge_weight)
     root_N = np.sqrt(degree_N)
     seed, before, after = (label_tiles.empty_tiles(*seed_NC.shape) for _ in range(3))
     label_tiles.fill(seed_NC.contiguous().numpy(), (1 / root_N).astype(np.float32), seed)
@@ -105,7 +106,7 @@ def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[T
     totals_N = np.empty(len(degree_N))
     newest = seed
     for _ in range(form.lp_steps):
-        label_tiles.propagate(indptr, indices, newest, seed, weight, shares_N, after, totals_N)
+        label_tiles.propagate(indptr, indices, newest, seed, weight, shares_N, after, totals_N, data.edge_weight)
         newest, before, after = after, after, before
         stochastic = form.rows == "stochastic"
         scales_N = root_N / np.maximum(root_N * totals_N, 1e-12) if stochastic else root_N

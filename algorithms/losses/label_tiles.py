@@ -83,25 +83,27 @@ def propagate(
     shares: np.ndarray,
     out: np.ndarray,
     totals: np.ndarray,
+    weight: np.ndarray | None,
 ) -> None:
     """out = seed_weight seed + diag(shares) (A + I) z, and the sums of its rows.
 
     Args:
         indptr: Row pointer of A, int32 or int64 `[N + 1]`.
-        indices: Columns of A's ones, int32 `[E]`, in 0..N-1; not checked.
+        indices: Columns of A's entries, int32 `[E]`, in 0..N-1; not checked.
         z: float32 `[T, N, W]`, starting at a cache line.
         seed: Of the shape of z.
         seed_weight: Of the seed.
         shares: Scaling of what a node receives, float32 `[N]`.
         out: Written, of the shape of z; not z.
         totals: Written, float64 `[N]`.
+        weight: A's entries, float32 `[E]`; None: ones.
     """
     summed = np.empty(WIDTH, dtype=np.float32)
     totals[:] = 0
     for tile in range(len(z)):
         before, start, after = z[tile], seed[tile], out[tile]
         for row in range(len(before)):
-            add_neighbours(WIDTH, before, indices, None, row, indptr[row], indptr[row + 1], 0, summed)
+            add_neighbours(WIDTH, before, indices, None, weight, row, indptr[row], indptr[row + 1], 0, summed)
             totals[row] += _mix(summed, shares[row], start, seed_weight, row, after)
 
 

@@ -50,6 +50,7 @@ class FGSSL(FedAvg):
 
     # Views lack edges between what is predicted, and neighbours are compared by what is predicted of them.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    weighs_edges: ClassVar[bool] = False
     contrast: float = 1.0
     structure: float = 0.1
     tau: float = 0.1

@@ -86,6 +86,11 @@ def mixing_methods() -> list[str]:
     return [name for name in METHODS if _class(MethodSpec(name, {})).mixed_models]
 
 
+def weighing_methods(task: str) -> list[str]:
+    """Names of our methods for a task that use what edges weigh."""
+    return [name for name in methods_for(task) if _class(MethodSpec(name, {})).weighs_edges]
+
+
 def methods_for(task: str) -> list[str]:
     """Names of our methods that can train for a task."""
     return [name for name in METHODS if task in _class(MethodSpec(name, {})).tasks]

@@ -32,6 +32,7 @@ from engine.preparing.prepare import (
     require_whole,
     store_path,
 )
+from engine.preparing.weights_used import require_weights_used
 from engine.records.run_folder import run_path
 from engine.rounds.sampling import draw_cohort
 from engine.screen.report import console
@@ -105,7 +106,8 @@ def expected(config: Config) -> Expected:
         require_task(config, manifest.name, manifest.item_name)
         require_metric(config, manifest.name, manifest.classes)
         nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
-        items, what = manifest.items, manifest.item_name
+        items, what, weighted = manifest.items, manifest.item_name, manifest.weighted
+        require_weights_used(config, manifest.name, weighted)
         x_bytes, values = manifest.feature_bytes, manifest.feature_values if manifest.layout == "sparse" else None
         entries = sum(client.entries for client in manifest.clients)
         if config.data.split == "file":
@@ -114,7 +116,7 @@ def expected(config: Config) -> Expected:
         require_known(config)
         graph = read_graph(config)
         _require_division(config, graph)
-        items, what = graph.items, graph.item_name
+        items, what, weighted = graph.items, graph.item_name, graph.edge_weight is not None
         nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
         if config.task == "edge":
             # All of its edges, if none joins two clients, and as many pairs without one.
@@ -127,7 +129,7 @@ def expected(config: Config) -> Expected:
         # How many of sparse ones are stored is known when they are made.
         hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
     if algorithm.whole_graph:
-        require_whole(nodes, features, x_bytes, entries, config)
+        require_whole(nodes, features, x_bytes, entries, config, weighted)
     clients = 1 if algorithm.whole_graph else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
     model_of = assign_models(config, clients)
@@ -170,7 +172,9 @@ def expected(config: Config) -> Expected:
     beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
     parameters = np.array([len(model.w) + beside for model in models])
     sent = 4 * int(parameters.max()) * len(cohort)
-    disk = x_bytes + 4 * entries + 16 * nodes + hop_bytes + (0 if pairs is None else OF_PAIR * items)
+    disk = (
+        x_bytes + (8 if weighted else 4) * entries + 16 * nodes + hop_bytes + (0 if pairs is None else OF_PAIR * items)
+    )
     if inductive := config.data.inductive:
         # What training nodes have of all this is at most all of it.
         disk *= 2
@@ -184,6 +188,7 @@ def expected(config: Config) -> Expected:
     rows = {
         "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
         **({} if what == "node" else {"dataset": f"{items:,} {what}s{at_most}, {nodes:,} nodes"}),
+        **({"edges": "weighted"} if weighted else {}),
         **({"masked": lacking} if (lacking := masks(asdict(config.data.sparsity))) else {}),
         **(
             {"inductive": "training sees training nodes alone; what follows is for all nodes, or more"}

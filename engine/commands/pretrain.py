@@ -136,7 +136,11 @@ def _require_place(out: Path) -> None:
 
 
 def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manifest]:
-    """The whole dataset as that of one client, with the clients' split of it, and its manifest."""
+    """The whole dataset as that of one client, with the clients' split of it, and its manifest.
+
+    Raises:
+        ShoalError: As `prepare`, or its edges have weights.
+    """
     plain = {
         # The file of a config may be the one that is to be made; neither hops nor whole domains are needed.
         "model": ModelChoice(),
@@ -144,6 +148,11 @@ def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manif
         "evaluation": replace(config.evaluation, domains=False),
     }
     store = prepare(config.model_copy(update=plain), whole=True)
+    if store.manifest.weighted:
+        raise ShoalError(
+            f"data.dataset: the edges of '{store.manifest.name}' have weights, which views of altered edges leave out; "
+            "set data.edge_weights to drop"
+        )
     if config.data.inductive:
         store = store.training(config.data.split_name)
     shard, split, _ = store.data(config.data.split_name, None, 0)

@@ -31,7 +31,8 @@ def hops_on_cluster(
     Raises:
         ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.
     """
-    largest = max(hop_memory(client.nodes, client.entries, limits.features, kernel) for client in clients)
+    shape = limits.features, kernel, limits.weighted
+    largest = max(hop_memory(client.nodes, client.entries, *shape) for client in clients)
     connect(config)
     try:
         cpus = int(ray.cluster_resources().get("CPU", 1))

@@ -11,6 +11,7 @@ from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
 from engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
 from engine.preparing.store_builder import LazyGraph, StoreBuilder
 from engine.preparing.training_store import TrainingBuilder, made_from
+from engine.preparing.weights_used import require_weights_used
 from engine.records.inputs import contents, differences
 from engine.screen.progress import watch
 from engine.settings.config import Config
@@ -37,7 +38,7 @@ from storage.split_options import SplitOptions
 from storage.store import DOMAINS, WHOLE, Store, training_path
 from storage.watch import watched_by
 
-OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made")
+OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made", "edge_weights")
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
@@ -71,6 +72,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         row_normalize=data.row_normalize,
         title=data.name,
         made=data.features,
+        edge_weights=data.edge_weights,
         **options,
     )
     if isinstance(data.dataset, str):
@@ -92,12 +94,13 @@ def read_graph(config: Config) -> Graph:
     """The graph of a config, or its graphs behind one another.
 
     Raises:
-        ShoalError: As for `storage.datasets.load_all`, or its labels are not what the config's task and metric are
-            about.
+        ShoalError: As for `storage.datasets.load_all`, its labels are not what the config's task and metric are about,
+            or what its edges weigh would be of no use.
     """
     graph = load_all(sources(config))
     require_task(config, graph.name, graph.item_name)
     require_metric(config, graph.name, graph.classes)
+    require_weights_used(config, graph.name, graph.edge_weight is not None)
     return graph
 
 
@@ -225,6 +228,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
         found = Store(path).manifest
         require_task(config, found.name, found.item_name)
         require_metric(config, found.name, found.classes)
+        require_weights_used(config, found.name, found.weighted)
     if store is None:
         with writing(path):
             store = StoreBuilder(path, made, graph, config.partition, config).run(*wanted)
@@ -282,7 +286,7 @@ def _require_room(store: Store, config: Config) -> None:
     edges = store.manifest.cleaning
     entries = edges["entries_read"] - edges["self_loops"] - edges["duplicates"] + edges["reversed_added"]
     manifest = store.manifest
-    require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config)
+    require_whole(manifest.nodes, manifest.features, manifest.feature_bytes, entries, config, manifest.weighted)
 
 
 def _complete(
@@ -365,7 +369,9 @@ def require_known(config: Config) -> None:
         read_split_file(config.data.split_file)
 
 
-def require_whole(nodes: int, features: int, feature_bytes: int, entries: int, config: Config) -> None:
+def require_whole(
+    nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
+) -> None:
     """Refuses to hold a whole graph that is larger than the limit.
 
     Args:
@@ -374,11 +380,12 @@ def require_whole(nodes: int, features: int, feature_bytes: int, entries: int, c
         feature_bytes: Bytes of its features as they are stored.
         entries: Directed entries of its adjacency.
         config: The run.
+        weighted: Edges have weights.
 
     Raises:
         ShoalError: It is.
     """
-    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + 4 * entries
+    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
     limit = config.memory_limit()
     if needed > limit:
         raise ShoalError(

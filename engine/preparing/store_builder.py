@@ -25,6 +25,7 @@ from storage.atomic import replacing
 from storage.datasets.domains import domain_of_nodes
 from storage.datasets.source import DataSource
 from storage.disk import require_disk
+from storage.edge_weights import weights_among
 from storage.errors import ShoalError
 from storage.gather import gathered
 from storage.graph import Graph
@@ -125,7 +126,7 @@ class StoreBuilder(StoreSteps):
         pairs_only = self.config.task == "edge"
         a_node = 16 if graph.graph_of is None else 24
         # There are at most as many pairs as entries.
-        an_entry = 4 + (OF_PAIR if pairs_only else 0)
+        an_entry = 4 + (OF_PAIR if pairs_only else 0) + (0 if graph.edge_weight is None else 4)
         needed = stored_bytes(graph.x, layout, self.dtype) + a_node * graph.nodes + an_entry * graph.entries
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         kept = kept_entries(graph.indptr, graph.indices, assignment)
@@ -139,7 +140,7 @@ class StoreBuilder(StoreSteps):
                 pairs = self._pairs(client, part, graph.nodes) if pairs_only else None
                 own = without_edges(part, data.sparsity) if pairs is None else without_held_out(part, pairs)
                 x = without_features(x, own.node, data.sparsity)
-                write = partial(_write_shard, client, own, label, x, graph.graph_of, pairs)
+                write = partial(_write_shard, client, own, label, x, graph, pairs)
                 self.writer.once(shard_path(client), write)
                 step.advance()
         files = [self.writer.finished(shard_path(client)) for client in range(count)]
@@ -163,6 +164,7 @@ class StoreBuilder(StoreSteps):
             graphs=None if graph.graph_of is None else graph.items,
             pairs=sum(record.items for record in records) if pairs_only else None,
             label_names=None if graph.label_names is None or pairs_only else list(graph.label_names),
+            weighted=graph.edge_weight is not None,
             provenance={
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
                 "python": platform.python_version(),
@@ -247,11 +249,13 @@ def _write_shard(
     part: Induced,
     label: np.ndarray,
     x: Rows,
-    graph_of: np.ndarray | None,
+    graph: Graph,
     pairs: Pairs | None,
     path: Path,
 ) -> FileRecord:
-    return write_shard(path, client, part, label, x, graph_of, pairs)
+    weight = graph.edge_weight
+    own = None if weight is None else weights_among(part, graph.indptr, graph.indices, weight)
+    return write_shard(path, client, part, label, x, graph.graph_of, pairs, own)
 
 
 def _require_labels(label: np.ndarray, split: Split, client: int, options: SplitOptions, what: str) -> None:

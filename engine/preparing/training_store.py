@@ -12,6 +12,7 @@ from engine.screen.progress import progress, say
 from engine.settings.config import Config
 from storage.arrow_file import FileRecord
 from storage.disk import require_disk
+from storage.edge_weights import weights_among
 from storage.manifest import Manifest, SplitRecord
 from storage.shard import write_training_shard
 from storage.split import Split, write_split
@@ -62,7 +63,10 @@ class TrainingBuilder(StoreSteps):
     def _write_shard(self, client: int, path: Path) -> FileRecord:
         shard = self.clients.shard(client)
         part, row = training_graph(shard, self.clients.split(self.split, client).train)
-        return write_training_shard(path, part, shard.label[row], shard.x[row])
+        weight = shard.edge_weight
+        if weight is not None:
+            weight = weights_among(replace(part, node=row), shard.indptr, shard.indices, weight)
+        return write_training_shard(path, part, shard.label[row], shard.x[row], weight)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         nobody = np.zeros(0, dtype=np.int32)

@@ -114,6 +114,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
     nodes = [client.nodes for client in manifest.clients]
     labelled = [client.labelled for client in manifest.clients]
     graphs = held = ""
+    weighted = ", weighted" if manifest.weighted else ""
     items = [client.items for client in manifest.clients]
     hidden = ""
     if manifest.pairs is not None:
@@ -128,7 +129,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
         "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
         "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
         f"(largest over mean {quality['balance']:.3f})",
-        "edges kept": f"{entries // 2:,} undirected{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
+        "edges kept": f"{entries // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
         "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
         f"classes a client {min(classes)} to {max(classes)}",
         "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",

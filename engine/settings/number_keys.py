@@ -51,6 +51,7 @@ LATER = {
     "data.sparsity.labels": 0.0,
     "data.sparsity.seed": 0,
     "data.inductive": False,
+    "data.edge_weights": "keep",
     "train.schedule": None,
     "data.features.kind": "given",
     "data.features.width": MadeFeatures.width,

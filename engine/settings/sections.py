@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from algorithms.backbones.choice import WIDEST
 from storage.datasets.feature_options import MadeFeatures
+from storage.datasets.source import EdgeWeights
 from storage.option_types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
 from storage.sparsity_options import Sparsity
 from storage.split_options import SplitOptions
@@ -74,6 +75,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
         synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
+        edge_weights: Whether what edges weigh is kept; `drop` is for models and methods that could not use it.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -84,6 +86,7 @@ class DataConfig(SplitOptions, DatasetPlaces):
     sparsity: Sparsity = Sparsity()
     synthetic: Flag = False
     inductive: Flag = False
+    edge_weights: EdgeWeights = "keep"
 
     @property
     def split_name(self) -> str:

@@ -12,14 +12,16 @@ from storage.shard import Shard
 from storage.split import Split
 
 X, Y = "feat", "label"
+WEIGHTS = ("weight", "w")
 
 
 def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
-    """The graph of a `DGLGraph`: edges made undirected and simple, without weights.
+    """The graph of a `DGLGraph`: edges made undirected and simple.
 
     Args:
         graph: Of one kind of node; `ndata` holds features, labels, and, if there are, `train_mask`, `val_mask`,
-            `test_mask` and `assignment`, as `from_pyg` takes them.
+            `test_mask` and `assignment`, as `from_pyg` takes them, and `edata` the weights of edges under `weight` or
+            `w`, if they have any.
         name: What the graph is called.
         x: Key of the features in `ndata`, as in DGL's own datasets.
         y: Key of the labels.
@@ -34,14 +36,21 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
     where = {ours: f"graph.ndata[{theirs!r}]" for ours, theirs in keys.items()}
     if values["x"] is not None and len(values["x"]) != graph.num_nodes():
         raise ShoalError(f"{where['x']}: {len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
+    # Edges in the order of their numbers, as `edata` has them.
     values["edge_index"], where["edge_index"] = torch.stack(graph.edges()), "graph.edges()"
+    named = [key for key in WEIGHTS if key in graph.edata]
+    if len(named) > 1:
+        raise ShoalError(f"graph.edata: has {' and '.join(named)}, and an edge has one weight; take one of them out")
+    if named:
+        values["edge_weight"], where["edge_weight"] = graph.edata[named[0]], f"graph.edata[{named[0]!r}]"
     return graph_of(name, values, where)
 
 
 def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None) -> Any:
     """A `DGLGraph` of both directions of every edge, with the tensors of `tensors_of` in `ndata`.
 
-    Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`.
+    Features and labels are under `feat` and `label`, the numbers of a shard's nodes under `dgl.NID`, and the weights of
+    edges, where they have any, in `edata` under `weight`.
 
     Args:
         graph: The graph to convert, whole or of one client.
@@ -60,6 +69,8 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
             "graph: pairs of nodes with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
         )
     made = module.graph(tuple(tensors.pop("edge_index")), num_nodes=graph.nodes)
+    if "edge_weight" in tensors:
+        made.edata[WEIGHTS[0]] = tensors.pop("edge_weight")
     names = {"x": X, "y": Y, "n_id": module.NID}
     for key, tensor in tensors.items():
         made.ndata[names.get(key, key)] = tensor

@@ -14,10 +14,10 @@ Y, WEIGHT = "label", "weight"
 
 
 def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: str = Y) -> Graph:
-    """The graph of a `networkx.Graph` or of one of its kinds: edges made undirected and simple, without weights.
+    """The graph of a `networkx.Graph` or of one of its kinds: edges made undirected and simple.
 
-    Nodes are numbered in the order in which the graph has them. Attributes of edges are not read, but an edge of
-    another weight than 1 is refused.
+    Nodes are numbered in the order in which the graph has them. Of edges the attribute `weight` is read, 1 where there
+    is none, and no other.
 
     Args:
         graph: Its nodes have the attributes `x` and, if they are known, `y`; and, if there are, `train_mask`,
@@ -28,21 +28,17 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         y: Attribute of the labels: whole numbers or names; None, "" and -1 are unlabelled, like a missing attribute.
 
     Raises:
-        ShoalError: An attribute is missing at a node or of a wrong type, or an edge has a weight.
+        ShoalError: An attribute is missing at a node or of a wrong type, or a weight is not positive.
     """
     nodes = list(graph.nodes)
     if not nodes:
         raise ShoalError("graph: has no nodes; there is nothing to learn")
     number_of = {node: number for number, node in enumerate(nodes)}
     ends = np.array([(number_of[one], number_of[other]) for one, other in graph.edges()], dtype=np.int64)
-    for one, other, weight in graph.edges(data=WEIGHT, default=1):
-        if weight != 1:
-            raise ShoalError(
-                f"graph: edge {one!r}, {other!r} has weight {weight!r}, which stores do not keep; delete it"
-            )
+    weights = [_weight(*edge) for edge in graph.edges(data=WEIGHT, default=1)]
     columns = [x] if isinstance(x, str) else list(x)
     rows = [np.array(_values(graph, nodes, column)) for column in columns]
-    values: dict[str, Any] = {"edge_index": ends.reshape(-1, 2).T}
+    values: dict[str, Any] = {"edge_index": ends.reshape(-1, 2).T, "edge_weight": np.array(weights, dtype=np.float64)}
     values["x"] = np.stack(rows, axis=1) if len(rows) > 1 or rows[0].ndim == 1 else rows[0]
     if not isinstance(x, str):
         values["vocabulary"] = np.array(columns)
@@ -52,8 +48,27 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         if any(key in graph.nodes[node] for node in nodes):
             values[key] = np.array(_values(graph, nodes, key))
     where = {key: f"graph.nodes[...][{key!r}]" for key in (*values, *MASKS)}
-    where |= {"x": f"graph.nodes[...][{x!r}]", "y": f"graph.nodes[...][{y!r}]", "edge_index": "graph.edges"}
+    where |= {
+        "x": f"graph.nodes[...][{x!r}]",
+        "y": f"graph.nodes[...][{y!r}]",
+        "edge_index": "graph.edges",
+        "edge_weight": "graph.edges",
+    }
     return graph_of(name, values, where)
+
+
+def _weight(one: Any, other: Any, weight: Any) -> float:
+    """The weight of an edge.
+
+    Raises:
+        ShoalError: It is no positive number; names the edge.
+    """
+    if not isinstance(weight, int | float | np.number) or not 0 < weight < float("inf"):
+        raise ShoalError(
+            f"graph: edge {one!r}, {other!r} has weight {weight!r}; the weight of an edge is positive and finite: "
+            "change it, or delete it"
+        )
+    return float(weight)
 
 
 def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:

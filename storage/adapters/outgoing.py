@@ -25,18 +25,19 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
         sparse: Give `x` as CSR; else it is dense, however it is stored.
 
     Returns:
-        `edge_index` int64 `[2, E]`, both directions; `x` of the stored type `[N, F]`; `y` int64 `[N]`, -1 is
-        unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the
-        numbers of its nodes in the whole graph; of many graphs `batch` int64 `[N]`, the graph of every node, and `y`
-        and masks are those of graphs; of pairs `edge_label_index` int64 `[2, M]` and in the place of `y` `edge_label`
-        int64 `[M]`, and masks are those of pairs; of a graph with clients of its own `assignment` int32 `[N]`. `x` may
-        share memory with the graph; writing to it never changes a file.
+        `edge_index` int64 `[2, E]`, both directions; `edge_weight` float32 `[E]`, where edges have weights; `x` of the
+        stored type `[N, F]`; `y` int64 `[N]`, -1 is unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool
+        `[N]`; of a shard `n_id` int64 `[N]`, the numbers of its nodes in the whole graph; of many graphs `batch` int64
+        `[N]`, the graph of every node, and `y` and masks are those of graphs; of pairs `edge_label_index` int64
+        `[2, M]` and in the place of `y` `edge_label` int64 `[M]`, and masks are those of pairs; of a graph with clients
+        of its own `assignment` int32 `[N]`. `x` may share memory with the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     y = graph.item_label if isinstance(graph, Shard) else graph.y
     x: Any = graph.x
     found = {
         "edge_index": torch.from_numpy(np.stack([source, graph.indices.astype(np.int64)])),
+        **({} if graph.edge_weight is None else {"edge_weight": torch.from_numpy(graph.edge_weight.copy())}),
         "x": _csr(x) if sparse else _tensor(x.toarray() if sp.issparse(x) or isinstance(x, CsrRows) else x[:]),
         "y": torch.from_numpy(y.astype(np.int64)),
     }

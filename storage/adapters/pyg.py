@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Data
 
 from storage.adapters.outgoing import tensors_of
-from storage.datasets.incoming import MASKS, edge_index_of, graph_of, to_array
+from storage.datasets.incoming import MASKS, edges_of, graph_of, to_array
 from storage.errors import ShoalError
 from storage.graph import Graph
 from storage.shard import Shard
@@ -16,13 +16,14 @@ from storage.split import Split
 
 
 def from_pyg(data: Data | Sequence[Data], name: str = "graph") -> Graph:
-    """The graph of a `Data`, or many small graphs of a list: edges made undirected and simple, without weights.
+    """The graph of a `Data`, or many small graphs of a list: edges made undirected and simple.
 
     Args:
-        data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`), `x`, dense or
-            sparse, and `y`, one class a node, -1 or NaN where there is none; it may have `train_mask`, `val_mask`,
-            `test_mask`, and `assignment`, the client of every node. Of a list each has edges, `x` of one width, and
-            one label `y`.
+        data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
+            the weights of edges), `x`, dense or sparse, and `y`, one class a node, -1 or NaN where there is none; it
+            may have `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the
+            client of every node. Of a list each has edges without weights, `x` of one width, and one label `y`.
+            `edge_attr`, features of edges, is not read.
         name: What the graph is called.
 
     Raises:
@@ -40,11 +41,12 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph") -> Graph:
 
 def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
     """What a `Data` has, and the name of each in error messages."""
-    values: dict[str, Any] = {key: getattr(data, key, None) for key in ("x", "y", "edge_index", "assignment", *MASKS)}
+    keys = ("x", "y", "edge_index", "edge_weight", "assignment", *MASKS)
+    values: dict[str, Any] = {key: getattr(data, key, None) for key in keys}
     where = {key: f"{called}.{key}" for key in values}
     if values["edge_index"] is None and getattr(data, "adj_t", None) is not None:
-        where["edge_index"] = f"{called}.adj_t"
-        values["edge_index"] = edge_index_of(data.adj_t, where["edge_index"])
+        where["edge_index"] = where["edge_weight"] = f"{called}.adj_t"
+        values["edge_index"], values["edge_weight"] = edges_of(data.adj_t, where["edge_index"])
     return values, where
 
 
@@ -63,6 +65,8 @@ def _of_many(graphs: Sequence[Any], name: str) -> Graph:
         if not isinstance(data, Data):
             raise ShoalError(f"{called}: must be a torch_geometric Data, found {type(data).__name__}")
         values, where = _values(data, called)
+        if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
+            raise ShoalError(f"{where['edge_weight']}: many small graphs have no weights of edges here; take them out")
         x, edge_index, y = (_array(values[key], where[key]) for key in ("x", "edge_index", "y"))
         first = parts[0][0] if parts[0] else x
         if x.ndim != 2 or not len(x) or x.shape[1] != first.shape[1]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from storage.adapters.outgoing import library
-from storage.datasets.incoming import MASKS, edge_index_of, graph_of
+from storage.datasets.incoming import MASKS, edges_of, graph_of
 from storage.graph import Graph
 from storage.shard import Shard
 
@@ -15,10 +15,11 @@ from storage.shard import Shard
 def from_sparse_tensor(
     adjacency: Any, x: Tensor, y: Tensor, masks: dict[str, Tensor] | None = None, name: str = "graph"
 ) -> Graph:
-    """The graph of an adjacency: edges made undirected and simple, without weights.
+    """The graph of an adjacency: edges made undirected and simple.
 
     Args:
-        adjacency: `SparseTensor` `[N, N]`; its transpose gives the same graph.
+        adjacency: `SparseTensor` `[N, N]`; its transpose gives the same graph. Its values, if it has any, are the
+            weights of edges.
         x: Features `[N, F]`.
         y: One class a node `[N]`; -1 or NaN where there is none.
         masks: `train_mask`, `val_mask`, `test_mask`, bool `[N]`; each is optional.
@@ -27,13 +28,15 @@ def from_sparse_tensor(
     Raises:
         ShoalError: The adjacency is not square, or a tensor is of a wrong shape, type or value; names it.
     """
-    values = {"edge_index": edge_index_of(adjacency, "adjacency"), "x": x, "y": y, **(masks or {})}
-    where = {"edge_index": "adjacency", "x": "x", "y": "y", **{key: f"masks[{key!r}]" for key in MASKS}}
+    edge_index, weight = edges_of(adjacency, "adjacency")
+    values = {"edge_index": edge_index, "edge_weight": weight, "x": x, "y": y, **(masks or {})}
+    where = dict.fromkeys(("edge_index", "edge_weight"), "adjacency") | {"x": "x", "y": "y"}
+    where |= {key: f"masks[{key!r}]" for key in MASKS}
     return graph_of(name, values, where)
 
 
 def to_sparse_tensor(graph: Graph | Shard, module: Any = None) -> Any:
-    """The adjacency as a `SparseTensor` `[N, N]` without values: row pointer and columns int64.
+    """The adjacency as a `SparseTensor` `[N, N]`: row pointer and columns int64; its values are the weights of edges.
 
     Args:
         graph: The graph to convert, whole or of one client.
@@ -44,4 +47,6 @@ def to_sparse_tensor(graph: Graph | Shard, module: Any = None) -> Any:
     """
     module = library("torch_sparse", "a SparseTensor") if module is None else module
     rowptr, col = (torch.from_numpy(array.astype(np.int64)) for array in (graph.indptr, graph.indices))
-    return module.SparseTensor(rowptr=rowptr, col=col, sparse_sizes=(graph.nodes, graph.nodes), is_sorted=True)
+    value = {} if graph.edge_weight is None else {"value": torch.from_numpy(graph.edge_weight.copy())}
+    sizes = (graph.nodes, graph.nodes)
+    return module.SparseTensor(rowptr=rowptr, col=col, **value, sparse_sizes=sizes, is_sorted=True)

@@ -59,6 +59,7 @@ def joined(graphs: Sequence[Graph]) -> Graph:
         vocabulary=vocabulary,
         graph_of=_graphs_together(graphs),
         label_names=names,
+        edge_weight=_weights_together(graphs),
     )
 
 
@@ -87,6 +88,14 @@ def _graphs_together(graphs: Sequence[Graph]) -> np.ndarray | None:
     before = accumulate((graph.items for graph in graphs), initial=0)
     own = [graph.graph_of + first for graph, first in zip(graphs, before) if graph.graph_of is not None]
     return np.concatenate(own) if own else None
+
+
+def _weights_together(graphs: Sequence[Graph]) -> np.ndarray | None:
+    """Weights of all edges, 1 in a graph that has none; None where no graph has any."""
+    if all(graph.edge_weight is None for graph in graphs):
+        return None
+    own = [np.ones(graph.entries) if graph.edge_weight is None else graph.edge_weight for graph in graphs]
+    return np.concatenate(own).astype(np.float32)
 
 
 def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:

@@ -24,13 +24,13 @@ def load_files(name: str, options: DataSource) -> Graph:
     """The graph at `options.path`.
 
     An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
-    and optionally `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]` (client of every node) and
-    `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are joined). With `graph [N]`
-    (the graph of every node) it is many graphs, and y, split and assignment have one entry a graph. A folder holds
-    each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A folder with a table
-    `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing. Features other than
-    float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a float type. A
-    synthetic graph that `save_graph` wrote stays synthetic.
+    and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]`
+    (client of every node) and `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are
+    joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and assignment have one entry a
+    graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A
+    folder with a table `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing.
+    Features other than float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a
+    float type. A synthetic graph that `save_graph` wrote stays synthetic.
 
     Raises:
         ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
@@ -45,6 +45,8 @@ def load_files(name: str, options: DataSource) -> Graph:
         # One column that takes no memory stands for what is made later.
         arrays["x"] = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (len(items) if items.ndim else 0, 1))
         where["x"] = where["y"]
+    if options.edge_weights == "drop":
+        arrays.pop("edge_weight", None)
     return graph_from_arrays(options.title or name, arrays, where, synthetic_identity(path) is not None)
 
 
@@ -61,6 +63,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
     once = source < graph.indices
     arrays: dict[str, Any] = {
         "edge_index": np.stack([source[once], graph.indices[once]]),
+        "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
         "x": graph.x if sp.issparse(graph.x) else graph.x[:],
         "split": graph.split,
         "assignment": graph.assignment,
@@ -150,7 +153,8 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
     arrays: dict[str, Any] = {}
     if path.is_dir() and files["edge_index"].suffix in KINDS:
         arrays = read_tables(files["edge_index"], files["y"])
-        return arrays, {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
+        where = {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
+        return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)"}
     if path.is_dir():
         for array, file in files.items():
             if file.suffix != ".npz":

@@ -21,8 +21,8 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> 
 
     Args:
         name: Of the graph.
-        values: `edge_index`, `x`, `y`, and optionally `train_mask`, `val_mask`, `test_mask` and `assignment`, or
-            `graph` with one label a graph; a value of None is as if the key were missing.
+        values: `edge_index`, `x`, `y`, and optionally `edge_weight`, `train_mask`, `val_mask`, `test_mask` and
+            `assignment`, or `graph` with one label a graph; a value of None is as if the key were missing.
         where: Name of each of them in error messages.
 
     Raises:
@@ -60,23 +60,29 @@ def to_array(value: Any, where: str) -> Any:
     return sp.csr_array((found.values().numpy(), tuple(found.indices().numpy())), shape=tuple(found.shape))
 
 
-def edge_index_of(adjacency: Any, where: str) -> np.ndarray:
-    """Row and column of every entry, int64 `[2, E]`, of a sparse tensor of torch or of torch_sparse; values are left.
+def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Edges and their weights, of a sparse tensor of torch or of torch_sparse.
+
+    Returns:
+        Row and column of every entry, int64 `[2, E]`, and its value `[E]`; None where it has none.
 
     Raises:
         ShoalError: It is dense, or not square.
     """
+    value: Tensor | None
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
         sizes = tuple(adjacency.shape)
-        edge_index = adjacency.detach().to_sparse_coo().coalesce().indices()
+        entries = adjacency.detach().to_sparse_coo().coalesce()
+        edge_index, value = entries.indices(), entries.values()
     elif hasattr(adjacency, "coo") and hasattr(adjacency, "sparse_sizes"):
         sizes = tuple(adjacency.sparse_sizes())
-        edge_index = torch.stack(adjacency.coo()[:2])
+        row, column, value = adjacency.coo()
+        edge_index = torch.stack([row, column])
     else:
         raise ShoalError(f"{where}: must be a sparse tensor or a SparseTensor, found {type(adjacency).__name__}")
     if len(sizes) != 2 or sizes[0] != sizes[1]:
         raise ShoalError(f"{where}: an adjacency is square, found {list(sizes)}")
-    return edge_index.cpu().numpy()
+    return edge_index.cpu().numpy(), None if value is None else to_array(value, where)
 
 
 def _split(masks: Mapping[str, np.ndarray], nodes: int, where: Mapping[str, str]) -> np.ndarray:

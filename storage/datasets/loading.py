@@ -49,9 +49,15 @@ def load_induced(name: str, options: DataSource) -> Graph:
     """Small graphs around nodes, edges or groups of nodes of `options.base`; see `induced_graphs.induced`.
 
     Raises:
-        ShoalError: As for `load` of the base, or as there.
+        ShoalError: As for `load` of the base, its edges have weights, or as there.
     """
-    return induced_graphs.induced(load(_base_of(options)), induced_graphs.LEVELS[name], options)
+    base = load(_base_of(options))
+    if base.edge_weight is not None:
+        raise ShoalError(
+            f"data.options.base: the edges of '{base.name}' have weights, which {name} leaves out; set "
+            "data.edge_weights to drop"
+        )
+    return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
 
 
 LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
@@ -168,6 +174,8 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         content["files"] = files.contents(files.graph_at(options.path), options.made.made)
     if options.made.made:
         content["made_features"] = options.made.identity
+    if options.edge_weights != "keep" and (name == "files" or is_own(name)):
+        content["edge_weights"] = options.edge_weights
     return content
 
 

@@ -3,6 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ class Dataset(ABC):
 
         `edge_index` integers `[2, E]` (one or both directions), `x` numbers `[N, F]`, `y` whole numbers `[N]` (-1: no
         label), and if there are `train_mask`, `val_mask` and `test_mask`, truth values `[N]`, or `split` `[N]` (0 none,
-        1 train, 2 val, 3 test), `assignment` `[N]` (the client of every node), and `graph` `[N]` (the graph of every
-        node, where these are many small graphs; labels and split are then those of graphs).
+        1 train, 2 val, 3 test), `assignment` `[N]` (the client of every node), `edge_weight` `[E]` (a positive number
+        for every edge), and `graph` `[N]` (the graph of every node, where these are many small graphs; labels and split
+        are then those of graphs).
 
         Args:
             root: `data.root`, or the folder of published files.
@@ -61,15 +63,16 @@ def load_own(name: str, options: DataSource) -> Graph:
     made = _made(code, options)
     with code.at_work(KEY):
         found = made.load(data_root(options.root))
+    dropped = ("edge_weight",) if options.edge_weights == "drop" else ()
     if isinstance(found, Graph):
-        return found
+        return replace(found, edge_weight=None) if dropped else found
     given = found if isinstance(found, Mapping) else {name: getattr(found, name, None) for name in NAMES}
     if unknown := next((name for name in given if name not in NAMES), None):
         raise code.fault(KEY, f"load gives {unknown!r}, which is none of {', '.join(NAMES)}")
     # It imports torch, which other datasets do not need.
     from storage.datasets.incoming import graph_of
 
-    values = {name: given.get(name) for name in NAMES}
+    values = {name: given.get(name) for name in NAMES if name not in dropped}
     return graph_of(options.name, values, {name: f"{code.place}: {name}" for name in NAMES})
 
 

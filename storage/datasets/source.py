@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from storage.option_types import FilePath, Flag, Number, Whole, is_own
 
 # Nodes are numbered with 31 bits.
 Count = Annotated[Whole, Field(lt=2**31)]
+EdgeWeights = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class DataSource:
         padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
         title: What the user's own graph is called; None: `files`.
         made: Features that take the place of the dataset's own.
+        edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
     """
 
     dataset: str
@@ -88,6 +90,7 @@ class DataSource:
     padding: str = "none"
     title: str | None = None
     made: MadeFeatures = OWN
+    edge_weights: EdgeWeights = "keep"
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @property

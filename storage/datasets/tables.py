@@ -17,7 +17,7 @@ from storage.labels import coded_labels
 
 EDGES, NODES = "edges", "nodes"
 KINDS = (".csv", ".parquet")
-ENDS = ("source", "target")
+ENDS, WEIGHT = ("source", "target"), "weight"
 ID, LABEL, SPLIT, CLIENT = "id", "label", "split", "assignment"
 PARTS = {
     **dict.fromkeys(("", "none", "0"), UNASSIGNED),
@@ -44,7 +44,8 @@ def table_of(folder: Path, name: str) -> Path | None:
 def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
     """The arrays of a graph, by the names of `graph_from_arrays`.
 
-    `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids. `nodes` has `id`
+    `edges` has the columns `source` and `target`, an edge a row, one way or both ways, named by ids, and optionally
+    `weight`, a number. `nodes` has `id`
     (integers or texts, each once), `label` (numbers or names; empty is none), optionally `split` (train, val, test, or
     1, 2, 3; empty or 0 is none) and `assignment` (number of the client); every other column is a feature, of numbers,
     whose name tells what it stands for. Nodes are numbered in the order of their rows. Both are read in batches:
@@ -64,14 +65,14 @@ def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
             for name, kept in texts.items():
                 kept.append(_texts(batch.column(name)))
             if features:
-                block = [_numbers(batch.column(name), name) for name in features]
+                block = [_numbers(batch.column(name), f"{name!r} is a feature") for name in features]
                 blocks.append(np.stack(block, axis=1))
     if not texts[ID]:
         raise ShoalError(f"{nodes}: no row; there is nothing to learn")
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
     ids = whole[ID]
     _require_ids(nodes, ids)
-    found: dict[str, Any] = {"edge_index": _ends(edges, ids)}
+    found: dict[str, Any] = _edges(edges, ids)
     found["y"], found["label_names"] = coded_labels(whole[LABEL].to_numpy(zero_copy_only=False), f"{nodes} (label)")
     if features:
         found |= {"x": np.concatenate(blocks), "vocabulary": np.array(features)}
@@ -126,17 +127,17 @@ def _texts(column: pa.Array) -> pa.Array:
     return column.cast(pa.large_string())
 
 
-def _numbers(column: pa.Array, name: str) -> np.ndarray:
-    """A feature of every node, float32.
+def _numbers(column: pa.Array, what: str) -> np.ndarray:
+    """A number of every row, float32; `what` says of which column, and what it is.
 
     Raises:
         ValueError: It is not of numbers, or one is missing.
     """
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise ValueError(f"column {name!r} is a feature and must be numbers, found {kind}")
+        raise ValueError(f"column {what} and must be numbers, found {kind}")
     if column.null_count:
-        raise ValueError(f"column {name!r} is a feature and has no value in some row")
+        raise ValueError(f"column {what} and has no value in some row")
     # A value too large for float32 becomes infinity, which is refused later.
     with np.errstate(over="ignore"):
         return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.float32)
@@ -151,20 +152,21 @@ def _require_ids(path: Path, ids: pa.Array) -> None:
         raise ShoalError(f"{path}: id {twice.as_py()!r} is there twice; one row a node")
 
 
-def _ends(path: Path, ids: pa.Array) -> np.ndarray:
-    """Rows of the nodes that edges join, int32 `[2, E]`.
+def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
+    """Rows of the nodes that edges join, `edge_index` int32 `[2, E]`, and if there are `edge_weight` float32 `[E]`.
 
     Raises:
-        ShoalError: A column is missing or unknown, or an end is no id.
+        ShoalError: A column is missing or unknown, an end is no id, or a weight is no number.
     """
     columns, batches = _table(path)
     _require_columns(path, columns, ENDS)
     for name in columns:
-        if name == "weight":
-            raise ShoalError(f"{path}: has weights, which stores do not keep; take the column 'weight' out of it")
-        if name not in ENDS:
-            raise ShoalError(f"{path}: column {name!r} would not be used; take it out, edges are source and target")
+        if name not in (*ENDS, WEIGHT):
+            raise ShoalError(
+                f"{path}: column {name!r} would not be used; take it out, edges are source, target and weight"
+            )
     found: list[list[np.ndarray]] = [[], []]
+    weights: list[np.ndarray] = []
     row = 0
     with reading(path, ADVICE):
         known = pc.SetLookupOptions(value_set=ids)
@@ -184,10 +186,14 @@ def _ends(path: Path, ids: pa.Array) -> np.ndarray:
                     f"{path}: {name} of row {row + wrong} is {texts[wrong].as_py()!r}, which is the id of no node"
                 )
             kept.append(rows.to_numpy())
+        if WEIGHT in columns:
+            with reading(path, ADVICE):
+                weights.append(_numbers(batch.column(WEIGHT), f"{WEIGHT!r} is what an edge weighs"))
         row += batch.num_rows
     if not found[0]:
-        return np.empty((2, 0), dtype=np.int32)
-    return np.stack([np.concatenate(kept) for kept in found])
+        return {"edge_index": np.empty((2, 0), dtype=np.int32)}
+    edge_index = np.stack([np.concatenate(kept) for kept in found])
+    return {"edge_index": edge_index} | ({"edge_weight": np.concatenate(weights)} if weights else {})
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:

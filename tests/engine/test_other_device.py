@@ -273,6 +273,12 @@ def test_models(run: Run, run_there: Run, model: str) -> None:
     assert_same(run_there(keys), run(keys, rounds=ROUNDS))
 
 
+@pytest.mark.parametrize("model", ["gcn", "sgc"])
+def test_weights_of_edges(run: Run, run_there: Run, weighted: dict[str, Any], model: str) -> None:
+    keys = {**KEYS, **weighted, "algorithm.name": "fedgta", "model.name": model}
+    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+
+
 @pytest.mark.parametrize("model", GRAPHS)
 def test_graphs(run: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
     keys = {**KEYS, **graph_task, **GRAPHS[model]}

@@ -260,6 +260,39 @@ def test_inputs_may_be_read_only_maps_and_nothing_warns(tmp_path) -> None:
     np.testing.assert_allclose(out, operator(adjacency, 0.5) @ x, rtol=1e-5, atol=1e-6)
 
 
+def weigh(adjacency: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The adjacency with weights in the place of ones, float64, and the weights of its entries, float32."""
+    upper = np.triu(np.random.default_rng(seed).uniform(0.05, 6, adjacency.shape).astype(np.float32))
+    weighted = (upper + np.triu(upper, 1).T) * adjacency
+    return weighted, weighted[adjacency > 0].astype(np.float32)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize(("r", "width"), [(0.5, 1), (0.0, 5), (1.0, 40), (0.3, 9)])
+def test_weights_are_the_entries_of_the_dense_operator(path: Any, r: float, width: int) -> None:
+    adjacency, x = random_graph(21, 40, 0.2), features(22, 40, width)
+    weighted, weight = weigh(adjacency, 23)
+    expected = operator(weighted, r) @ x
+    for dtype, rtol in ((np.float32, 1e-5), (np.float16, 3e-3)):
+        out = np.empty(x.shape, dtype=dtype)
+        propagate(*csr(adjacency), x.astype(dtype), r, out, path, weight=weight)
+        np.testing.assert_allclose(out, expected, rtol=rtol, atol=2 * rtol)
+    # Weights of one have the bits of no weights.
+    ones = one_hop(adjacency, x, r, path=path, weight=np.ones_like(weight))
+    np.testing.assert_array_equal(ones, one_hop(adjacency, x, r, path=path))
+
+
+def test_equals_sgconv_of_pyg_with_weights() -> None:
+    adjacency, x = random_graph(24, 40, 0.15), features(25, 40, 6)
+    _, weight = weigh(adjacency, 26)
+    convolution = SGConv(6, 6, K=3, bias=False)
+    convolution.lin.weight.data = torch.eye(6)
+    with torch.no_grad():
+        expected = convolution(torch.from_numpy(x), edge_index(adjacency), torch.from_numpy(weight)).numpy()
+    found = hops(*csr(adjacency), x, Kernel(3), weight)
+    np.testing.assert_allclose(found[-1], expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_equals_sgconv_of_pyg(k: int) -> None:
     adjacency, x = random_graph(15, 40, 0.15), features(16, 40, 6)

@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,47 @@ def test_graphs_that_are_not_in_order_are_not_written(tmp_path: Path) -> None:
     x = np.ones((2, 1), dtype=np.float32)
     with pytest.raises(AssertionError):
         write_shard(tmp_path / "a.arrow", 0, without_edges(2), np.zeros(2), x, np.array([1, 0]))
+
+
+def test_weights_of_edges_out_of_bounds(tmp_path: Path) -> None:
+    part = Induced(np.array([1, 5, 7]), np.array([0, 1, 3, 4]), np.array([1, 0, 2, 1], dtype=np.int32))
+    weight = np.array([2.5, 2.5, 0.5, 0.5], dtype=np.float32)
+    path, x = tmp_path / "a.arrow", np.ones((3, 2), dtype=np.float32)
+    limits = Limits(nodes=10, features=2, classes=2, weighted=True)
+
+    def opened(given: Any, limits: Limits | None = limits) -> Shard:
+        record = write_shard(path, 0, part, np.zeros(10, dtype=np.int64), x, edge_weight=given)
+        return open_shard(path, 0, record, limits)
+
+    found = opened(weight).edge_weight
+    assert found is not None
+    assert (found.tolist(), found.dtype) == (weight.tolist(), np.float32)
+    assert opened(None, None).edge_weight is None
+    for given, fault in (
+        (weight * [1, 1, 0, 1], "the weight of an edge is not positive and finite"),
+        (weight * [1, 1, 1, -1], "the weight of an edge is not positive and finite"),
+        (weight * [np.inf, 1, 1, 1], "the weight of an edge is not positive and finite"),
+        (weight * [np.nan, 1, 1, 1], "the weight of an edge is not positive and finite"),
+        (None, "its edges have no weights"),
+    ):
+        with pytest.raises(ShoalError, match=rf"^{path}: {fault}; .* delete the file and run .*$"):
+            opened(None if given is None else given.astype(np.float32))
+    with pytest.raises(ShoalError, match=rf"^{path}: its edges have weights; "):
+        opened(weight, replace(limits, weighted=False))
+    # Weights of other rows, or of another type, are not even mapped.
+    lists = {
+        "neighbors": pa.ListArray.from_arrays(pa.array([0, 1, 3, 4], pa.int32()), pa.array([1, 0, 2, 1], pa.int32())),
+        "node": pa.array(part.node),
+        "label": pa.array([0, 0, 0], pa.int32()),
+        "x": fixed_rows(x),
+    }
+    for starts, kind in (([0, 2, 3, 4], pa.float32()), ([0, 1, 3, 4], pa.float64())):
+        weights = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(weight.tolist(), kind))
+        arrow_file.write(path, "shard", {**lists, "weights": weights})
+        with pytest.raises(
+            ShoalError, match=rf"^{path}: the weights do not fit the neighbours; delete the file and run"
+        ):
+            open_shard(path, 0)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def graph_of(make_graph: Callable[..., Graph], density: float) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("weights", ["none", "ones", "drawn"])
 @pytest.mark.parametrize(("r", "features", "share"), [(0.5, 900, 0.01), (0.0, 30, 0.1), (1.0, 7, 0.02), (0.3, 300, 0)])
 def test_bits_of_the_dense_kernel(
     make_graph: Callable[..., Graph],
@@ -37,6 +38,7 @@ def test_bits_of_the_dense_kernel(
     r: float,
     features: int,
     share: float,
+    weights: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sparse_hops, "BLOCK_VALUES", 1000)
@@ -44,7 +46,12 @@ def test_bits_of_the_dense_kernel(
     x = ((rng.random((60, features)) < share) * rng.standard_normal((60, features))).astype(dtype)
     x[:5] = 0
     graph = graph_of(make_graph, 0.04)
-    found, expected = (hops(*graph, given, Kernel(4, r, dtype)) for given in (sparse(x), x))
+    # The kernels do not mind that drawn ones differ both ways.
+    drawn = rng.uniform(0.1, 3, len(graph[1])).astype(np.float32)
+    weight = {"none": None, "ones": np.ones_like(drawn), "drawn": drawn}[weights]
+    kernel = Kernel(4, r, dtype)
+    found = hops(*graph, sparse(x), kernel, weight)
+    expected = hops(*graph, x, kernel, None if weights == "ones" else weight)
     for mine, truth in zip(found, expected, strict=True):
         assert mine.dtype == truth.dtype == dtype
         np.testing.assert_array_equal(dense(mine), truth)

@@ -39,7 +39,7 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
     Args:
         data: The client's graph.
         p_NC: P^.
-        alpha: Share of the edges.
+        alpha: Share of the edges, of which A has the weights.
         steps: K.
         cut: As for `likeness`.
     """
@@ -47,7 +47,7 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
     starts, columns = data.edges
     rows = torch.arange(data.nodes, device=data.device).repeat_interleave(starts.diff())
     mixed_NN = (1 - alpha) * alike_NN
-    mixed_NN[rows, columns.long()] += alpha
+    mixed_NN[rows, columns.long()] += alpha * data.adjacency.values()
     mixed_NN.diagonal().add_(1)
     root_N = mixed_NN.sum(1).rsqrt()
     mixed_NN.mul_(root_N[:, None]).mul_(root_N)

@@ -95,6 +95,7 @@ class FedPG(Algorithm):
     mixed_models: ClassVar[bool] = True
     # All items of a client are compared with each other, and pairs are too many.
     tasks: ClassVar[frozenset[str]] = frozenset({"node", "graph"})
+    weighs_edges: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.hops <= HOPS:

@@ -65,6 +65,7 @@ class MendedGraphs(Algorithm):
 
     # Missing neighbours are of nodes.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    weighs_edges: ClassVar[bool] = False
     generator_rounds: int = 10
     hide: float = 0.5
     most_neighbours: int = 5

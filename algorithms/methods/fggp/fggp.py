@@ -117,6 +117,7 @@ class FGGP(FedAvg):
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    weighs_edges: ClassVar[bool] = False
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"

@@ -374,3 +374,49 @@ def test_parameter_counts() -> None:
         "gcnii": 100 * 64 + 64 + 2 * 64 * 64 + head,
         "transformer": 4 * (100 * 64 + 64 + 64 * 64 + 64) + head,
     }
+
+
+def weighed(weights: np.ndarray | None, make_view: MakeView) -> View:
+    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
+    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
+    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x, weights)
+
+
+@pytest.mark.parametrize("name", ["gcn", "gcnii"])
+def test_weights_of_edges_as_pyg_has_them(name: str, make_view: MakeView) -> None:
+    upper = np.triu(np.random.default_rng(1).uniform(0.1, 4, (12, 12)), 1).astype(np.float32)
+    view = weighed(upper + upper.T, make_view)
+    model = make(name, layers=2).eval()
+    source, target = np.repeat(np.arange(12), np.diff(view.csr[0])), view.csr[1]
+    edges = (
+        torch.from_numpy(np.stack([target, source]).astype(np.int64)),
+        torch.from_numpy((upper + upper.T)[source, target]),
+    )
+    twins = nn.ModuleList(pyg_layer(name, conv, layer) for layer, conv in enumerate(model.convs))
+    if name == "gcn":
+        expected = twins[1](F.relu(twins[0](view.x, *edges)), *edges)
+    else:
+        initial = F.relu(model.lift(view.x)).detach()
+        expected = F.relu(twins[1](F.relu(twins[0](initial, initial, *edges)), initial, *edges))
+    found = model(around(model, view)).embedding_NH
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    # Gradients go back over the same entries.
+    for embedding in (found, expected):
+        embedding.square().sum().backward()
+    for conv, twin in zip(model.convs, twins):
+        for own, theirs in zip(conv.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    unweighted, ones = (
+        model(around(model, weighed(weights, make_view))).embedding_NH
+        for weights in (None, np.ones((12, 12), np.float32))
+    )
+    assert not torch.allclose(found, unweighted, atol=1e-2)
+    assert torch.equal(ones, unweighted)
+
+
+def test_matrices_of_other_operators_have_no_weights(make_view: MakeView) -> None:
+    view = weighed(np.full((12, 12), 2, np.float32), make_view)
+    for operator in ("mean", "attention"):
+        with pytest.raises(AssertionError, match=operator):
+            all_nodes(view, operator, 1)
+    assert (all_nodes(view, "sum", 1).operators[0].to_dense().unique() == torch.tensor([0.0, 2.0])).all()

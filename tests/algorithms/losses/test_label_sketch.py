@@ -148,12 +148,15 @@ def test_the_first_central_moment_vanishes() -> None:
 def random_view(make_view: Callable[..., View]) -> Callable[..., View]:
     """A client of some nodes, of which the last has no neighbour, with a hub and `degree` random entries a node."""
 
-    def random_view(nodes: int, classes: int, degree: float = 4) -> View:
+    def random_view(nodes: int, classes: int, degree: float = 4, weights: str = "none") -> View:
         rng = np.random.default_rng(nodes)
         edges = rng.integers(max(nodes - 1, 1), size=(round(degree * nodes / 2), 2))
         hub = [(0, v) for v in range(2, nodes - 1, 3)] if degree else []
         edges = np.concatenate([edges[edges[:, 0] != edges[:, 1]], np.reshape(hub, (-1, 2)).astype(np.int64)])
-        return make_view(nodes, edges, [0] * nodes, [0], classes)
+        upper = np.triu(rng.uniform(0.1, 5, (nodes, nodes)).astype(np.float32)) if weights == "drawn" else None
+        weight = {"none": None, "ones": np.ones((nodes, nodes), np.float32)}.get(weights, upper)
+        weight = weight + np.triu(weight, 1).T if weights == "drawn" else weight
+        return make_view(nodes, edges, [0] * nodes, [0], classes, weight=weight)
 
     return random_view
 
@@ -209,6 +212,20 @@ def test_both_paths_equal_dense_algebra(
 ) -> None:
     form, view, seed = SketchForm(**{**DEFAULTS, **changes}), random_view(nodes, classes), random_rows(nodes, classes)
     require_exact(sketch(view, seed, form), view, seed, form)
+
+
+@pytest.mark.parametrize("sketch", [sketch_by_tiles, sketch_by_torch])
+@pytest.mark.parametrize("nodes", [2, 33])
+def test_weights_are_the_entries_of_the_dense_matrix(
+    random_view: Callable[..., View], sketch: Callable[..., Sketch], nodes: int
+) -> None:
+    seed, form = random_rows(nodes, 5), SketchForm(**DEFAULTS)
+    view = random_view(nodes, 5, weights="drawn")
+    require_exact(sketch(view, seed, form), view, seed, form)
+    # Weights of one have the bits of no weights.
+    plain, ones = (sketch(random_view(nodes, 5, weights=weights), seed, form) for weights in ("none", "ones"))
+    assert torch.equal(plain.moments_SC, ones.moments_SC)
+    assert plain.confidence == ones.confidence
 
 
 @pytest.mark.parametrize("classes", [1, 2, 15, 33, 172])

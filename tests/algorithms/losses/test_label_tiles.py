@@ -43,15 +43,18 @@ def test_rows_are_read_scaled_from_any_row_on(classes: int) -> None:
 
 @pytest.mark.parametrize("classes", [3, 20])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_a_path_and_a_node_alone(classes: int, dtype: type) -> None:
+@pytest.mark.parametrize("weight", [None, [2.0, 2.0, 0.5, 0.5]])
+def test_a_path_and_a_node_alone(classes: int, dtype: type, weight: list[float] | None) -> None:
     # 0 - 1 - 2, and 3 alone.
     indptr, indices = np.array([0, 1, 3, 4, 4], dtype=dtype), np.array([1, 0, 2, 1], dtype=np.int32)
     for array in (indptr, indices):
         array.flags.writeable = False
-    loops = np.array([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
+    a, b = (1, 1) if weight is None else (2, 0.5)
+    loops = np.array([[1, a, 0, 0], [a, 1, b, 0], [0, b, 1, 0], [0, 0, 0, 1]])
+    weights = None if weight is None else np.array(weight, dtype=np.float32)
     z, seed, shares = random(4, classes), random(4, classes, seed=1), np.array([1, 2, 3, 4], dtype=np.float32)
     out, totals = empty_tiles(4, classes), np.full(4, np.nan)
-    propagate(indptr, indices, tiles_of(z), tiles_of(seed), np.float32(0.25), shares, out, totals)
+    propagate(indptr, indices, tiles_of(z), tiles_of(seed), np.float32(0.25), shares, out, totals, weights)
     expected = 0.25 * seed + shares[:, None] * (loops @ z)
     np.testing.assert_allclose(rows_of(out, classes), expected, rtol=1e-6)
     np.testing.assert_allclose(totals, expected.sum(1), rtol=1e-6)

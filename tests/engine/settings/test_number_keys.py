@@ -95,6 +95,9 @@ def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
     inductive = number_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "inductive": True}}, "test").plain())
     assert "data.inductive" not in default
     assert inductive == {**default, "data.inductive": True}
+    dropped = number_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "edge_weights": "drop"}}, "test").plain())
+    assert "data.edge_weights" not in default
+    assert dropped == {**default, "data.edge_weights": "drop"}
     scheduled = number_keys(
         parse_config({**PLAIN, "train": {"schedule": {"name": "StepLR", "step_size": 2}}}, "test").plain()
     )

@@ -64,6 +64,7 @@ REFUSED: dict[str, list[Any]] = {
     "data.sparsity": [0.5, None, "half"],
     "data.synthetic": ["perhaps", 1, None],
     "data.inductive": ["perhaps", 1, None],
+    "data.edge_weights": ["none", 1, None, True],
     "data.name": [3, "", "a/b", "a b", "a" * 61],
     "data.features": [0.5, None, ["degree"]],
     "partition.method": ["leiden", None],

@@ -10,6 +10,7 @@ import torch
 from storage.graph import Graph
 
 EDGES = [[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]]
+GIVEN_WEIGHTS = [0.5, 2.0, 3.0, 4.0, 0.25]
 
 
 @pytest.fixture
@@ -43,5 +44,23 @@ def assert_square() -> Callable[[Graph], None]:
         assert (graph.classes, graph.synthetic) == (3, False)
         assert graph.split is not None
         assert graph.split.tolist() == [1, 2, 0, 3]
+
+    return check
+
+
+@pytest.fixture
+def given_weights() -> torch.Tensor:
+    """Weights of the edges of the square as they are given, one way."""
+    return torch.tensor(GIVEN_WEIGHTS)
+
+
+@pytest.fixture
+def assert_weighted(assert_square: Callable[[Graph], None]) -> Callable[[Graph], None]:
+    def check(graph: Graph) -> None:
+        assert_square(graph)
+        assert graph.edge_weight is not None
+        assert graph.edge_weight.dtype == np.float32
+        # Of 0: 1, 2, 3; of 1: 0, 2; of 2: 0, 1, 3; of 3: 0, 2.
+        assert graph.edge_weight.tolist() == [0.5, 0.25, 4, 0.5, 2, 0.25, 2, 3, 4, 3]
 
     return check

@@ -32,6 +32,7 @@ class DGLGraph:
         assert num_nodes > max(source.max(), target.max()) if len(source) else True
         self._edges, self._nodes = (source, target), num_nodes
         self.ndata: dict[str, Tensor] = {}
+        self.edata: dict[str, Tensor] = {}
 
     def num_nodes(self) -> int:
         return self._nodes
@@ -82,6 +83,26 @@ def test_shard_out_keeps_the_numbers_of_its_nodes(make_store: Callable[..., Stor
     assert out.ndata["train_mask"].any()
     lonely = to_dgl(store.shard(2), module=DGL)
     assert (lonely.num_nodes(), len(lonely.edges()[0])) == (1, 0)
+
+
+@pytest.mark.parametrize("key", ["weight", "w"])
+def test_weights_in_and_out(
+    key: str, square: Square, given_weights: Tensor, assert_weighted: Callable[[Graph], None]
+) -> None:
+    made = given(square)
+    made.edata[key] = given_weights
+    assert_weighted(from_dgl(made))
+    out = to_dgl(from_dgl(made), module=DGL)
+    assert len(out.edata["weight"]) == 10
+    assert_weighted(from_dgl(out))
+    out.edata["w"] = out.edata["weight"]
+    with pytest.raises(ShoalError, match=r"^graph\.edata: has weight and w, and an edge has one weight; .*"):
+        from_dgl(out)
+    made.edata[key] = -given_weights
+    with pytest.raises(
+        ShoalError, match=rf"^graph\.edata\['{key}'\]: row 0 is -0\.5; the weight of an edge is positive"
+    ):
+        from_dgl(made)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,16 @@ def test_brings_back_what_is_there() -> None:
     assert from_networkx(nx.MultiGraph(club()), "h").indices.tolist() == [1, 0, 2, 1, 3, 2]
 
 
+def test_weights_of_edges_and_one_where_there_is_none() -> None:
+    graph = club()
+    graph["b"][7]["weight"] = 2.5
+    # Of c: a; of a: c and 7; of 7: a and b; of b: 7. The loop at b is taken out.
+    found = from_networkx(graph, "h").edge_weight
+    assert found is not None
+    assert found.tolist() == [1, 1, 1, 1, 2.5, 2.5]
+    assert from_networkx(club(), "h").edge_weight is None
+
+
 def test_numbers_of_the_library_are_labels() -> None:
     graph = nx.karate_club_graph()
     nx.set_edge_attributes(graph, 1, "weight")
@@ -54,7 +64,14 @@ def test_numbers_of_the_library_are_labels() -> None:
         (lambda g: g.nodes[7].update(h=[1, 2]), r"graph\.nodes\[7\]\['h'\]: of another length than those of .*"),
         (lambda g: g.nodes[7].update(h="x"), r"graph\.nodes\[\.\.\.\]\['h'\]: features must be numbers.*"),
         (lambda g: g.nodes[7].pop("assignment"), r"graph\.nodes\[7\]\['assignment'\]: missing; .*"),
-        (lambda g: g["a"][7].update(weight=0.5), r"graph: edge 'a', 7 has weight 0\.5, which stores do not keep; .*"),
+        (
+            lambda g: g["a"][7].update(weight=-1),
+            r"graph: edge 'a', 7 has weight -1; the weight of an edge is positive .*",
+        ),
+        (lambda g: g["a"][7].update(weight="far"), r"graph: edge 'a', 7 has weight 'far'; the weight of an edge is .*"),
+        (lambda g: g["a"][7].update(weight=float("inf")), r"graph: edge 'a', 7 has weight inf; .*"),
+        (lambda g: g["a"][7].update(weight=float("nan")), r"graph: edge 'a', 7 has weight nan; .*"),
+        (lambda g: g["a"]["c"].update(weight=3), r"graph\.edges: the edge of nodes 0 and 1 weighs 1 and 3; .*"),
         (lambda g: g.clear(), r"graph: has no nodes; .*"),
     ],
 )

@@ -43,6 +43,27 @@ def test_adjacency_instead_of_edges(layout: torch.layout, square: Square, assert
     assert_square(from_pyg(data))
 
 
+def test_weights_in_and_out(square: Square, given_weights: torch.Tensor, assert_weighted: Check) -> None:
+    weighted = Data(**square(edge_weight=given_weights))
+    graph = from_pyg(weighted)
+    assert_weighted(graph)
+    assert_weighted(from_pyg(Data(**square(edge_weight=given_weights[:, None].double()))))
+    assert_weighted(from_pyg(ToSparseTensor(layout=torch.sparse_csr)(weighted)))
+    out = to_pyg(graph)
+    assert out.edge_weight.dtype == torch.float32
+    assert_weighted(from_pyg(out))
+    # PyG's own algebra reads what came out as it reads what went in, both ways.
+    conv = GCNConv(2, 3)
+    both = torch.cat([weighted.edge_index, weighted.edge_index.flip(0)], dim=1)
+    expected = conv(weighted.x, both, given_weights.repeat(2))
+    torch.testing.assert_close(conv(out.x, out.edge_index, out.edge_weight), expected)
+    # Ones say nothing.
+    assert "edge_weight" not in to_pyg(from_pyg(Data(**square(edge_weight=torch.ones(5)))))
+    small = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=0, edge_weight=torch.tensor([2.0]))]
+    with pytest.raises(ShoalError, match=r"^data\[0\]\.edge_weight: many small graphs have no weights of edges here"):
+        from_pyg(small)
+
+
 @pytest.mark.parametrize(
     "y",
     [

@@ -72,10 +72,22 @@ def test_adjacency_of_a_data(square: Square, assert_square: Callable[[Graph], No
     assert_square(from_pyg(Data(**square(edge_index=None, adj_t=adjacency(square)))))
 
 
+def test_values_are_weights(square: Square, given_weights: Tensor, assert_weighted: Callable[[Graph], None]) -> None:
+    tensors = square()
+    target, source = tensors["edge_index"]
+    given = SparseTensor(row=source, col=target, value=given_weights, sparse_sizes=(4, 4))
+    masks = {key: tensors[key] for key in MASKS}
+    assert_weighted(from_sparse_tensor(given, tensors["x"], tensors["y"], masks))
+    graph = from_pyg(Data(**square(edge_index=None, adj_t=given)))
+    assert_weighted(graph)
+    assert_weighted(from_sparse_tensor(to_sparse_tensor(graph, MODULE), tensors["x"], tensors["y"], masks))
+
+
 def test_adjacency_out_is_what_came_in(square: Square) -> None:
     graph = from_pyg(Data(**square()))
     row, col, value = to_sparse_tensor(graph, MODULE).coo()
     assert value is None
+    assert graph.edge_weight is None
     assert row.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
     assert col.tolist() == [1, 2, 3, 0, 2, 0, 1, 3, 0, 2]
     again = from_sparse_tensor(to_sparse_tensor(graph, MODULE), square()["x"], square()["y"])

@@ -83,3 +83,11 @@ def test_a_vocabulary_names_every_column_once() -> None:
         graph("twice", [], np.ones((2, 2)), [0, 1], **names)
     with pytest.raises(ShoalError, match=r"^vocabulary: must be texts \[2\], one a column of x, found int64 \[2\]"):
         graph("numbers", [], np.ones((2, 2)), [0, 1], vocabulary=np.arange(2))
+
+
+def test_a_graph_without_weights_weighs_one_beside_others() -> None:
+    weighted = graph("first", [(0, 1), (1, 2)], FIRST.x, [0, 1, -1], edge_weight=np.array([0.5, 3.0]))
+    both = joined([weighted, SECOND])
+    assert both.edge_weight is not None
+    assert (both.edge_weight.tolist(), both.edge_weight.dtype) == ([0.5, 0.5, 3, 3, 1, 1], np.float32)
+    assert joined([FIRST, SECOND]).edge_weight is None

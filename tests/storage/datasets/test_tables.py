@@ -1,5 +1,6 @@
 """Tables of edges and nodes: ids and labels that are names, CSV and Parquet alike; every fault is one line."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,44 @@ def test_features_may_be_missing_where_they_are_made(tmp_path: Path) -> None:
     assert fingerprint(made)["files"] == fingerprint(plain)["files"]
 
 
+def test_weights_of_edges(tmp_path: Path) -> None:
+    weights = [0.5, 2, 3, 4, 0.5]
+    rows = zip(EDGES.splitlines()[1:], weights, strict=True)
+    kept = write(tmp_path, "\n".join(["source,target,weight", *(f"{row},{weight}" for row, weight in rows)]))
+    graph = load(kept)
+    assert_is_it(graph)
+    assert graph.edge_weight is not None
+    # zoe-7; ann-7, ann-bob; 7-zoe, 7-ann, 7-bob; bob-ann, bob-7.
+    assert graph.edge_weight.tolist() == [4, 3, 0.5, 4, 3, 2, 0.5, 2]
+    dropped = replace(kept, edge_weights="drop")
+    assert load(dropped).edge_weight is None
+    assert fingerprint(dropped) == fingerprint(kept) | {"edge_weights": "drop"}
+
+    folder = save_graph(graph, tmp_path / "arrays")
+    arrays = {path.stem: np.load(path) for path in folder.glob("*.npy")}
+    np.savez(tmp_path / "graph.npz", **arrays)
+    for path in (folder, tmp_path / "graph.npz"):
+        again = load(DataSource("files", path=str(path)))
+        np.testing.assert_array_equal(again.edge_weight, graph.edge_weight)
+        assert load(DataSource("files", path=str(path), edge_weights="drop")).edge_weight is None
+    np.save(folder / "edge_weight.npy", arrays["edge_weight"][1:])
+    with pytest.raises(ShoalError, match=r"/edge_weight\.npy: must be numbers \[4\], .*, found float32 \[3\]$"):
+        load(DataSource("files", path=str(folder)))
+
+
 @pytest.mark.parametrize(
     ("edges", "nodes", "line"),
     [
         ("source,to\n7,7\n", NODES, r"edges\.csv: no column 'target'; it needs source and target, found source, to"),
         (EDGES, "id,x\n7,1\n", r"nodes\.csv: no column 'label'; .*"),
-        ("source,target,weight\n7,ann,2\n", NODES, r"edges\.csv: has weights, which stores do not keep; .*"),
+        ("source,target,weight\n7,ann,0\n", NODES, r"edges\.csv \(weight\): row 0 is 0\.0; .* positive and finite: .*"),
+        ("source,target,weight\n7,ann,\n", NODES, r"edges\.csv: cannot be read .*'weight'.* no value in some row.*"),
+        ("source,target,weight\n7,ann,far\n", NODES, r"edges\.csv: cannot be read .*invalid value 'far'.*"),
+        (
+            "source,target,weight\n7,ann,2\nann,7,3\n",
+            NODES,
+            r"edges\.csv \(weight\): the edge of nodes 1 and 2 weighs 2 and 3; .* data\.edge_weights to drop",
+        ),
         ("source,target,time\n7,ann,2\n", NODES, r"edges\.csv: column 'time' would not be used; .*"),
         ("source,target\n7,ann\nbob,eve\n", NODES, r"edges\.csv: target of row 1 is 'eve', .* id of no node"),
         ("source,target\n7,\n", NODES, r"edges\.csv: target of row 0 is None, .*"),

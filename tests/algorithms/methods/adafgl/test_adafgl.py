@@ -50,12 +50,15 @@ def test_messages_by_hand() -> None:
     torch.testing.assert_close(signed_messages(y, torch.tensor([[0, 0.5], [0.5, 0]]), 1.0), alone)
 
 
-def test_knowledge_by_hand(make_view: Callable[..., View]) -> None:
+@pytest.mark.parametrize("weight", [None, 3.0])
+def test_knowledge_by_hand(make_view: Callable[..., View], weight: float | None) -> None:
     x = np.array([[1.0, 0.0], [0.0, 2.0], [4.0, 4.0]], dtype=np.float32)
-    view = make_view(3, [(0, 1)], [0, 1, 1], [0], 2, x)
+    weights = None if weight is None else np.full((3, 3), weight, dtype=np.float32)
+    view = make_view(3, [(0, 1)], [0, 1, 1], [0], 2, x, weights)
+    edge = 0.25 * (weight or 1)
     p = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     found = knowledge(view, p, 0.25, 1, 0.5)
-    m = np.array([[1, 0.25, 0], [0.25, 1, 0.75], [0, 0.75, 1]])
+    m = np.array([[1, edge, 0], [edge, 1, 0.75], [0, 0.75, 1]])
     root = m.sum(1) ** -0.5
     np.testing.assert_allclose(found.smooth_NG, np.concatenate([x, (root[:, None] * m * root) @ x], 1), rtol=1e-6)
 

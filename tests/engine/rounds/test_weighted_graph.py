@@ -1,0 +1,272 @@
+"""A graph whose edges have weights, from its files to what clients train on, against dense matrices."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.backbones.building import build
+from algorithms.backbones.neighbourhood import all_nodes
+from engine.commands.dry_run import expected
+from engine.commands.pretrain import options_of, pretrain
+from engine.preparing.prepare import prepare, store_path
+from engine.preparing.weights_used import require_weights_used
+from engine.rounds.server import Server
+from engine.screen.report import show_store
+from engine.settings.config import Config
+from storage.adapters import to_pyg
+from storage.datasets.loading import load
+from storage.datasets.source import DataSource
+from storage.errors import ShoalError
+from storage.store import Store
+from storage.verify import verify
+from storage.view import Memo, View
+
+CLIENTS, NODES, CLASSES = 6, 30, 4
+Keys = Mapping[str, Any]
+Start = Callable[..., Server]
+ONES = """
+import numpy as np
+from dataclasses import replace
+from pathlib import Path
+import shoal
+from storage.from_arrays import graph_from_arrays
+
+class {name}(shoal.Dataset):
+    def load(self, root):
+        arrays = {{file.stem: np.load(file) for file in Path({folder!r}).glob("*.npy")}}
+        graph = graph_from_arrays("one", arrays, dict.fromkeys(arrays, "one"))
+        return replace(graph, edge_weight={weight})
+"""
+
+
+@pytest.fixture(scope="session")
+def weights(weighted: Keys) -> np.ndarray:
+    """What edges weigh, as a dense symmetric matrix of float32: zero where there is none, and on the diagonal."""
+    source, target = np.load(Path(weighted["data.path"]) / "edge_index.npy")
+    dense = np.zeros((CLIENTS * NODES,) * 2, dtype=np.float32)
+    dense[source, target] = dense[target, source] = np.load(Path(weighted["data.path"]) / "edge_weight.npy")
+    np.fill_diagonal(dense, 0)
+    return dense
+
+
+def dense_of(view: View, weights: np.ndarray) -> np.ndarray:
+    """The weights of a client's edges, of its rows, float64."""
+    same_client = view.node[:, None] // NODES == view.node // NODES
+    return np.where(same_client, weights[np.ix_(view.node, view.node)], 0).astype(np.float64)
+
+
+def smoothing(weights: np.ndarray, r: float = 0.5) -> np.ndarray:
+    """D^(r-1) (A + I) D^-r."""
+    loops = weights + np.eye(len(weights))
+    degree = loops.sum(1)
+    return degree[:, None] ** (r - 1) * loops * degree**-r
+
+
+def require_weighed(view: View, weights: np.ndarray) -> None:
+    """Everything that a view makes of edges, beside dense matrices."""
+    np.testing.assert_array_equal(view.adjacency.to_dense(), weights)
+    np.testing.assert_allclose(view.degree, 1 + weights.sum(1), rtol=1e-6)
+    y = torch.rand(view.nodes, CLASSES, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(view.smooth(y), smoothing(weights) @ y.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_shards_and_hops_keep_weights(start: Start, weighted: Keys, weights: np.ndarray) -> None:
+    job = start({**weighted, "algorithm.name": "global", "propagation.r": 0.3}).job
+    whole = Store(job.store_path)
+    stores = [Store(job.store_path.parent), whole]
+    assert whole.path.name == "whole"
+    for store in stores:
+        assert store.manifest.weighted
+        assert verify(store) == []
+        for client in range(store.clients):
+            view = job.view(store, client, Memo(2**24))
+            dense = weights if store is whole else None
+            dense = dense_of(view, weights) if dense is None else dense[np.ix_(view.node, view.node)]
+            require_weighed(view, dense)
+            np.testing.assert_array_equal(to_pyg(store.shard(client)).edge_weight, view.adjacency.values())
+            operator, hop = smoothing(dense, 0.3), view.x.numpy().astype(np.float64)
+            for k in (1, 2):
+                hop = operator @ hop
+                np.testing.assert_allclose(view.hop(k), hop, rtol=1e-5, atol=1e-6)
+
+
+PAIRS = {"task": "edge", "data.split": "stratified", "model.name": "gcn"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "all_edges"),
+    [
+        ({"data.inductive": True}, True),
+        ({"propagation.rows": "labelled"}, True),
+        ({"data.sparsity.edges": 0.3}, False),
+        (PAIRS, False),
+    ],
+)
+def test_parts_of_a_client_keep_weights(
+    start: Start, weighted: Keys, weights: np.ndarray, keys: Keys, all_edges: bool, tmp_path: Path
+) -> None:
+    job = start({**weighted, "data.store": str(tmp_path / "store"), **keys}).job
+    store = job.open_training(Store(job.store_path))
+    assert verify(Store(job.store_path)) == verify(store) == []
+    missing = 0
+    for client in range(store.clients):
+        view = job.view(store, client, Memo(2**24))
+        there = view.adjacency.to_dense().numpy() > 0
+        missing += int((there != (dense_of(view, weights) > 0)).sum())
+        require_weighed(view, np.where(there, dense_of(view, weights), 0))
+    assert (missing == 0) == all_edges
+
+
+METHODS: dict[str, Keys] = {
+    "fedgta sgc": {"algorithm.name": "fedgta", "model.name": "sgc"},
+    "fedavg gcn": {"model.name": "gcn"},
+    "fedavg gcn by autograd": {"model.name": "gcn", "engine.path": "loop"},
+    "fedgta gcnii": {"algorithm.name": "fedgta", "model.name": "gcnii"},
+    "adafgl gcn": {"algorithm.name": "adafgl", "model.name": "gcn"},
+}
+
+
+def values(server: Server) -> dict[str, Tensor]:
+    """Every tensor of a server's state."""
+    trees = {"server": server.state.server}
+    trees |= {f"client {i}": tree for i, tree in server.state.clients.items()}
+    return {f"{where}, {name}": t for where, tree in trees.items() for name, t in tree.items()}
+
+
+@pytest.fixture(scope="session")
+def of_one(tmp_path_factory: pytest.TempPathFactory, graphs: Mapping[str, Path]) -> Keys:
+    """Keys of the small federation with weights that are all one, and yet kept."""
+    folder = tmp_path_factory.mktemp("ones")
+    weight = "np.ones(graph.entries, dtype=np.float32)"
+    (folder / "ones.py").write_text(ONES.format(name="Ones", folder=str(graphs["plain"]), weight=weight))
+    return {"data.dataset": f"{folder / 'ones.py'}:Ones", "data.path": None, "data.store": str(folder / "store")}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_of_one_give_the_bits_of_no_weights(name: str, start: Start, weighted: Keys, of_one: Keys) -> None:
+    plain, ones, others = (start({**METHODS[name], **keys}) for keys in ({}, of_one, weighted))
+    assert Store(ones.job.store_path).manifest.weighted
+    losses = [[server.round()["loss"] for _ in range(2)] for server in (plain, ones, others)]
+    assert losses[0] == losses[1] != losses[2]
+    found, given = values(ones), values(plain)
+    assert found.keys() == given.keys()
+    assert all(torch.equal(found[key], given[key]) for key in given)
+    assert any(not torch.equal(values(others)[key], given[key]) for key in given)
+
+
+def test_a_store_without_weights_is_as_it_was(configure: Callable[..., Config], weighted: Keys, tmp_path: Path) -> None:
+    dropped = {**weighted, "data.edge_weights": "drop", "data.store": str(tmp_path / "dropped")}
+    plain, bare = prepare(configure({})), prepare(configure(dropped))
+    assert "weighted" not in (plain.path / "manifest.json").read_text()
+    assert [client.file for client in plain.manifest.clients] == [client.file for client in bare.manifest.clients]
+    assert plain.manifest.hops == bare.manifest.hops
+    kept = {key: value for key, value in weighted.items() if key != "data.store"} | {"data.root": str(tmp_path)}
+    names = {
+        store_path(configure({**kept, **more, "data.store": None})) for more in ({}, {"data.edge_weights": "drop"})
+    }
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"model.name": "sage"},
+            r"model\.name: .*, which sage leaves out; take gcn, gcnii or a model that reads hops, ",
+        ),
+        ({"model.name": "gat"}, r"model\.name: .*, which gat leaves out; "),
+        ({"model.name": "gin"}, r"model\.name: .*, which gin leaves out; "),
+        ({"model.name": "transformer"}, r"model\.name: .*, which transformer leaves out; "),
+        (
+            {"model": [{"name": "sgc"}, {"name": "sage"}], "algorithm.name": "local"},
+            r"model\.name: .*, which sage leaves ",
+        ),
+        (
+            {"model.name": "gcn", "model.fanouts": [3, 3]},
+            r"model\.fanouts: .*, by which no neighbours are drawn; leave ",
+        ),
+        ({"algorithm.name": "fedpg"}, r"algorithm\.name: .*, which fedpg leaves out; take .*fedavg.*, "),
+        ({"algorithm.name": "fedgkc"}, r"algorithm\.name: .*, which fedgkc leaves out; "),
+        ({"algorithm.name": "fggp", "model.name": "gcn"}, r"algorithm\.name: .*, which fggp leaves out; "),
+        ({"algorithm.name": "fgssl", "model.name": "gcn"}, r"algorithm\.name: .*, which fgssl leaves out; "),
+        ({"algorithm.name": "fedsage_plus"}, r"algorithm\.name: .*, which fedsage_plus leaves out; "),
+        ({"data.features": "degree"}, r"data\.features: .*, which degree leaves out; take other features, "),
+    ],
+)
+def test_refused_where_weights_would_be_left_out(configure: Callable[..., Config], keys: Keys, line: str) -> None:
+    config = configure(keys)
+    with pytest.raises(ShoalError, match=rf"^{line}") as caught:
+        require_weights_used(config, "files", True)
+    assert caught.value.line.endswith("or set data.edge_weights to drop")
+    assert "the edges of dataset 'files' have weights" in caught.value.line
+    require_weights_used(config, "files", False)
+
+
+def test_refused_before_a_store_is_made_and_where_one_is_there(
+    configure: Callable[..., Config], weighted: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sage = {**weighted, "model.name": "sage"}
+    fresh = configure({**sage, "data.store": str(tmp_path / "store")})
+    prepare(configure(weighted))
+    for call in (prepare, expected):
+        for config in (fresh, configure(sage)):
+            with pytest.raises(ShoalError, match=r"^model\.name: .*, which sage leaves out"):
+                call(config)
+    assert not (tmp_path / "store" / "clients").exists()
+    assert expected(configure(weighted)).rows["edges"] == "weighted"
+    dropped = fresh.model_copy(update={"data": replace(fresh.data, edge_weights="drop")})
+    assert "edges" not in expected(dropped).rows
+    for config, said in ((configure(weighted), "undirected, weighted; cut"), (configure({}), "undirected; cut")):
+        store = prepare(config)
+        show_store(store.path, store.manifest)
+        assert said in " ".join(capsys.readouterr().out.split())
+    options = options_of({"epochs": 1})
+    with pytest.raises(
+        ShoalError, match=r"have weights, which views of altered edges leave out; set data\.edge_weights"
+    ):
+        pretrain(configure({**weighted, "model.name": "gcn"}), tmp_path / "gnn", options, 2, "all")
+
+
+MODEL = """
+import torch
+import shoal
+
+class Sums(shoal.Backbone):
+    def __init__(self, features: int):
+        super().__init__(width=features)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, edge_index, edge_weight):
+        heard, hears = edge_index
+        return self.scale * torch.zeros_like(x).index_add(0, hears, edge_weight[:, None] * x[heard])
+"""
+
+
+def test_a_model_of_ones_own_may_ask_for_weights(
+    start: Start, weighted: Keys, configure: Callable[..., Config], weights: np.ndarray, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "other.py").write_text(MODEL.replace(", edge_weight", "").replace("edge_weight[:, None] * ", ""))
+    model = {"name": f"{tmp_path / 'mine.py'}:Sums"}
+    server = start({**weighted, "model": model, "train.dropout": 0.0})
+    assert np.isfinite(server.round()["loss"])
+    store = Store(server.job.store_path)
+    view = server.job.view(store, 1, Memo(2**24))
+    module = build(model["name"], view.features, CLASSES, 0, 0.0, {})
+    found = module(all_nodes(view, "sum", 1)).embedding_NH
+    np.testing.assert_allclose(found.detach(), dense_of(view, weights) @ view.x.numpy(), rtol=1e-5, atol=1e-5)
+    other = configure({**weighted, "model": {"name": f"{tmp_path / 'other.py'}:Sums"}})
+    with pytest.raises(ShoalError, match=r"^model\.name: .*other\.py:Sums leaves out; "):
+        require_weights_used(other, "files", True)
+
+
+def test_small_graphs_are_not_cut_out_of_a_weighted_one(weighted: Keys) -> None:
+    source = DataSource("induced-node", base="files", path=weighted["data.path"], samples=2, smallest=2, largest=9)
+    with pytest.raises(ShoalError, match=r"^data\.options\.base: .*, which induced-node leaves out; set data\.edge_w"):
+        load(source)
