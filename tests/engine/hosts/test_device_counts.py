@@ -22,7 +22,8 @@ from engine.rounds.server import Server
 from engine.settings.config import parse_config
 from engine.wire.job import make_job
 
-CLIENTS = 64
+# Of a cell as it is on a GPU, and of one that is enough to see what a client costs.
+MANY, FEW = 64, 8
 Count = Callable[..., DeviceCounts]
 
 
@@ -33,27 +34,27 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def count(store: Path, monkeypatch: pytest.MonkeyPatch) -> Count:
-    """Counts the calls of the second round of hosts, that of one cell of 64 clients; the server is not counted."""
+    """Counts the second round of hosts, of one cell of all clients; the server is not counted."""
     other = load()
     run_cells = Host.run_cells
 
-    def count(**sections: Any) -> DeviceCounts:
+    def count(clients: int = FEW, **sections: Any) -> DeviceCounts:
         plain: dict[str, Any] = {
             "name": "counts",
             "rounds": 100,
             "data": {
                 "dataset": "sbm",
                 "root": str(store),
-                "store": str(store / "store"),
-                "options": {"nodes": 40 * CLIENTS, "features": 16, "classes": 4, "degree": 6.0},
+                "store": str(store / f"store-{clients}"),
+                "options": {"nodes": 40 * clients, "features": 16, "classes": 4, "degree": 6.0},
             },
-            "partition": {"method": "random", "clients": CLIENTS},
+            "partition": {"method": "random", "clients": clients},
             "propagation": {"hops": 2},
             "model": {"name": "sgc"},
             "algorithm": {"name": "fedavg"},
             "evaluation": {"every": 100},
         }
-        engine = {"backend": "local", "cell_size": CLIENTS, "path": "stacked"}
+        engine = {"backend": "local", "cell_size": clients, "path": "stacked"}
         plain |= {**sections, "engine": {**engine, **sections.get("engine", {})}}
         config = parse_config(plain, "test")
         counts = DeviceCounts(other)
@@ -78,34 +79,42 @@ def count(store: Path, monkeypatch: pytest.MonkeyPatch) -> Count:
 
 def test_a_stacked_cell_waits_once_and_copies_twice(count: Count) -> None:
     """In what its clients kept, out what they leave behind; beside that, a call of cells brings what all are sent."""
-    counts = count()
+    counts = count(MANY)
     of_the_call = 1
     assert (counts.synchronisations, counts.copies) == (1, 2 + of_the_call)
-    assert counts.launches / CLIENTS < 6.5
+    assert counts.launches / MANY < 6.5
 
 
 def test_a_loop_copies_as_often(count: Count) -> None:
     """Its clients' losses are looked at one by one."""
     counts = count(engine={"path": "loop"})
-    assert (counts.synchronisations, counts.copies) == (1 + CLIENTS, 3)
+    assert (counts.synchronisations, counts.copies) == (1 + FEW, 3)
 
 
 @pytest.mark.parametrize("path", ["loop", "stacked"])
 def test_scores_of_a_cell_cost_what_those_of_a_client_do(count: Count, path: str) -> None:
     """What they trained and the server's model: two calls of a cell each, no wait and no copy for the scores."""
     counts = count(evaluation={"every": 1}, engine={"path": path})
-    losses = CLIENTS if path == "loop" else 0
+    losses = FEW if path == "loop" else 0
     assert (counts.synchronisations, counts.copies) == (2 + losses, 5)
     # Beside two visits of each client: two copies of its parameters, and some operators for all.
     plain = count(engine={"path": path})
-    assert counts.launches - plain.launches < 6 * CLIENTS
+    assert counts.launches - plain.launches < 80 + 6 * FEW
 
 
 def test_fedgta(count: Count) -> None:
     """Moments and confidence are computed and fetched without a look at them."""
     counts = count(algorithm={"name": "fedgta"})
     assert (counts.synchronisations, counts.copies) == (1, 2)
-    assert counts.launches / CLIENTS < 82
+    assert counts.launches / FEW < 91
+
+
+def test_fedpg(count: Count) -> None:
+    """Waits where it chooses rows by their class, and to tell how much it sends."""
+    counts = count(algorithm={"name": "fedpg"}, engine={"path": "loop"})
+    assert counts.launches / FEW < 380
+    assert counts.synchronisations / FEW < 17
+    assert counts.copies == 2
 
 
 def steps(device: torch.device) -> Sequence[tuple[Callable[[], Any], tuple[int, int, int]]]:
