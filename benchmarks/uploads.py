@@ -95,7 +95,7 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
         },
         "moments": {
             "tiles": lambda: [list(moments_of_tiles(of_tiles, FORM)) for _ in range(FORM.lp_steps)],
-            "torch": lambda: [moments(of_torch, FORM.orders, FORM.moments) for _ in range(FORM.lp_steps)],
+            "torch": lambda: [moments(of_torch[None], FORM.orders, FORM.moments) for _ in range(FORM.lp_steps)],
         },
         "confidence": {
             "tiles": lambda: confidence_of_tiles(of_tiles, data.degree, data.classes, FORM),

@@ -31,5 +31,5 @@ def with_training_labels(data: View, soft_NC: Tensor) -> Tensor:
 
 
 def row_stochastic(y_NC: Tensor) -> Tensor:
-    """Rows scaled to sum to one, `[N, C]`; a row of A~ does not, so hubs would otherwise weigh more than one."""
-    return y_NC / y_NC.sum(1, keepdim=True).clamp_min(1e-12)
+    """Rows scaled to sum to one, `[…, N, C]`; a row of A~ does not, so hubs would otherwise weigh more than one."""
+    return y_NC / y_NC.sum(-1, keepdim=True).clamp_min(1e-12)

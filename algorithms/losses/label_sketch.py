@@ -13,6 +13,8 @@ from storage.edge_weights import degrees
 from storage.view import View
 
 ROWS_AT_A_TIME = 1024
+# Of rows and their powers at a time, on a GPU: 256 MB.
+NUMBERS_AT_A_TIME = 2**26
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,11 @@ class Sketch(NamedTuple):
 
     Attributes:
         moments_SC: Moments, float32: of every step or of the last, one below the other as `moments` gives them.
-        confidence: See `confidence`.
+        confidence: See `confidence`; a scalar where torch computed it, which nobody has read.
     """
 
     moments_SC: Tensor
-    confidence: float
+    confidence: float | Tensor
 
 
 def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
@@ -60,13 +62,13 @@ def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 def sketch_by_torch(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """`sketch_labels` equation by equation."""
-    found = []
-    for step, y_NC in enumerate(propagate_labels(data, seed_NC, form.lp_steps, form.lp_seed_weight), 1):
-        rows_NC = row_stochastic(y_NC) if form.rows == "stochastic" else y_NC
-        if form.moment_steps == "all" or step == form.lp_steps:
-            found.append(moments(rows_NC, form.orders, form.moments))
-    return Sketch(torch.cat(found), confidence(rows_NC, data.degree, form.confidence))
+    """`sketch_labels` equation by equation, all steps at once: a GPU takes as long to be told as to compute."""
+    y_SNC = torch.stack(list(propagate_labels(data, seed_NC, form.lp_steps, form.lp_seed_weight)))
+    if form.moment_steps == "last":
+        y_SNC = y_SNC[-1:]
+    rows_SNC = row_stochastic(y_SNC) if form.rows == "stochastic" else y_SNC
+    sketch_SC = moments(rows_SNC, form.orders, form.moments).flatten(0, 1)
+    return Sketch(sketch_SC, confidence(rows_SNC[-1], data.degree, form.confidence))
 
 
 def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
@@ -141,27 +143,35 @@ def confidence_of_tiles(labels: Tiles, degree_N: Tensor, classes: int, form: Ske
     for first in range(0, nodes, ROWS_AT_A_TIME):
         rows_NC = np.empty((min(ROWS_AT_A_TIME, nodes - first), classes), dtype=np.float32)
         label_tiles.read(*labels, first, rows_NC)
-        total += confidence(torch.from_numpy(rows_NC), degree_N[first : first + len(rows_NC)], form.confidence)
+        total += float(confidence(torch.from_numpy(rows_NC), degree_N[first : first + len(rows_NC)], form.confidence))
     return total
 
 
-def moments(y_NC: Tensor, orders: int, kind: str) -> Tensor:
-    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[K, C]`; `hybrid`, raw then central: `[2K, C]`."""
-    zero, mean = torch.zeros(()), y_NC.mean(0)
-    origins = {"raw": [zero], "central": [mean], "hybrid": [zero, mean]}[kind]
-    sums = y_NC.new_zeros(len(origins), orders, y_NC.shape[1])
-    # Rows whose powers stay in the cache: three times as fast.
-    for part in y_NC.split(ROWS_AT_A_TIME):
-        for row, origin in zip(sums.unbind(), origins):
-            base = part - origin
-            power = torch.ones(())
-            for order in range(orders):
-                power = power * base
-                row[order] += power.sum(0)
-    return sums.flatten(0, 1) / len(y_NC)
+def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
+    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[S, K, C]`; `hybrid`, raw then central: `[S, 2K, C]`.
+
+    Args:
+        y_SNC: Labels of S steps.
+        orders: K.
+        kind: `raw`, `central` or `hybrid`.
+    """
+    mean_S1C = y_SNC.mean(1, keepdim=True)
+    choices: dict[str, list[Tensor | None]] = {"raw": [None], "central": [mean_S1C], "hybrid": [None, mean_S1C]}
+    steps, nodes, classes = y_SNC.shape
+    total_SOKC: Tensor | None = None
+    for part in y_SNC.split(max(1, NUMBERS_AT_A_TIME // (2 * steps * classes)), dim=1):
+        base_SONC = torch.stack([part if origin is None else part - origin for origin in choices[kind]], 1)
+        power_SONC, sums = base_SONC, [base_SONC.sum(2)]
+        for _ in range(orders - 1):
+            power_SONC = power_SONC * base_SONC
+            sums.append(power_SONC.sum(2))
+        sum_SOKC = torch.stack(sums, 2)
+        total_SOKC = sum_SOKC if total_SOKC is None else total_SOKC + sum_SOKC
+    assert total_SOKC is not None
+    return total_SOKC.flatten(1, 2) / nodes
 
 
-def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> float:
+def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
     """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop.
 
     y log y is smallest at y = 1/e, where it is -1/e: no term is negative, whatever rows sum to. Where they sum to one,
@@ -171,14 +181,17 @@ def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> float:
         y_NC: Labels, not negative, `[N, C]`; rows sum to one for `normalized`.
         degree_N: Degrees with self loop, `[N]`.
         kind: `paper`; `normalized`: sum_v d_v (1 - entropy_v / log C); `uniform`: 1.
+
+    Returns:
+        A scalar, float64.
     """
     if kind == "uniform":
-        return 1.0
+        return y_NC.new_ones((), dtype=torch.float64)
     classes = y_NC.shape[1]
     # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
     negative_entropy = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(1)
     if kind == "paper":
-        per_node = classes * torch.exp(torch.tensor(-1.0)) + negative_entropy
+        per_node = classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy
     else:
-        per_node = 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2))))
-    return float((degree_N.double() * per_node.double()).sum())
+        per_node = 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2)), device="cpu"))
+    return (degree_N.double() * per_node.double()).sum()

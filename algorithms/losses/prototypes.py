@@ -86,8 +86,12 @@ def bits(present: Tensor) -> Tensor:
 
 def from_bits(sent: Tensor, *shape: int) -> Tensor:
     """The mask that `bits` was given, of this shape, where the bits lie."""
-    found = np.unpackbits(sent.cpu().numpy(), count=math.prod(shape)).astype(bool)
-    return torch.from_numpy(found).view(shape).to(sent.device)
+    if sent.device.type == "cpu":
+        found = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
+        return torch.from_numpy(found).view(shape)
+    # There and back would be two waits.
+    entries = (sent[:, None] >> torch.arange(7, -1, -1, dtype=torch.uint8, device=sent.device)) & 1
+    return entries.flatten()[: math.prod(shape)].view(shape).bool()
 
 
 def pack(proto: Tensor, present: Tensor) -> Tree:
@@ -101,5 +105,4 @@ def unpack(down: Tree, *shape: int) -> tuple[Tensor, Tensor] | None:
         return None
     rows, present = down["proto.rows"], from_bits(down["proto.present"], *shape)
     proto = rows.new_zeros(*shape, rows.shape[1])
-    proto[present] = rows
-    return proto, present
+    return proto.masked_scatter_(present[..., None], rows), present

@@ -132,7 +132,10 @@ class FedGTA(Algorithm):
         )
         sketch = sketch_labels(client.data, seed_NC, form)
         h = sketch.confidence if client.info.train else 0.0
-        return torch.tensor(max(h, 1e-12)), sketch.moments_SC.flatten()
+        least = 1e-12
+        # A number that is read is a wait for a device.
+        h = h.clamp_min(least).float() if isinstance(h, Tensor) else torch.tensor(max(h, least))
+        return h, sketch.moments_SC.flatten()
 
 
 def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:

@@ -3,12 +3,12 @@
 Axes: B clients, N rows of the longest of them, F features, C classes, P parameters.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from algorithms.backbones.dropout import masks
 from algorithms.base import Algorithm
@@ -17,7 +17,7 @@ from algorithms.flat_model import FlatModel
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
-from storage.sparse_matrix import Features, SparseMatrix
+from algorithms.training.stacked_model import logits_of, padded
 
 NO_ROW = -100
 
@@ -52,8 +52,8 @@ class StackedTrainer:
         self.model = model
         self.options = options
 
-    def fit(self, clients: Sequence[Client], w_BP: Tensor) -> list[float]:
-        """Trains the rows of `w_BP` in place; returns the mean loss of every client's last epoch, before its step.
+    def fit(self, clients: Sequence[Client], w_BP: Tensor) -> Tensor:
+        """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
         The optimizers' moments are read from and written to `client.state`.
 
@@ -62,12 +62,11 @@ class StackedTrainer:
             w_BP: Their parameters, float32.
         """
         rows = [client.info.train for client in clients]
-        hops = [_padded(parts, max(rows)) for parts in zip(*(client.model.gathered("train") for client in clients))]
         device = w_BP.device
-        label_BN = torch.full((len(clients), max(rows)), NO_ROW, device=device)
-        for label_N, client in zip(label_BN, clients):
-            label_N[: client.info.train] = client.data.train_label
-        count_B = torch.tensor(rows, dtype=torch.float32, device=device)
+        hops = [padded(list(parts), 0) for parts in zip(*(client.model.gathered("train") for client in clients))]
+        label_BN = padded([client.data.train_label for client in clients], NO_ROW)
+        # A number that is sent to a device is a copy that it waits for.
+        count_B = (label_BN != NO_ROW).sum(1).float()
         generators = [client.rng("train") for client in clients]
         self.model.module.train()
         dropped = self._dropped([hop[0, :1] for hop in hops])
@@ -96,17 +95,13 @@ class StackedTrainer:
         if self.options.opt_state == "keep":
             for leaf, client in zip(leaves, clients):
                 keep_moments(client.state, MODEL, optimizer.state[leaf])
-        return loss_B.tolist()
+        return loss_B.detach()
 
     def _logits(self, w_P: Tensor, kept_NH: Sequence[Tensor], hops: Sequence[Tensor]) -> Tensor:
         """Logits `[N, C]` of one client's rows."""
         given = iter(kept_NH)
         with masks(lambda x, p: next(given)):
-            return functional_call(self.model.module, dict(self._parameters(w_P)), (hops,)).logits_NC
-
-    def _parameters(self, w_P: Tensor) -> Iterator[tuple[str, Tensor]]:
-        names = (name for name, _ in self.model.module.named_parameters())
-        yield from zip(names, self.model.parts(w_P))
+            return logits_of(self.model, w_P, hops)
 
     def _dropped(self, hops: Sequence[Tensor]) -> list[tuple[int, float]]:
         """Width and probability of every dropout of a step, in the order of calls."""
@@ -121,15 +116,6 @@ class StackedTrainer:
         return found
 
 
-def _padded(hops: Sequence[Features], rows: int) -> Tensor:
-    """Rows of every client, and zeros, `[B, N, F]`."""
-    parts = [hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in hops]
-    stack = parts[0].new_zeros(len(parts), rows, parts[0].shape[1])
-    for padded, part in zip(stack, parts):
-        padded[: len(part)] = part
-    return stack
-
-
 def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:
     leaf = torch.nn.Parameter(w)
     leaf.grad = gradient
@@ -138,6 +124,6 @@ def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:
 
 def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
     """Every client's mask as it would draw it alone, written into the zeros; padded rows keep theirs."""
-    for padded, count, generator in zip(zeros_BNH, rows, generators):
-        padded[:count].bernoulli_(1 - p, generator=generator)
+    for zeros_NH, count, generator in zip(zeros_BNH, rows, generators):
+        zeros_NH[:count].bernoulli_(1 - p, generator=generator)
     return zeros_BNH.div_(1 - p)

@@ -17,12 +17,12 @@ class Trained:
     Attributes:
         visit: Its visit, which waits for its turn.
         w: Its parameters now, `[P]`.
-        loss: Its loss.
+        loss: Its loss, a scalar on the device; on the processor a number.
     """
 
     visit: Visit
     w: torch.Tensor
-    loss: float
+    loss: float | torch.Tensor
 
     def resume(self) -> Visit:
         """The visit, the host's model holding the client's parameters again."""
@@ -62,14 +62,15 @@ def train_batch(
     clients = [visit.client for visit in visits]
     w_BP = torch.stack(parameters)
     try:
-        losses = trainer.fit(clients, w_BP)
+        loss_B = trainer.fit(clients, w_BP)
     except Exception as error:
         together = [client.info.client for client in clients]
         why = f"in one batch with clients {together}: {in_one_line(error)}; engine.path=loop trains them one by one"
         failure = ShoalError(why)
         failure.__cause__ = error
         return found | dict.fromkeys(together, failure)
-    trained = zip(visits, w_BP, losses)
+    # A number that is read is a wait for the device.
+    trained = zip(visits, w_BP, loss_B.tolist() if loss_B.device.type == "cpu" else loss_B)
     return found | {visit.client.info.client: Trained(visit, w, loss) for visit, w, loss in trained}
 
 

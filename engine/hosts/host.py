@@ -4,23 +4,31 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from algorithms.protocol import Tree, Upload
 from algorithms.training.local_training import finite_loss
 from engine.hosts.batch import Trained, in_one_line, train_batch
 from engine.hosts.device import DeviceLost, cache_bytes, lost, take_device
+from engine.hosts.left import Left, on_processor
 from engine.hosts.memory import keep_freed_memory
 from engine.hosts.opened_job import OpenedJob
 from engine.hosts.read_only import MethodWrites, ReadOnly, require_unwritten
+from engine.hosts.scored import Scored
 from engine.hosts.visit import Visit
 from engine.rounds.reduction import reduce_cell, upload_bytes
 from engine.rounds.soundness import require_sound
+from engine.wire.bundle import brought, sent
 from engine.wire.cell import Cell, Outcome
 from engine.wire.devices import copied
 from engine.wire.job import Job
 from storage.errors import ShoalError
 from storage.view import Memo
+
+# Bytes on a device that clients of a cell may leave behind before they are fetched.
+MOST_LEFT = 2**28
 
 
 class Host:
@@ -67,7 +75,7 @@ class Host:
         trains = any(cell.train for cell in cells)
         visited = [i for cell in cells for i in cell.ids]
         opened.plan(visited, [i for cell in cells for i in cell.ids if i in cell.score], trains)
-        shared = copied(shared, opened.device)
+        shared = _lent(shared, opened.device)
         guard = ReadOnly(shared, "download")
         for cell in cells:
             try:
@@ -93,15 +101,30 @@ class Host:
         return Visit(self._opened, client_id, cell, down, ReadOnly(down, "download"))
 
 
+def _lent(shared: Tree, device: torch.device) -> Tree:
+    """Copies of a download for all clients, where they are visited."""
+    if device.type == "cpu":
+        return copied(shared, device)
+    return dict(zip(shared, sent(list(shared.values()), device)))
+
+
 class _CellAtWork:
-    """One cell: its clients one after another, trained alone or, before that, all in one batch."""
+    """One cell: its clients one after another, trained alone or, before that, all in one batch.
+
+    On a device, what clients bring with them comes in one copy, and what they leave behind goes back in one copy;
+    before that nobody looks at its numbers.
+    """
 
     def __init__(self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly) -> None:
         self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
         self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
         self._uploads: list[Upload] = []
+        self._left: list[Left] = []
+        self._on_device = opened.device.type != "cpu"
 
     def run(self) -> tuple[Outcome, list[Upload]]:
+        if self._on_device:
+            self._cell = brought(self._cell, self._opened.device)
         batch = self._train_batch()
         for client_id in self._cell.ids:
             try:
@@ -109,16 +132,25 @@ class _CellAtWork:
                 if isinstance(trained, Exception):
                     raise trained
                 self._run_client(client_id, trained)
+            except MethodWrites:
+                raise
             except Exception as error:
-                if isinstance(error, MethodWrites):
-                    raise
-                self._require_device(client_id)
-                self._require_unwritten(client_id)
-                line = f"round {self._cell.round}, {self._opened.job.who(client_id)}: {in_one_line(error)}"
-                if not self._opened.job.skip_failed_clients:
-                    raise ShoalError(line, traceback.format_exc()) from error
-                self._outcome.failures[client_id] = line, traceback.format_exc()
+                # Of several that fail, the first one is named.
+                self._settle()
+                self._fail(client_id, error)
+            if not self._on_device or sum(left.bytes for left in self._left) > MOST_LEFT:
+                self._settle()
+        self._settle()
         return self._outcome, self._uploads
+
+    def _fail(self, client_id: int, error: Exception) -> None:
+        self._require_device(client_id)
+        self._require_unwritten(client_id)
+        line = f"round {self._cell.round}, {self._opened.job.who(client_id)}: {in_one_line(error)}"
+        detail = "".join(traceback.format_exception(error))
+        if not self._opened.job.skip_failed_clients:
+            raise ShoalError(line, detail) from error
+        self._outcome.failures[client_id] = line, detail
 
     def _require_device(self, client_id: int) -> None:
         """A GPU that answers no more would fail every later client, too, none of whose fault it is."""
@@ -146,31 +178,59 @@ class _CellAtWork:
 
     def _run_client(self, client_id: int, trained: Trained | None) -> None:
         """One client's turn; only at its end something is kept of it, so that one that fails leaves nothing behind."""
-        cell, outcome, seconds = self._cell, self._outcome, self._outcome.seconds
+        cell, seconds = self._cell, self._outcome.seconds
         visit = self._begin(client_id) if trained is None else trained.resume()
-        loss, counts = float("nan"), None
-        left: tuple[Upload, Tree] | None = None
+        loss: float | Tensor = float("nan")
+        counts: np.ndarray | None = None
+        scored: Scored | None = None
+        upload: Upload | None = None
+        state: Tree = {}
         if cell.phase:
             began = time.perf_counter()
             if trained is not None:
-                loss = finite_loss(trained.loss)
+                loss = trained.loss if isinstance(trained.loss, Tensor) else finite_loss(trained.loss)
             elif cell.train:
                 loss = visit.train()
             after_training = time.perf_counter()
-            left = visit.upload()
-            require_sound(left[0], cell.up)
+            upload, state = visit.upload()
             seconds["train"] += after_training - began
             seconds["upload"] += time.perf_counter() - after_training
         if client_id in cell.score:
             began = time.perf_counter()
-            counts = visit.score()
+            if visit.is_scored_later:
+                scored = visit.score_later()
+            else:
+                counts = visit.score()
             seconds["evaluate"] += time.perf_counter() - began
         visit.end()
-        outcome.ids.append(client_id)
-        if left is not None:
-            sent, outcome.states[client_id] = left
-            self._uploads.append(sent)
+        self._left.append(Left(client_id, loss, upload, state, counts, scored))
+
+    def _settle(self) -> None:
+        """Takes what clients have left behind so far, in their order."""
+        began = time.perf_counter()
+        waiting, self._left = self._left, []
+        try:
+            found = on_processor(waiting, self._opened.infos[self._cell.ids[0]].classes)
+        except Exception as error:
+            # Whose fault it is cannot be told.
+            for left in waiting:
+                self._fail(left.client, error)
+            return
+        for left in found:
+            try:
+                self._take(left)
+            except Exception as error:
+                self._fail(left.client, error)
+        self._outcome.seconds["upload"] += time.perf_counter() - began
+
+    def _take(self, left: Left) -> None:
+        outcome, loss, counts = self._outcome, left.told_loss(), left.told_counts()
+        if left.upload is not None:
+            require_sound(left.upload, self._cell.up)
+            outcome.states[left.client] = left.state
+            self._uploads.append(left.upload)
             outcome.losses.append(loss)
-            outcome.bytes_up.append(upload_bytes(sent))
+            outcome.bytes_up.append(upload_bytes(left.upload))
+        outcome.ids.append(left.client)
         if counts is not None:
-            outcome.scores[client_id] = counts
+            outcome.scores[left.client] = counts

@@ -102,13 +102,16 @@ class OpenedJob:
         return self._stacked[self.infos[ids[0]].model]
 
     def initial(self, info: ClientInfo, name: str) -> torch.Tensor:
-        """Initial parameters of one of a client's models; those that all clients of its kind share are drawn once."""
+        """Initial parameters of one of a client's models; those that all clients of its kind share are drawn once.
+
+        They are drawn on the processor, so that they are the same everywhere; shared ones lie where the host computes.
+        """
         kind = kind_of(self._kinds, info, name)
         if kind.choice.init == "own":
             return self.job.initial(kind, name, info.client)
         place = name, info.model
         if place not in self._initials:
-            self._initials[place] = self.job.initial(kind, name, info.client)
+            self._initials[place] = self.job.initial(kind, name, info.client).to(self.device)
         return self._initials[place]
 
     def plan(self, clients: Sequence[int], scored: Sequence[int], training: bool) -> None:

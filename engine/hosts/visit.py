@@ -12,12 +12,15 @@ from algorithms.faults import code_of
 from algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from engine.hosts.opened_job import OpenedJob
 from engine.hosts.read_only import ReadOnly, require_unwritten
+from engine.hosts.scored import Held, Scored, may_wait
+from engine.rounds.counts_at_once import predicted
 from engine.rounds.domains import score_graph
+from engine.rounds.metric import ACCURACY
 from engine.rounds.scoring import score
 from engine.rounds.soundness import told_loss
 from engine.rounds.upload_form import require_form, require_state
 from engine.wire.cell import Cell
-from engine.wire.devices import CPU, copied, creating_on
+from engine.wire.devices import CPU, copied, creating_on, moved
 
 
 class Visit:
@@ -45,10 +48,12 @@ class Visit:
         self._id = client_id
         info, random = opened.infos[client_id], opened.job.random(cell.round, client_id)
         view = opened.views.get(client_id)
-        # Copies: what a round started from stays as it is, and Ray's shared memory cannot be written to.
-        private = copied(cell.private.get(client_id, {}), opened.device)
-        inbox = copied(cell.inboxes.get(client_id, {}), opened.device)
-        state = copied(cell.states.get(client_id, {}), opened.device)
+        # Copies: what a round started from stays as it is, and Ray's shared memory cannot be written to. What lies on a
+        # device is a copy of the cell's own.
+        own = copied if opened.device.type == "cpu" else moved
+        private = own(cell.private.get(client_id, {}), opened.device)
+        inbox = own(cell.inboxes.get(client_id, {}), opened.device)
+        state = own(cell.states.get(client_id, {}), opened.device)
         self._guards = [shared_guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         models = {}
         for name, flat in opened.models(info).items():
@@ -73,7 +78,8 @@ class Visit:
             return told_loss(algorithm.train(self.client, self.given, trainer, self._cell.phase))
 
     def upload(self) -> tuple[Upload, Tree]:
-        """What the client sends and its new state: snapshots, for the next client trains in the same memory.
+        """What the client sends and its new state, where they are: the next client, which trains in the same memory,
+        leaves them as they are.
 
         Raises:
             ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
@@ -85,12 +91,7 @@ class Visit:
             if algorithm.keeps_model and isinstance(client.state, dict):
                 client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
             require_state(client.state, self._shapes)
-        sent = replace(
-            upload,
-            entries=self._snapshot(upload.entries),
-            weight={name: w.cpu() if isinstance(w, torch.Tensor) else w for name, w in upload.weight.items()},
-        )
-        return sent, self._snapshot(client.state)
+        return replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
 
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `engine.rounds.scoring`, of a whole graph `engine.rounds.domains`."""
@@ -98,6 +99,22 @@ class Visit:
         given = self._given_to_score() if self._cell.score_with else self.given
         with creating_on(self._opened.device):
             return count(self._opened.algorithm, self.scored, given, self._opened.job.metric)
+
+    @property
+    def is_scored_later(self) -> bool:
+        """Whether its predictions can be counted with those of other clients."""
+        opened = self._opened
+        return opened.device.type != "cpu" and opened.job.metric == ACCURACY and not opened.job.is_graph(self._id)
+
+    def score_later(self) -> Scored:
+        """What the client predicts, or what that needs: for `engine.hosts.scored`."""
+        algorithm = self._opened.algorithm
+        given = self._given_to_score() if self._cell.score_with else self.given
+        client = self.scored
+        if may_wait(algorithm, client):
+            return Held(client, client.model.w.clone())
+        with creating_on(self._opened.device):
+            return predicted(algorithm, client, given)
 
     @property
     def scored(self) -> Client:
@@ -135,9 +152,7 @@ class Visit:
         return self._shapes if own_begin else {**self._shapes, "w": self._shapes[parameters_key(MODEL)]}
 
     def _snapshot(self, tree: Tree) -> Tree:
-        """The tensors as they are now, on the processor."""
-        if self._opened.device.type != "cpu":
-            return {name: t.detach().cpu() for name, t in tree.items()}
+        """The tensors as they are now."""
         own = {model.w.untyped_storage().data_ptr() for model in self.client.models.values()}
         return {
             name: t.detach().clone() if t.untyped_storage().data_ptr() in own else t.detach()

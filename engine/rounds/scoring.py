@@ -11,6 +11,7 @@ from algorithms.client import Client
 from algorithms.faults import Malformed, code_of
 from engine.rounds.metric import ACCURACY, over_clients, ranked, ranks
 from storage.errors import ShoalError
+from storage.view import View
 
 PARTS = ("val", "test")
 SUPPORT, PREDICTED, CORRECT = range(3)
@@ -60,16 +61,37 @@ def scores_of(algorithm: Algorithm, client: Client, given: Given, part: str, row
     Raises:
         ShoalError: The method's code failed, gave scores of another shape, or a row's largest score is not finite.
     """
+    scores = scores_in_form(algorithm, client, given, part, rows)
+    # NaN counts as the largest; -inf below it is a class that is ruled out.
+    require_winner(part, bool(torch.isfinite(scores.max(1).values).all()))
+    return scores
+
+
+def scores_in_form(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
+    """The same, which may be NaN or infinite."""
     wanted = [rows, client.info.classes]
     with code_of(algorithm, "predict"):
         scores = algorithm.predict(client, given, part)
         if not isinstance(scores, torch.Tensor) or list(scores.shape) != wanted or scores.is_complex():
             found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
             raise Malformed(f"gives {found} for {part!r}, wanted scores {wanted}")
-    # NaN counts as the largest; -inf below it is a class that is ruled out.
-    if not bool(torch.isfinite(scores.max(1).values).all()):
-        raise ShoalError(f"predictions of {part!r} are NaN or infinite, so no class wins; a smaller train.lr may help")
     return scores
+
+
+def require_winner(part: str, finite: bool) -> None:
+    """Refuses scores of a part of which not every row's largest is finite.
+
+    Raises:
+        ShoalError: As it says.
+    """
+    if not finite:
+        raise ShoalError(f"predictions of {part!r} are NaN or infinite, so no class wins; a smaller train.lr may help")
+
+
+def class_label(data: View, part: str) -> torch.Tensor:
+    """Labels of a part, int64, kept where there is room."""
+    label: torch.Tensor = data.memo(("label", part), lambda: data.label[getattr(data, part)])
+    return label
 
 
 def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:

@@ -149,6 +149,8 @@ ON_PROCESSOR = {"from_file", "lift_fresh", "detach", "_to_copy", "clone", "view"
 ON_PROCESSOR |= {"sparse_compressed_tensor", "crow_indices", "col_indices", "values"}
 ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
 ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
+# What travels in one copy is put together and taken apart there.
+ON_PROCESSOR |= {"empty", "copy_"}
 # Factors of low rank are made and multiplied there, so that server and clients have the same ones.
 LOW_RANK = {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "lt", "gt", "t", "cat", "mm", "select", "unsqueeze"}
 LOW_RANK |= {"split_with_sizes"}

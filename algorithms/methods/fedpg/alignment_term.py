@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.base import Term
 from algorithms.client import Client
-from algorithms.losses.alignment import node_alignment, prototype_alignment
+from algorithms.losses.alignment import NodeAlignment, prototype_alignment
 from algorithms.losses.prototypes import unit
 from algorithms.methods.fedpg.annotation import Annotated
 from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
@@ -65,23 +65,27 @@ def by_node(client: Client, reach: Reach) -> Term:
     Hop 1 measures the means of neighbours, hop 2 the prototype.
     """
     (class_N, centre_N, _, graph), rows = reach.nodes, reach.rows
-    class_R, centre_R = class_N[rows], centre_N[rows]
+    class_R = class_N[rows]
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
-    hops = len(target_LCH) - 1
+    hops, total_present = len(target_LCH) - 1, present_LC.sum()
     forward = client.model.forward(rows)
+    # What is the same in every step is made once: a GPU is waited for wherever rows are chosen by a mask.
+    centres = centre_N[rows].nonzero()[:, 0]
+    of_centres = NodeAlignment(class_R[centres], target_LCH[0], present_LC[0])
     if hops >= 1:
         means, mean_class = neighbour_means(graph, class_N, centre_N, rows)
+        of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
+    far = present_LC[2:].nonzero(as_tuple=True)
 
     def term() -> Tensor:
         z_RH = unit(forward().embedding_NH)
-        total = node_alignment(z_RH[centre_R], class_R[centre_R], target_LCH[0], present_LC[0])
+        total = of_centres(z_RH[centres])
         if hops >= 1:
-            near = torch.sparse.mm(means, z_RH)
-            total = total + node_alignment(near, mean_class, target_LCH[1], present_LC[1])
+            total = total + of_means(torch.sparse.mm(means, z_RH))
         if hops >= 2:
             far_LCH = hop_prototypes(z_RH, class_R, reach.weight_LR[2:], client.info.classes)
-            total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
-        return total / present_LC.sum()
+            total = total + prototype_alignment(far_LCH, target_LCH[2:], far, squared=True)
+        return total / total_present
 
     return term
 
@@ -94,12 +98,12 @@ def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) ->
         reach: Its nodes.
         weights: Gives the weights `[L, R]` in every step.
     """
-    class_R = reach.nodes.class_N[reach.rows]
+    class_R, present = reach.nodes.class_N[reach.rows], reach.present_LC.nonzero(as_tuple=True)
     forward = client.model.forward(reach.rows)
 
     def term() -> Tensor:
         proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, weights(), client.info.classes)
-        return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
+        return prototype_alignment(proto_LCH, reach.target_LCH, present)
 
     return term
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.losses.alignment import mean_square, node_alignment, prototype_alignment, row_alignment
+from algorithms.losses.alignment import NodeAlignment, mean_square, prototype_alignment, row_alignment
 
 Z = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [9.0, 9.0]])
 Y = torch.tensor([0, 0, 1, 2])
@@ -29,7 +29,7 @@ def test_one_row_with_a_target() -> None:
 
 
 def test_classes_weigh_the_same_whatever_their_size() -> None:
-    assert float(node_alignment(Z, Y, TARGET, KNOWN)) == (0 + 4) / 2 + 4
+    assert float(NodeAlignment(Y, TARGET, KNOWN)(Z)) == (0 + 4) / 2 + 4
 
 
 def test_prototypes_by_hand() -> None:
@@ -45,10 +45,10 @@ def test_no_target_no_term_and_no_nan() -> None:
     z = Z.clone().requires_grad_()
     terms = [
         row_alignment(z, Y, TARGET, nothing),
-        node_alignment(z, Y, TARGET, nothing),
+        NodeAlignment(Y, TARGET, nothing)(z),
         prototype_alignment(z, TARGET, nothing),
         row_alignment(z[:0], Y[:0], TARGET, KNOWN),
-        node_alignment(z[:0], Y[:0], TARGET, KNOWN),
+        NodeAlignment(Y[:0], TARGET, KNOWN)(z[:0]),
     ]
     for term in terms:
         assert float(term.detach()) == 0
@@ -67,10 +67,12 @@ def test_values_and_gradients_of_a_loop() -> None:
     rest = torch.from_numpy(y), torch.from_numpy(target), torch.from_numpy(present)
     terms = {
         "row": (lambda z: row_alignment(z, *rest), sum(d @ d for d, _ in away) / len(away)),
-        "node": (lambda z: node_alignment(z, *rest), sum(d @ d / n for d, n in away)),
+        "node": (NodeAlignment(*rest), sum(d @ d / n for d, n in away)),
         "plain": (lambda z: prototype_alignment(z[:5], *rest[1:]), sum(norms.values())),
         "squared": (lambda z: prototype_alignment(z[:5], *rest[1:], squared=True), sum(n * n for n in norms.values())),
     }
+    places = rest[2].nonzero(as_tuple=True)
+    terms["places"] = (lambda z: prototype_alignment(z[:5], rest[1], places), sum(norms.values()))
     for name, (term, expected) in terms.items():
         assert float(term(own).detach()) == pytest.approx(expected), name
         assert torch.autograd.gradcheck(term, (own,)), name

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.losses import label_sketch
 from algorithms.losses.label_sketch import (
     Sketch,
     SketchForm,
@@ -99,7 +100,7 @@ def test_confidence_is_not_negative_and_ignores_the_order_of_nodes(classes: int,
     y = random_rows(nodes, classes, seed)
     degree = torch.randint(1, 100, (nodes,), generator=torch.Generator().manual_seed(seed)).float()
     order = torch.randperm(nodes, generator=torch.Generator().manual_seed(seed))
-    h = confidence(y, degree, "paper")
+    h = float(confidence(y, degree, "paper"))
     assert h >= 0
     assert confidence(y[order], degree[order], "paper") == pytest.approx(h, rel=1e-6)
 
@@ -111,34 +112,36 @@ def test_moments_of_three_nodes_by_hand() -> None:
     y = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     raw = [[1 / 2, 1 / 2], [1.25 / 3, 1.25 / 3], [1.125 / 3, 1.125 / 3]]
     central = [[0.0, 0.0], [0.5 / 3, 0.5 / 3], [0.0, 0.0]]
-    torch.testing.assert_close(moments(y, 3, "raw"), torch.tensor(raw))
-    torch.testing.assert_close(moments(y, 3, "central"), torch.tensor(central))
-    torch.testing.assert_close(moments(y, 3, "hybrid"), torch.tensor(raw + central))
+    torch.testing.assert_close(moments(y[None], 3, "raw"), torch.tensor([raw]))
+    torch.testing.assert_close(moments(y[None], 3, "central"), torch.tensor([central]))
+    torch.testing.assert_close(moments(y[None], 3, "hybrid"), torch.tensor([raw + central]))
 
 
 @pytest.mark.parametrize("nodes", [1023, 1024, 1025, 2500])
-def test_moments_of_many_nodes(nodes: int) -> None:
+def test_moments_of_many_nodes(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """512 rows at a time."""
+    monkeypatch.setattr(label_sketch, "NUMBERS_AT_A_TIME", 2 * 3 * 512)
     y = random_rows(nodes, 3)
     rows = y.double().numpy()
     expected = [np.mean((rows - origin) ** q, axis=0) for origin in (0, rows.mean(0)) for q in (1, 2, 3)]
-    np.testing.assert_allclose(moments(y, 3, "hybrid"), expected, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(moments(y[None], 3, "hybrid")[0], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_odd_central_moments_of_a_skewed_class() -> None:
     # Mean 1/4: deviations -1/4, -1/4, -1/4, 3/4.
     y = torch.tensor([[0.0], [0.0], [0.0], [1.0]])
     expected = [[0.0], [3 / 16], [(27 - 3) / 256], [(81 + 3) / 1024]]
-    torch.testing.assert_close(moments(y, 4, "central"), torch.tensor(expected))
+    torch.testing.assert_close(moments(y[None], 4, "central"), torch.tensor([expected]))
 
 
 @pytest.mark.parametrize("kind", ["raw", "central", "hybrid"])
 def test_moments_ignore_the_order_of_nodes(kind: str) -> None:
     y, order = random_rows(30, 4), torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(moments(y[order], 5, kind), moments(y, 5, kind), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(moments(y[None, order], 5, kind), moments(y[None], 5, kind), rtol=1e-5, atol=1e-7)
 
 
 def test_the_first_central_moment_vanishes() -> None:
-    assert moments(random_rows(50, 5), 1, "central").abs().max() < 1e-7
+    assert moments(random_rows(50, 5)[None], 1, "central").abs().max() < 1e-7
 
 
 # Whole sketches

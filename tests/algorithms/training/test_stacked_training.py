@@ -88,7 +88,7 @@ def test_equals_the_loop_over_two_visits(
         losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
         # As an evaluation leaves it.
         model.module.eval()
-        assert StackedTrainer(model, options).fit(stacked, w_BP) == pytest.approx(losses, rel=1e-4)
+        assert StackedTrainer(model, options).fit(stacked, w_BP).tolist() == pytest.approx(losses, rel=1e-4)
         for client, twin, w in zip(alone, stacked, w_BP):
             torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
             assert client.state.keys() == twin.state.keys()
@@ -168,7 +168,9 @@ def test_a_label_of_any_number_is_learnt(make_view: Callable[..., View], make_cl
     options = TrainOptions(epochs=2, **OPTIMIZERS["sgd"])
     alone, stacked, model = side_by_side(build("sgc", 4, 120, 0, 0.0, {}), views, make_client)
     w_BP = torch.stack([client.model.w.clone() for client in alone])
-    assert StackedTrainer(model, options).fit(stacked, w_BP) == pytest.approx(fit_alone(alone, options), rel=1e-4)
+    assert StackedTrainer(model, options).fit(stacked, w_BP).tolist() == pytest.approx(
+        fit_alone(alone, options), rel=1e-4
+    )
     for client, w in zip(alone, w_BP):
         torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,80 @@
+"""The clients of a cell scored at once on a device; those that one model answers for also by one pass of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.backbones import name_of
+from algorithms.base import Algorithm
+from algorithms.client import Client
+from algorithms.training.stacked_model import evaluated, padded
+from engine.rounds.counts_at_once import Predicted, counts_at_once
+from engine.rounds.scoring import PARTS, class_label
+from storage.sparse_matrix import SparseMatrix
+
+# Of hops that a pass reads, in float32: 256 MB.
+NUMBERS_OF_A_PASS = 2**26
+
+
+@dataclass(frozen=True)
+class Held:
+    """A client that waits for a pass.
+
+    Attributes:
+        client: On the data that it is scored on.
+        w: Its parameters, `[P]`, which nobody changes any more.
+    """
+
+    client: Client
+    w: Tensor
+
+
+# Predictions of the parts, or what is needed for them.
+Scored = Sequence[Predicted] | Held
+
+
+def may_wait(algorithm: Algorithm, client: Client) -> bool:
+    """Whether a client's predictions are what its one model makes of rows of dense hops, and nothing else."""
+    plain, model = type(algorithm).predict is Algorithm.predict, client.model
+    if not plain or model.items is not None or model.coupled is not None or name_of(model.module) is None:
+        return False
+    return not any(isinstance(client.data.hop(k), SparseMatrix) for k in model.flat.inputs)
+
+
+def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
+    """Counts of every client, int64 `[parts, 4, C]`; see `counts_at_once`."""
+    held = [one for one in scored if isinstance(one, Held)]
+    found = iter(zip(*(_predicted(held, part) for part in PARTS)))
+    pieces = [piece for one in scored for piece in (next(found) if isinstance(one, Held) else one)]
+    return list(counts_at_once(pieces, classes).unflatten(0, (len(scored), len(PARTS))))
+
+
+def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
+    """Predictions of a part of clients of one model."""
+    found: list[Predicted] = []
+    for group in _groups(held, part):
+        labels = [class_label(one.client.data, part) for one in group]
+        model = group[0].client.model.flat
+        hops = [padded(list(rows), 0) for rows in zip(*(one.client.model.gathered(part) for one in group))]
+        logits_BNC = evaluated(model, torch.stack([one.w for one in group]), hops)
+        class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
+        found += [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BN, best_BN)]
+    return found
+
+
+def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:
+    """Neighbouring clients, as many as a pass may have."""
+    group: list[Held] = []
+    most = 0
+    for one in held:
+        data, hops = one.client.data, len(one.client.model.flat.inputs)
+        rows = len(getattr(data, part))
+        if group and (len(group) + 1) * max(most, rows) * data.features * hops > NUMBERS_OF_A_PASS:
+            yield group
+            group, most = [], 0
+        group.append(one)
+        most = max(most, rows)
+    if group:
+        yield group
