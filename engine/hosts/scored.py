@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.backbones import name_of
+from algorithms.backbones.building import name_of
 from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.training.stacked_model import evaluated, padded
