@@ -196,6 +196,10 @@ def test_a_store_without_weights_is_as_it_was(configure: Callable[..., Config], 
         ({"algorithm.name": "fggp", "model.name": "gcn"}, r"algorithm\.name: .*, which fggp leaves out; "),
         ({"algorithm.name": "fgssl", "model.name": "gcn"}, r"algorithm\.name: .*, which fgssl leaves out; "),
         ({"algorithm.name": "fedsage_plus"}, r"algorithm\.name: .*, which fedsage_plus leaves out; "),
+        (
+            {"algorithm": {"name": "fml", "copilot": {"name": "sage"}}},
+            r"algorithm: .*, which sage, a model of fml, leaves out; take another, ",
+        ),
         ({"data.features": "degree"}, r"data\.features: .*, which degree leaves out; take other features, "),
     ],
 )
