@@ -141,7 +141,10 @@ def contents(path: Path, features_made: bool = False) -> dict[str, str]:
         ShoalError: A file is missing or cannot be read.
     """
     if not path.is_dir():
-        return {"npz": input_digest(parts(path)["x"])}
+        found = {"npz": input_digest(parts(path)["x"])}
+        with reading(path, ADVICE), open_npz(path) as npz:
+            # Stores from before there were weights of edges lack them.
+            return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
     note = path / NOTE
     read = [*parts(path, features_made).values(), *([note] if note.exists() else [])]
     return {file.name: input_digest(file) for file in read}

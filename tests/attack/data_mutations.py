@@ -47,11 +47,13 @@ class Case:
 
 
 def sound(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """A sound graph with a split, an assignment and a trace."""
+    """A sound graph with weights, a split, an assignment and a trace."""
     ring = np.arange(NODES)
     more = rng.integers(NODES, size=(2, 40))
+    edge_index = np.concatenate([np.stack([ring, np.roll(ring, 1)]), more], axis=1)
     return {
-        "edge_index": np.concatenate([np.stack([ring, np.roll(ring, 1)]), more], axis=1),
+        "edge_index": edge_index,
+        "edge_weight": (1 + edge_index.sum(0) % 5) / 2,
         "x": rng.standard_normal((NODES, FEATURES)).astype(np.float32),
         "y": ring % CLASSES,
         "split": np.tile([1, 1, 2, 3], NODES // 4).astype(np.int8),
@@ -277,7 +279,7 @@ def _changed(array: np.ndarray, rng: random.Random) -> np.ndarray:
         try:
             with np.errstate(invalid="ignore", over="ignore"):
                 return array.astype(rng.choice(names))
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             return np.array([None] * 3, dtype=object)
     if way == 7:
         return np.asfortranarray(array)

@@ -85,10 +85,11 @@ def numbers_of(config: Config) -> Any:
 
 
 def write_words(path: Path) -> None:
-    """A graph of 60 nodes with few words each."""
+    """A graph of 60 nodes with few words each, whose edges have weights."""
     rng = np.random.default_rng(0)
     x = (rng.random((60, 40)) < 0.05) * rng.random((60, 40))
-    np.savez(path, edge_index=rng.integers(0, 60, (2, 90)), x=x, y=np.arange(60) % 3)
+    edges = rng.integers(0, 60, (2, 90))
+    np.savez(path, edge_index=edges, edge_weight=(1 + edges.sum(0) % 5) / 2, x=x, y=np.arange(60) % 3)
 
 
 def config_of(folder: Path, rows: str, sparse: bool) -> Config:
@@ -126,7 +127,7 @@ def made(sparse: bool = False) -> Case:
     expected = {rows: numbers_of(config) for rows, config in configs.items()}
     assert all(torch.isfinite(torch.tensor(lines[0]["loss"])) for _, lines in expected.values())
     manifest = read_manifest(store)
-    assert manifest.layout == ("sparse" if sparse else "dense")
+    assert (manifest.layout, manifest.weighted) == (("sparse", True) if sparse else ("dense", False))
     return Case(configs, store, Snapshot(store), manifest, expected)
 
 

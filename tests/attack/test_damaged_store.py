@@ -14,7 +14,7 @@ CASES, FEW = 6 * len(DAMAGES), 2 * len(DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_store(kind: str) -> None:
     read = kind not in READ_BY_PREPARE_ONLY
-    # Of sparse files only the columns of features are others.
+    # Of sparse files only the columns of features, and of weights of edges, are others.
     cases = CASES if read and not is_sparse(kind) else FEW
     refused = [attack(seed, kind) for seed in range(cases)].count("refused")
     assert refused > cases // 2 if read else refused == 0

@@ -20,7 +20,7 @@ from engine.rounds.server import Server
 from engine.screen.report import show_store
 from engine.settings.config import Config
 from storage.adapters import to_pyg
-from storage.datasets.loading import load
+from storage.datasets.loading import fingerprint, load
 from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.store import Store
@@ -196,6 +196,10 @@ def test_a_store_without_weights_is_as_it_was(configure: Callable[..., Config], 
         ({"algorithm.name": "fggp", "model.name": "gcn"}, r"algorithm\.name: .*, which fggp leaves out; "),
         ({"algorithm.name": "fgssl", "model.name": "gcn"}, r"algorithm\.name: .*, which fgssl leaves out; "),
         ({"algorithm.name": "fedsage_plus"}, r"algorithm\.name: .*, which fedsage_plus leaves out; "),
+        (
+            {"algorithm": {"name": "fml", "copilot": {"name": "sage"}}},
+            r"algorithm: .*, which sage, a model of fml, leaves out; take another, ",
+        ),
         ({"data.features": "degree"}, r"data\.features: .*, which degree leaves out; take other features, "),
     ],
 )
@@ -264,6 +268,40 @@ def test_a_model_of_ones_own_may_ask_for_weights(
     other = configure({**weighted, "model": {"name": f"{tmp_path / 'other.py'}:Sums"}})
     with pytest.raises(ShoalError, match=r"^model\.name: .*other\.py:Sums leaves out; "):
         require_weights_used(other, "files", True)
+
+
+OWN = """
+from types import SimpleNamespace
+import numpy as np
+import shoal
+
+class Path(shoal.Dataset):
+    def __init__(self, *, mapping: bool = True):
+        self.mapping = mapping
+
+    def load(self, root):
+        arrays = {"edge_index": np.array([[0, 1], [1, 2]]), "x": np.eye(3), "y": np.array([0, 1, 0])}
+        arrays["edge_weight"] = np.array([0.5, 2])
+        return arrays if self.mapping else SimpleNamespace(**arrays)
+"""
+
+
+@pytest.mark.parametrize("mapping", [True, False])
+def test_a_dataset_of_ones_own_may_give_weights(mapping: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    source = DataSource(f"{tmp_path / 'mine.py'}:Path", own={"mapping": mapping})
+    graph = load(source)
+    assert graph.edge_weight is not None
+    assert graph.edge_weight.tolist() == [0.5, 0.5, 2, 2]
+    dropped = replace(source, edge_weights="drop")
+    assert load(dropped).edge_weight is None
+    assert fingerprint(dropped) == fingerprint(source) | {"edge_weights": "drop"}
+    (tmp_path / "mine.py").write_text(OWN.replace("[0.5, 2]", "[0.5, -2]"))
+    with pytest.raises(
+        ShoalError, match=r"mine\.py, line 6: edge_weight: row 1 is -2\.0; the weight of an edge is positive"
+    ):
+        load(source)
+    assert load(dropped).edge_weight is None
 
 
 def test_small_graphs_are_not_cut_out_of_a_weighted_one(weighted: Keys) -> None:

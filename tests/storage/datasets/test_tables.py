@@ -151,6 +151,7 @@ def test_weights_of_edges(tmp_path: Path) -> None:
         again = load(DataSource("files", path=str(path)))
         np.testing.assert_array_equal(again.edge_weight, graph.edge_weight)
         assert load(DataSource("files", path=str(path), edge_weights="drop")).edge_weight is None
+        assert "edge_weight" in " ".join(fingerprint(DataSource("files", path=str(path)))["files"])
     np.save(folder / "edge_weight.npy", arrays["edge_weight"][1:])
     with pytest.raises(ShoalError, match=r"/edge_weight\.npy: must be numbers \[4\], .*, found float32 \[3\]$"):
         load(DataSource("files", path=str(folder)))
