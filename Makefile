@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests start Ray, and kill and wait for processes: two at a time keep two cores busy.
 WORKERS ?= 2
+# A file each, in their order: sorted by their number of tests, the few that kill runs for minutes would come last.
+AT_ONCE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := shoal engine algorithms storage partition
 
 .PHONY: help run test test-all lint mutants docs clean
@@ -15,10 +17,10 @@ run: .venv/installed ## run the quickstart
 	$(BIN)/shoal run configs/quickstart.yaml
 
 test: .venv/installed-test ## every test that is not marked slow
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" $(AT_ONCE)
 
 test-all: .venv/installed-test ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest $(AT_ONCE)
 
 lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff check .

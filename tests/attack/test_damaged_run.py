@@ -7,26 +7,30 @@ from run_damages import KINDS, READ_WHEN_FINISHED, attack, line_of, made, put_ba
 
 from engine.commands.run import run
 
-# Every damage so many times.
-CASES = 6 * len(DAMAGES)
+# Every damage twice, and four times more where there are minutes.
+SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
+SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_run(kind: str) -> None:
-    refused = [attack(seed, kind, resumed=False) for seed in range(CASES)].count("refused")
+def test_a_finished_run(kind: str, seeds: range) -> None:
+    refused = [attack(seed, kind, resumed=False) for seed in seeds].count("refused")
     # Of three checkpoints, two are not looked at.
-    assert refused > (CASES // 2 if kind in ("config", "metrics", "summary") else CASES // 8)
+    assert refused > len(seeds) // (2 if kind in ("config", "metrics", "summary") else 8)
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(READ_WHEN_FINISHED)))
-def test_a_run_that_is_resumed(kind: str) -> None:
-    for seed in range(CASES):
+def test_a_run_that_is_resumed(kind: str, seeds: range) -> None:
+    for seed in seeds:
         attack(seed, kind, resumed=True)
 
 
-def test_every_checkpoint_is_damaged() -> None:
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_every_checkpoint_is_damaged(seeds: range) -> None:
     case = made()
-    for seed in range(CASES):
+    for seed in seeds:
         put_back(case, case.cut_off)
         rng = np.random.default_rng([seed, 2])
         for folder in sorted((case.folder / "checkpoints").iterdir()):

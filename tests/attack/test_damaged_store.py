@@ -7,25 +7,25 @@ from store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of
 
 from storage.manifest import NAME
 
-# Every damage so many times.
-CASES, FEW = 6 * len(DAMAGES), 2 * len(DAMAGES)
+# Every damage twice, and four times more where there are minutes.
+SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
+SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_store(kind: str) -> None:
-    read = kind not in READ_BY_PREPARE_ONLY
-    # Of sparse files only the columns of features, and of weights of edges, are others.
-    cases = CASES if read and not is_sparse(kind) else FEW
-    refused = [attack(seed, kind) for seed in range(cases)].count("refused")
-    assert refused > cases // 2 if read else refused == 0
+def test_a_finished_store(kind: str, seeds: range) -> None:
+    refused = [attack(seed, kind) for seed in seeds].count("refused")
+    assert refused == 0 if kind in READ_BY_PREPARE_ONLY else refused > len(seeds) // 2
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
-def test_an_interrupted_prepare(kind: str) -> None:
+def test_an_interrupted_prepare(kind: str, seeds: range) -> None:
     """Without a manifest every file is needed again; those that are not as they were written are made again."""
     case = made(is_sparse(kind))
     files = files_of(case, kind)
-    for seed in range(CASES if kind in READ_BY_PREPARE_ONLY else FEW):
+    for seed in seeds:
         rng = np.random.default_rng([seed, 1])
         path = files[rng.integers(len(files))]
         (case.store / NAME).unlink()

@@ -23,8 +23,10 @@ from storage.errors import ShoalError
 
 Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
-# From a server that is an actor to the driver, and from a client to a server in this process.
-FROM_THE_SERVER = ["hook: setup raises", "hook: setup exits", "round: interrupts", "hook: train exits"]
+# From a server that is an actor to the driver, as it is made and in a round, and from a client to a server in this
+# process. Such a server takes seconds to start.
+FROM_THE_SERVER = ["hook: setup raises", "round: interrupts"]
+LATER_FROM_THE_SERVER = ["hook: setup exits", "hook: train exits"]
 FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: begin writes", "data: x"]
 
 
@@ -63,9 +65,12 @@ def session(configure: Callable[..., Config]) -> Iterator[ServerHere]:
 
 @pytest.mark.parametrize(
     ("federation", "name"),
-    [(RaySession.federation, name) for name in FROM_THE_SERVER]
-    + [(ServerHere.federation, name) for name in FROM_A_HOST],
-    ids=[f"server: {name}" for name in FROM_THE_SERVER] + [f"host: {name}" for name in FROM_A_HOST],
+    [pytest.param(RaySession.federation, name, id=f"server: {name}") for name in FROM_THE_SERVER]
+    + [
+        pytest.param(RaySession.federation, name, id=f"server: {name}", marks=pytest.mark.slow)
+        for name in LATER_FROM_THE_SERVER
+    ]
+    + [pytest.param(ServerHere.federation, name, id=f"host: {name}") for name in FROM_A_HOST],
 )
 def test_the_same_line_on_ray(
     configure: Callable[..., Config],

@@ -30,9 +30,10 @@ from storage.errors import ShoalError
 from storage.view import View
 
 Run = Callable[..., Server]
-ROUNDS = 3
 CPU = torch.device("cpu")
-KEYS = {"participation.ratio": 0.7, "engine.cell_size": 4, "train.dropout": 0.3, "engine.path": "loop"}
+# The second step has moments of the first, the second round what was kept from the first.
+KEYS = {"rounds": 2, "train.epochs": 2, "train.dropout": 0.3, "participation.ratio": 0.7}
+KEYS |= {"engine.cell_size": 4, "engine.path": "loop"}
 PROTOTYPE = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
 ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
@@ -43,7 +44,7 @@ FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
 GCFL_PLUS = {"algorithm.name": "gcfl_plus", "algorithm.eps1": 9.0, "algorithm.eps2": 0.0, "algorithm.window": 1}
 GCFL_PLUS |= {"algorithm.warmup": 0}
 FEDSAGE_PLUS = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 2, "algorithm.hidden": 6}
-FEDSAGE_PLUS |= {"model.name": "sage"}
+FEDSAGE_PLUS |= {"model.name": "sage", "rounds": 3}
 AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -62,14 +63,15 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedproto": {"algorithm.name": "fedproto"},
     "fedtgp": {"algorithm.name": "fedtgp"},
     "fml": {"algorithm.name": "fml"},
-    "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn"},
+    "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
     "fedkd": {"algorithm.name": "fedkd"},
     "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
     "fedgkc, coupled": {"algorithm": {"name": "fedgkc", "copilot": {"name": "gin", "hidden": 8}}, "model.name": "gcn"},
     "fggp": {**FGGP, **MOMENTUM},
     "gcfl_plus": GCFL_PLUS,
     "gcfl_plus, all": {**GCFL_PLUS, "algorithm.share": "all", "model.name": "gcn"},
-    "adafgl": {"algorithm.name": "adafgl", "algorithm.hidden": 6, "algorithm.shared_rounds": 1},
+    # Two rounds alone, after the shared one.
+    "adafgl": {"algorithm.name": "adafgl", "algorithm.hidden": 6, "algorithm.shared_rounds": 1, "rounds": 3},
     "adafgl, coupled": {"algorithm": {"name": "adafgl", "shared_rounds": 1, "cut": 0.0}, "model.name": "gcn", **LINEAR},
     "fedsage_plus": FEDSAGE_PLUS,
     "fedsage_plus, few": {**FEDSAGE_PLUS, "algorithm.peers": 1, "algorithm.sampled_nodes": 3, "model.name": "gat"},
@@ -184,6 +186,20 @@ def other() -> torch.device:
     return load()
 
 
+@pytest.fixture(scope="module")
+def here(run: Run) -> Run:
+    """Runs a config on the processor, once for all tests that compare with it."""
+    done: dict[str, Server] = {}
+
+    def here(keys: Mapping[str, Any]) -> Server:
+        name = repr(sorted(keys.items()))
+        if name not in done:
+            done[name] = run(keys)
+        return done[name]
+
+    return here
+
+
 @pytest.fixture
 def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a config on the device, and sees that a visit has all its tensors there and leaves none behind."""
@@ -227,7 +243,7 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
             patch.setattr(Host, "run_cells", run_cells_there)
             # Libraries take the branch of GPUs, too.
             patch.setattr(Tensor, "is_cuda", property(lambda t: t.device == other))
-            server = run(keys, rounds=ROUNDS)
+            server = run(keys)
         assert visited
         return server
 
@@ -255,36 +271,36 @@ def assert_same_tree(there: Tree, here: Tree, name: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods(run: Run, run_there: Run, method: str) -> None:
+def test_methods(here: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method]}
-    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+    assert_same(run_there(keys), here(keys))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_server_there(run: Run, other: torch.device, method: str) -> None:
+def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:
     """The method's server part computes on the device, and leaves its state on the processor."""
     keys = {**KEYS, **METHODS[method]}
     with torch.autograd.set_multithreading_enabled(False):
-        there = run(keys, rounds=ROUNDS, device=other)
-    assert_same(there, run(keys, rounds=ROUNDS))
+        there = run(keys, device=other)
+    assert_same(there, here(keys))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_models(run: Run, run_there: Run, model: str) -> None:
+def test_models(here: Run, run_there: Run, model: str) -> None:
     keys = {**KEYS, **MODELS[model]}
-    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+    assert_same(run_there(keys), here(keys))
 
 
 @pytest.mark.parametrize("model", ["gcn", "sgc"])
-def test_weights_of_edges(run: Run, run_there: Run, weighted: dict[str, Any], model: str) -> None:
+def test_weights_of_edges(here: Run, run_there: Run, weighted: dict[str, Any], model: str) -> None:
     keys = {**KEYS, **weighted, "algorithm.name": "fedgta", "model.name": model}
-    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+    assert_same(run_there(keys), here(keys))
 
 
 @pytest.mark.parametrize("model", GRAPHS)
-def test_graphs(run: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
+def test_graphs(here: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
     keys = {**KEYS, **graph_task, **GRAPHS[model]}
-    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+    assert_same(run_there(keys), here(keys))
 
 
 PAIRS: dict[str, dict[str, Any]] = {
@@ -296,15 +312,15 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model", PAIRS)
-def test_pairs(run: Run, run_there: Run, edge_task: dict[str, Any], model: str) -> None:
+def test_pairs(here: Run, run_there: Run, edge_task: dict[str, Any], model: str) -> None:
     keys = {**KEYS, **edge_task, **PAIRS[model]}
-    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+    assert_same(run_there(keys), here(keys))
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if "fedavg" not in name and name not in NO_DRAWN])
-def test_lists_of_models(run: Run, run_there: Run, method: str) -> None:
+def test_lists_of_models(here: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method], **MIXED}
-    assert_same(run_there(keys), run(keys, rounds=ROUNDS))
+    assert_same(run_there(keys), here(keys))
 
 
 STREAMED = {
@@ -320,11 +336,11 @@ STREAMED = {
 @pytest.mark.parametrize(("room", "places"), [(0, {"cpu"}), (4000, {"cpu", "other"}), (2**20, {"other"})])
 @pytest.mark.parametrize("name", STREAMED)
 def test_hops_too_large_for_the_cache(
-    run: Run, run_there: Run, monkeypatch: pytest.MonkeyPatch, name: str, room: int, places: set[str]
+    here: Run, run_there: Run, monkeypatch: pytest.MonkeyPatch, name: str, room: int, places: set[str]
 ) -> None:
     """A hop of a client has 600 bytes, a matrix about 2,000; what does not fit is streamed, seven rows at a time."""
     keys = {**KEYS, **STREAMED[name]}
-    expected = run(keys, rounds=ROUNDS)
+    expected = here(keys)
     nearest = View._on_device_if_it_fits
     found: set[str] = set()
 

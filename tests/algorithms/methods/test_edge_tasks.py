@@ -211,7 +211,7 @@ def copilot_of(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(set(METHODS) - OTHERS))
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, Any], name: str, model: str) -> None:
-    keys = {**edge_task, "model.name": model, "algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
+    keys = {**edge_task, "model.name": model, "algorithm.name": name, "train.epochs": 2, "train.lr": 0.02}
     server = run({**keys, **copilot_of(name)}, rounds=2)
     counts = sum(server.state.scores["served"].values())
     pairs = sum(info.items - info.train for info in server.infos)

@@ -123,8 +123,8 @@ def test_every_method_trains(
 ) -> None:
     keys = {k: v for k, v in graph_task.items() if k != "model.name"}
     keys |= {"model": {"name": model} if isinstance(model, str) else model}
-    keys |= {"algorithm.name": name, "train.epochs": 3, "train.lr": 0.02}
-    server = run({**keys, **copilot_of(name)}, rounds=3)
+    keys |= {"algorithm.name": name, "train.epochs": 2, "train.lr": 0.02}
+    server = run({**keys, **copilot_of(name)}, rounds=2)
     counts = sum(server.state.scores["served"].values())
     assert counts[0, 0].sum() + counts[1, 0].sum() == 18
     if name != "global":

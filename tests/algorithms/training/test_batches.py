@@ -166,7 +166,8 @@ def test_parts_are_rows_of_the_whole_graph(name: str, view: View, make_client: M
 @every_backbone
 @pytest.mark.parametrize("method", ["local", "global", "fedavg", "fedgta"])
 def test_any_method_learns_with_any_backbone(start: Callable[..., Server], name: str, method: str) -> None:
-    server = start({"model.name": name, "algorithm.name": method, "rounds": 10, "train.dropout": 0.2})
+    keys = {"rounds": 10, "evaluation.every": 10, "train.dropout": 0.2}
+    server = start({**keys, "model.name": name, "algorithm.name": method})
     lines = [server.round() for _ in range(10)]
     assert lines[-1]["loss"] < 0.85 * lines[0]["loss"]
     counts = np.sum(list(server.state.scores["served"].values()), axis=0)

@@ -7,7 +7,7 @@ import pytest
 import ray
 import yaml
 
-from engine.commands.driver import SERVERS_LOST
+from engine.commands import driver
 from engine.commands.run import run
 from engine.hosts.federation import Federation
 from engine.hosts.ray_federation import RaySession, _RayFederation
@@ -16,11 +16,12 @@ from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import LOG, SUMMARY
 from engine.rounds.schedule import Plan
 from engine.rounds.state import FederationState
-from engine.settings.config import Config, load_config, parse_config
+from engine.settings.config import load_config, parse_config
 from engine.wire.job import Job
 from storage.errors import ShoalError
 
-RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", "rounds=4", "run.checkpoint_every=2"]
+LENGTH = ["rounds=4", "run.checkpoint_every=2"]
+RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
 
 
 SESSION = {
@@ -65,16 +66,12 @@ def numbers(folder: Path) -> list[object]:
     return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
 
 
-def ray_config(tiny: Path) -> Config:
-    return load_config(tiny, RAY)
-
-
 def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
-    config = load_config(tiny, [*RAY, "callbacks=[csv]"])
-    whole = run(config, session=session)
+    whole = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]))
     expected, scores = numbers(whole), read_client_scores(whole)
     session.lost = 2
-    folder = run(config, fresh=True, session=session)
+    folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, session=session)
+    assert folder == whole
     assert session.lost == 0
     assert numbers(folder) == expected
     assert read_client_scores(folder) == scores
@@ -85,12 +82,15 @@ def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
     assert (folder / LOG).read_text().count("server lost") == 3
 
 
-def test_servers_lost_too_often(tiny: Path, session: LosesServers) -> None:
-    session.lost = SERVERS_LOST + 1
-    with pytest.raises(ShoalError, match=rf"^the server was lost {SERVERS_LOST + 1} times .*; the newest checkpoint"):
-        run(ray_config(tiny), session=session)
+def test_servers_lost_too_often(tiny: Path, session: LosesServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each takes seconds to start.
+    monkeypatch.setattr(driver, "SERVERS_LOST", 2)
+    session.lost = 3
+    with pytest.raises(ShoalError, match=r"^the server was lost 3 times .*; the newest checkpoint"):
+        run(load_config(tiny, RAY), session=session)
+    assert session.lost == 1
     session.lost = 0
-    folder = run(ray_config(tiny), resume=True, session=session)
+    folder = run(load_config(tiny, LENGTH), resume=True)
     assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
 
 

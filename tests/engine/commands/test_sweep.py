@@ -39,6 +39,20 @@ class Moody(FedAvg):
             raise RuntimeError("no luck")
         return super().upload(client, given, phase)
 """
+# One whose rounds after the first take their time, as long as a file is there.
+SLOW = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from algorithms.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Slow(FedAvg):
+    def round(self, server, ctx, cohort):
+        if ctx.round > 1 and Path("{file}").exists():
+            time.sleep(0.5)
+        yield from super().round(server, ctx, cohort)
+"""
 
 
 @pytest.fixture
@@ -202,7 +216,10 @@ def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: C
 
 def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
     """Ctrl-C while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
-    asked = ("rounds=200", "run.checkpoint_every=20", "evaluation.every=200", "seeds=3")
+    method, held = tmp_path / "slow.py", tmp_path / "held"
+    method.write_text(SLOW.format(file=held))
+    held.touch()
+    asked = (f"algorithm={method}:Slow", "rounds=40", "evaluation.every=40", "seeds=3")
     command = [*SHOAL, "sweep", config, *asked, "--at-once", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     runs = tmp_path / "runs"
@@ -213,6 +230,7 @@ def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
     assert process.stderr is not None
     said = process.stderr.read()
     assert process.wait(60) == 128 + signal.SIGINT, said
+    held.unlink()
     sweep = Sweep(Study(config, asked), at_once=2)
     assert [started(row.path) for row in sweep.rows] == [True, True, False]
     assert all(checkpoint.newest_round(row.path / "checkpoints") for row in sweep.rows[:2])
