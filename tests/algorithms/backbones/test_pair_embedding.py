@@ -45,7 +45,7 @@ def view(
 
 
 def model_on(view: View, name: str, dropout: float = 0.0, **options: Any) -> ClientModel:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         module = build(name, FEATURES, 2, 2, dropout, {"hidden": 8, **options}, task="edge")
     return ClientModel(FlatModel(module), view, lambda purpose: 1)
