@@ -1,28 +1,86 @@
-"""A host's bounded cache of what it can build again from shards."""
+"""A host's cache of tensors that it can build again from shards."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from storage.sparse_matrix import SparseMatrix
 
+# Of the limit, for entries that only pass.
+PASSING_SHARE = 1 / 8
+
+
+@dataclass
+class _Entry:
+    """Something that is kept.
+
+    Attributes:
+        value: It.
+        bytes: What it takes.
+        writes: How often its tensors had been written to when it came.
+        asked: When it was asked for.
+    """
+
+    value: Any
+    bytes: int
+    writes: tuple[int, ...]
+    asked: "_Asked"
+
+
+class _Asked(NamedTuple):
+    """When something was asked for.
+
+    Attributes:
+        last: The last turn.
+        before: The last turn before that one; -1: none.
+    """
+
+    last: int = -1
+    before: int = -1
+
+    def now(self, turn: int) -> "_Asked":
+        """The same after it was asked for in a turn."""
+        return self if self.last == turn else _Asked(turn, self.last)
+
 
 class Memo:
-    """A host's cache of tensors that it can build again from shards; drops the least recently used beyond a limit."""
+    """Keeps what fits; of more than that, one part stays and the rest passes.
+
+    Clients are visited in turn. A cache that drops what was used longest ago drops every entry shortly before it is
+    wanted again, and finds nothing as soon as a little is too much. Here an entry that does not fit takes the place of
+    those that nobody has asked for since the turn before this one in which it was asked for itself. While all are
+    visited in turn there are none, and it passes: it is kept in a small part of the room until other ones come. Once
+    others are visited, there are only such.
+
+    Attributes:
+        limit: Bytes of tensors to keep; the newest entry is kept whatever its size.
+    """
 
     def __init__(self, limit: int) -> None:
-        """Starts empty.
-
-        Args:
-            limit: Bytes of tensors to keep; the newest entry is kept whatever its size.
-        """
+        """Starts empty."""
         self.limit = limit
-        self.bytes = 0
-        self._entries: OrderedDict[Hashable, tuple[Any, int, tuple[int, ...]]] = OrderedDict()
         self._ones = torch.ones(0)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops all entries, and forgets what was asked for."""
+        self._staying: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._passing: OrderedDict[Hashable, _Entry] = OrderedDict()
+        # When entries that were dropped, or did not fit, had been asked for.
+        self._asked: OrderedDict[Hashable, _Asked] = OrderedDict()
+        self._staying_bytes = self._passing_bytes = self._turn = 0
+
+    def begin_turn(self) -> None:
+        """Says that others are visited now: what is asked for twice in a turn is so for one reason."""
+        self._turn += 1
+
+    @property
+    def bytes(self) -> int:
+        return self._staying_bytes + self._passing_bytes
 
     def ones(self, count: int) -> Tensor:
         """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
@@ -32,29 +90,70 @@ class Memo:
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """Returns the entry, building it if it is not there."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-            return self._entries[key][0]
+        for entries in (self._staying, self._passing):
+            if key in entries:
+                entries.move_to_end(key)
+                entries[key].asked = entries[key].asked.now(self._turn)
+                return entries[key].value
         value = build()
-        size = self._size(value)
-        self._entries[key] = (value, size, writes(value))
-        self.bytes += size
-        while self.bytes > self.limit and len(self._entries) > 1:
-            _, (_, dropped, _) = self._entries.popitem(last=False)
-            self.bytes -= dropped
+        entry = _Entry(value, self._size(value), writes(value), self._ask(key))
+        if self._make_room(entry.asked, entry.bytes):
+            self._staying[key] = entry
+            self._staying_bytes += entry.bytes
+        else:
+            self._passing[key] = entry
+            self._passing_bytes += entry.bytes
+            self._shrink()
+        self._asked.pop(key, None)
         return value
 
     def written(self, key: Hashable) -> bool:
         """Whether an entry was written to since it was built; one that was dropped is built again."""
-        if key not in self._entries:
-            return False
-        value, _, before = self._entries[key]
-        return writes(value) != before
+        entry = self._staying.get(key) or self._passing.get(key)
+        return entry is not None and writes(entry.value) != entry.writes
 
     def keep(self, key: Hashable, size: int, build: Callable[[], Any]) -> Any:
-        """Returns the entry, building it if that needs no other entry to be dropped; else None."""
-        fits = key in self._entries or self.bytes + size <= self.limit
-        return self.get(key, build) if fits else None
+        """Returns the entry, building it if it can stay; else None."""
+        if key in self._staying or key in self._passing or self._make_room(self._ask(key), size):
+            return self.get(key, build)
+        return None
+
+    def _ask(self, key: Hashable) -> _Asked:
+        """Notes that something that is not there is asked for."""
+        self._asked[key] = asked = self._asked.get(key, _Asked()).now(self._turn)
+        self._asked.move_to_end(key)
+        return asked
+
+    def _make_room(self, asked: _Asked, size: int) -> bool:
+        """Whether an entry can stay, after dropping what nobody asked for since it was asked for, and what passes."""
+        while self.bytes + size > self.limit and self._staying and self._oldest().asked.last < asked.before:
+            self._drop(self._staying)
+        if self._staying_bytes + size <= self.limit - PASSING_SHARE * self.limit:
+            while self.bytes + size > self.limit:
+                self._drop(self._passing)
+        return self.bytes + size <= self.limit
+
+    def _shrink(self) -> None:
+        """Drops the oldest of what passes but the newest, and then of what stays, until the limit is kept."""
+        while self._passing_bytes > PASSING_SHARE * self.limit and len(self._passing) > 1:
+            self._drop(self._passing)
+        while self.bytes > self.limit and self._staying:
+            self._drop(self._staying)
+
+    def _drop(self, entries: "OrderedDict[Hashable, _Entry]") -> None:
+        key, entry = entries.popitem(last=False)
+        if entries is self._staying:
+            self._staying_bytes -= entry.bytes
+        else:
+            self._passing_bytes -= entry.bytes
+        self._asked[key] = entry.asked
+        self._asked.move_to_end(key)
+        # What was asked for before anything that stays was used can take the place of nothing.
+        while self._staying and self._asked and next(iter(self._asked.values())).last < self._oldest().asked.last:
+            self._asked.popitem(last=False)
+
+    def _oldest(self) -> _Entry:
+        return next(iter(self._staying.values()))
 
     def _size(self, value: Any) -> int:
         if isinstance(value, SparseMatrix):

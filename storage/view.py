@@ -68,9 +68,9 @@ class View:
         self._key = key
         self._shard = shard
         self._memo = memo
-        self.train, self.val, self.test = (
-            torch.from_numpy(rows).long().to(device) for rows in (split.train, split.val, split.test)
-        )
+        parts = [torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)]
+        self.train, self.val, self.test = (rows.to(device) for rows in parts)
+        self._parts = list(zip((self.train, self.val, self.test), parts))
         self._hops = [_features(rows) for rows in (shard.x, *hops)]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
@@ -151,16 +151,20 @@ class View:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
         hop = self._on_device_if_it_fits(k)
         if isinstance(hop, Tensor):
-            return hop[start:stop].to(self.device)
+            return _sent(hop[start:stop], self.device)
         low, high, _ = slice(start, stop).indices(len(hop))
         return hop.block(low, max(low, high)).to(self.device)
 
     def rows(self, k: int, rows: Tensor) -> Features:
         """Some rows of hop k on the device, float32 `[n, F]`."""
         hop = self._on_device_if_it_fits(k)
-        rows = rows.to(hop.device)
-        chosen = hop.index_select(0, rows) if isinstance(hop, Tensor) else hop.rows(rows)
-        return chosen.to(self.device).float()
+        rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
+        chosen = _chosen(hop, rows, self.device) if isinstance(hop, Tensor) else hop.rows(rows)
+        return _sent(chosen, self.device).float()
+
+    def _rows_here(self, rows: Tensor) -> Tensor:
+        """Numbers of rows on the processor; those of a part are there, and a device need not be asked."""
+        return next((here for there, here in self._parts if there is rows), rows).cpu()
 
     def whole(self, k: int) -> Features:
         """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the memo keeps."""
@@ -190,7 +194,7 @@ class View:
             return hop
         self._used.add(("hop", k))
         size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
-        copy: Features | None = self._memo.keep((self._key, ("hop", k)), size, lambda: hop.to(self.device))
+        copy: Features | None = self._memo.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
         return hop if copy is None else copy
 
     @cached_property
@@ -320,6 +324,19 @@ def _features(rows: Rows) -> Features:
     if isinstance(rows, CsrRows):
         return SparseMatrix.of(rows.indptr, rows.columns, rows.values, rows.features)
     return torch.from_numpy(rows)
+
+
+def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Some rows of a hop in the map, as stored; for a GPU in memory that it can read by itself."""
+    if device.type != "cuda":
+        return hop.index_select(0, rows)
+    out = torch.empty(len(rows), hop.shape[1], dtype=hop.dtype, device="cpu", pin_memory=True)
+    return torch.index_select(hop, 0, rows, out=out)
+
+
+def _sent(features: Features, device: torch.device) -> Features:
+    """On a device; nobody waits for a dense one."""
+    return features.to(device, non_blocking=True) if isinstance(features, Tensor) else features.to(device)
 
 
 def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:

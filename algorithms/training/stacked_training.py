@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from algorithms.backbones.dropout import masks
+from algorithms.backbones.graph_batch import ItemBatch
+from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
@@ -18,6 +20,7 @@ from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 from algorithms.training.stacked_model import logits_of, padded
+from storage.sparse_matrix import Features
 
 NO_ROW = -100
 
@@ -52,7 +55,9 @@ class StackedTrainer:
         self.model = model
         self.options = options
 
-    def fit(self, clients: Sequence[Client], w_BP: Tensor) -> Tensor:
+    def fit(
+        self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Sequence[Features]] | None = None
+    ) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
         The optimizers' moments are read from and written to `client.state`.
@@ -60,10 +65,13 @@ class StackedTrainer:
         Args:
             clients: Clients that have training rows.
             w_BP: Their parameters, float32.
+            gathered: What their models gathered for their training rows, where that is at hand.
         """
+        if gathered is None:
+            gathered = [training_rows(client) for client in clients]
         rows = [client.info.train for client in clients]
         device = w_BP.device
-        hops = [padded(list(parts), 0) for parts in zip(*(client.model.gathered("train") for client in clients))]
+        hops = [padded(list(parts), 0) for parts in zip(*gathered)]
         label_BN = padded([client.data.train_label for client in clients], NO_ROW)
         # A number that is sent to a device is a copy that it waits for.
         count_B = (label_BN != NO_ROW).sum(1).float()
@@ -114,6 +122,13 @@ class StackedTrainer:
         with torch.no_grad(), masks(look):
             self.model.module(hops)
         return found
+
+
+def training_rows(client: Client) -> Sequence[Features]:
+    """What a client's decoupled model reads of its training rows, `[N, F]` a hop."""
+    hops = client.model.gathered("train")
+    assert not isinstance(hops, Neighbourhood | ItemBatch)
+    return hops
 
 
 def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:

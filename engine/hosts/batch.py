@@ -1,13 +1,14 @@
 """The clients of a cell trained in one batch, each of which then has its turn as if it had been trained alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from algorithms.training.stacked_training import StackedTrainer
+from algorithms.training.stacked_training import StackedTrainer, training_rows
 from engine.hosts.visit import Visit
 from storage.errors import ShoalError
+from storage.sparse_matrix import Features
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,24 @@ def train_batch(
     found: dict[int, Trained | Exception] = {}
     visits: list[Visit] = []
     parameters: list[torch.Tensor] = []
+    gathered: list[Sequence[Features]] = []
     for client_id in ids:
         try:
             visit = begin(client_id)
-            visit.client.model.gathered("train")
+            rows = training_rows(visit.client)
         except Exception as error:
             found[client_id] = error
             continue
         if visit.client.info.train:
             visits.append(visit)
+            gathered.append(rows)
             parameters.append(visit.client.model.w.clone())
     if not visits:
         return found
     clients = [visit.client for visit in visits]
     w_BP = torch.stack(parameters)
     try:
-        loss_B = trainer.fit(clients, w_BP)
+        loss_B = trainer.fit(clients, w_BP, gathered)
     except Exception as error:
         together = [client.info.client for client in clients]
         why = f"in one batch with clients {together}: {in_one_line(error)}; engine.path=loop trains them one by one"

@@ -80,6 +80,7 @@ class Host:
         for cell in cells:
             try:
                 opened.begin_round(cell.round)
+                self._memo.begin_turn()
                 outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
             except MethodWrites:
                 # What was written to must not reach the next round or run of this process.

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,23 +112,84 @@ class Builds:
         self.memo, self.built = memo, ""
 
     def get(self, keys: str) -> None:
+        """Asks for each in a turn of its own."""
         for key in keys:
-            self.memo.get(key, lambda key=key: self.build(key))
+            self.memo.begin_turn()
+            self.memo.get(key, partial(self.build, key))
 
     def build(self, key: str) -> tuple[Tensor, list[Tensor]]:
         self.built += key
         return torch.zeros(4), [torch.zeros(3, dtype=torch.int64)]
 
 
-def test_least_recently_used_goes_first() -> None:
+def test_what_nobody_asks_for_any_more_makes_room() -> None:
     builds = Builds(Memo(100))
     builds.get("ababa")
     assert (builds.built, builds.memo.bytes) == ("ab", 80)
-    builds.get("c")  # b goes
+    builds.get("c")  # b, which was used longest ago, goes, so that the newest one is kept
     builds.get("ac")
     assert (builds.built, builds.memo.bytes) == ("abc", 80)
-    builds.get("ba")  # a goes, then c
-    assert (builds.built, builds.memo.bytes) == ("abcba", 80)
+    builds.get("b")  # c goes, which passed; a was used after b was asked for
+    builds.get("a")
+    assert (builds.built, builds.memo.bytes) == ("abcb", 80)
+
+
+def test_who_is_visited_in_turn_finds_what_fits() -> None:
+    """Ten of 40 bytes in turn, where 320 bytes are room for eight: one or two of them pass."""
+    builds = Builds(Memo(320))
+    builds.get("abcdefghij" * 3)
+    before = len(builds.built)
+    for _ in range(4):
+        builds.get("abcdefghij")
+        assert builds.memo.bytes <= 320
+    assert len(builds.built) - before == 4 * 3
+
+
+def test_twice_in_a_turn_is_once() -> None:
+    """Twelve in three turns, each asked for at the start and at the end of its own; there is room for eight."""
+    builds = Builds(Memo(320))
+    for _ in range(6):
+        before = len(builds.built)
+        for together in ("abcd", "efgh", "ijkl"):
+            builds.memo.begin_turn()
+            for key in together + together[::-1]:
+                builds.memo.get(key, partial(builds.build, key))
+    # Seven stay, of five one passes at a time; a cache without parts would build all twelve.
+    assert builds.built[before:] == "dijklkji"
+
+
+def test_others_take_the_place_of_those_who_were_visited_before() -> None:
+    builds = Builds(Memo(320))
+    builds.get("abcdefgh" * 3)
+    builds.get("klmnopq" * 3)
+    before = len(builds.built)
+    builds.get("klmnopq")
+    assert (len(builds.built), builds.memo.bytes) == (before, 320)
+
+
+def test_what_is_kept_only_if_it_fits() -> None:
+    memo = Memo(100)
+
+    def kept(key: str) -> bool:
+        memo.begin_turn()
+        return memo.keep(key, 40, lambda: torch.zeros(10)) is not None
+
+    assert [kept(key) for key in "ababc"] == [True, True, True, True, False]
+    # In turn, what stays stays; once nobody asked for it between two times of another one, it goes.
+    assert [kept(key) for key in "abcabcab"] == [True, True, False, True, True, False, True, True]
+    assert [kept(key) for key in "cc"] == [False, True]
+    assert [kept(key) for key in "bca"] == [True, True, False]
+    assert memo.bytes == 80
+
+
+def test_what_passes_makes_room_for_what_is_kept() -> None:
+    memo = Memo(100)
+    for key in "abc":
+        memo.get(key, lambda: torch.zeros(10))
+    assert memo.bytes == 80
+    assert memo.keep("d", 40, lambda: torch.zeros(10)) is not None
+    assert memo.bytes == 80
+    assert memo.keep("e", 90, lambda: torch.zeros(22)) is None
 
 
 def test_the_newest_stays_whatever_its_size() -> None:
@@ -255,7 +317,7 @@ def test_features_that_are_overwritten_behind_torchs_back() -> None:
 def test_an_entry_that_was_dropped_is_built_again() -> None:
     view = whole_view()
     view.memo("own", lambda: torch.ones(2)).add_(1)
-    view._memo._entries.clear()
+    view._memo.clear()
     assert view.written() is None
     assert view.memo("own", lambda: torch.ones(2)).tolist() == [1, 1]
 

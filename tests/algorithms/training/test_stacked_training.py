@@ -237,7 +237,7 @@ def test_a_client_that_fails_is_named(start: Callable[..., Server], monkeypatch:
 def test_a_batch_that_fails_is_the_failure_of_all_in_it(
     start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fit(self: StackedTrainer, clients: Any, w_BP: Tensor) -> list[float]:
+    def fit(self: StackedTrainer, *given: Any) -> Tensor:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(StackedTrainer, "fit", fit)

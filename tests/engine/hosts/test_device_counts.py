@@ -109,6 +109,13 @@ def test_fedgta(count: Count) -> None:
     assert counts.launches / FEW < 91
 
 
+def test_what_is_streamed_is_not_waited_for(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a cache the training rows of every client come in each round, selected on the processor."""
+    monkeypatch.setattr(host, "cache_bytes", lambda device, share, on_processor: 0)
+    counts = count()
+    assert (counts.synchronisations, counts.copies) == (1, 3 + FEW)
+
+
 def test_fedpg(count: Count) -> None:
     """Waits where it chooses rows by their class, and to tell how much it sends."""
     counts = count(algorithm={"name": "fedpg"}, engine={"path": "loop"})
