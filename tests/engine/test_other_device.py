@@ -36,8 +36,8 @@ KEYS = {"rounds": 2, "train.epochs": 2, "train.dropout": 0.3, "participation.rat
 KEYS |= {"engine.cell_size": 4, "engine.path": "loop"}
 PROTOTYPE = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
 ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
-MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 # Adam makes of roundings what it will where a gradient is next to nothing.
+MOMENTUM = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 LINEAR = {"model.head": "linear"}
 EXTRACTOR = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}
 FGGP = {"algorithm.name": "fggp", "algorithm.hidden": 6, **EXTRACTOR}
@@ -113,7 +113,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "sum": {"model.name": "sage", "model.readout": "sum", "train.batch_size": 2},
     "max, batches": {"model.name": "gin", "model.readout": "max", "train.batch_size": 2},
     "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
-    "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2},
+    "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2, **MOMENTUM},
     "two encoders": {"model.name": "star", "algorithm.name": "fedstar", "train.batch_size": 2},
     "hops": {"model.name": "mlp", "model.readout": "max", "algorithm.name": "fedtgp"},
     "vpg": {"model": {"name": "transformer", "prompt": {"name": "vpg", "candidates": 2}}, "train.batch_size": 2},
