@@ -1,12 +1,13 @@
 """The options of a partitioner: the keys under `partition` in a config."""
 
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from storage.option_types import CLOSED, FilePath, Number, OwnName, Positive, Whole
+from storage.option_types import CLOSED, FilePath, Number, OwnName, Positive, Whole, is_own
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
@@ -35,6 +36,7 @@ class PartitionOptions:
         chunks: Index: pieces that each graph is cut into, the first of which are clients; nodes of the others belong to
             no client. None: as many as clients.
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
+        options: `my_file.py:Name`: values of the fields of its dataclass.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -50,6 +52,7 @@ class PartitionOptions:
     domains: tuple[Clients, ...] | None = None
     chunks: Clients | None = None
     alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = ALPHA
+    options: dict[str, Any] = field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -72,4 +75,10 @@ class PartitionOptions:
                 f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
                 "and no `domains`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _require_own(self) -> "PartitionOptions":
+        if self.options and not is_own(self.method):
+            raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
         return self

@@ -1,6 +1,8 @@
 """A partitioner of the user's own."""
 
 from abc import ABC, abstractmethod
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -8,17 +10,25 @@ from partition.cover import NOBODY
 from partition.options import PartitionOptions
 from partition.workspace import Workspace
 from storage.graph import Graph
+from storage.own_code.option_fields import field_values, require_all
 from storage.own_code.own_code import OwnCode, read_own
 
-KEY = "partition.method"
+KEY, OPTIONS = "partition.method", "partition.options."
 
 
 class Partitioner(ABC):
     """What a partitioner of one's own derives from; `partition.method: my_file.py:Mine`.
 
-    class ByDegree(shoal.Partitioner):
-        def assign(self, graph, clients, rng):
-            return np.argsort(np.argsort(np.diff(graph.indptr))) * clients // graph.nodes
+        @dataclass(frozen=True)
+        class ByDegree(shoal.Partitioner):
+            descending: bool = False
+
+            def assign(self, graph, clients, rng):
+                degree = np.diff(graph.indptr) * (-1 if self.descending else 1)
+                return np.argsort(np.argsort(degree)) * clients // graph.nodes
+
+    The fields of the dataclass, each with a type, are the keys of `partition.options`; without options it may be a
+    plain class.
     """
 
     @abstractmethod
@@ -41,14 +51,41 @@ def by_own(
     Raises:
         ShoalError: The file fails, has no such class, or gives no such clients; names the line.
     """
+    code, partitioner = own_partitioner(options)
+    with code.at_work(KEY):
+        found = np.asarray(partitioner.assign(_read_only(graph), options.clients, np.random.default_rng(options.seed)))
+    _require_clients(code, found, graph.items, options.clients)
+    return found.astype(np.int32)
+
+
+def own_partitioner(options: PartitionOptions) -> tuple[OwnCode, Partitioner]:
+    """The user's own partitioner with its options, and its text.
+
+    Raises:
+        ShoalError: The file fails or has no such class, or an option is unknown, missing or of a wrong type.
+    """
     code = read_own(KEY, options.method)
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Partitioner):
         raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no partitioner; derive it from shoal.Partitioner")
+    values: dict[str, Any] = {}
+    if is_dataclass(cls):
+        values = field_values(cls, options.options, OPTIONS, cls.__name__, f"{KEY}: {code.place}")
+        require_all(cls, values, OPTIONS)
+    elif options.options:
+        raise code.fault(KEY, f"{cls.__name__} has no options; write @dataclass(frozen=True) above it, and fields")
     with code.at_work(KEY):
-        found = np.asarray(cls().assign(graph, options.clients, np.random.default_rng(options.seed)))
-    _require_clients(code, found, graph.items, options.clients)
-    return found.astype(np.int32)
+        return code, cls(**values)
+
+
+def _read_only(graph: Graph) -> Graph:
+    """The same graph; arrays of it that the user's code writes to are refused by NumPy."""
+    views = {}
+    for each in fields(graph):
+        if isinstance(array := getattr(graph, each.name), np.ndarray):
+            views[each.name] = array.view()
+            views[each.name].flags.writeable = False
+    return replace(graph, **views)
 
 
 def _require_clients(code: OwnCode, found: np.ndarray, items: int, clients: int) -> None:

@@ -1,5 +1,7 @@
 """The one exception that a user's input can cause."""
 
+from pathlib import Path
+
 LONGEST, ITS_END = 1000, 300
 
 
@@ -7,7 +9,14 @@ class ShoalError(Exception):
     """Bad input, in one line: what is wrong, where (file, key, client), what to do.
 
     The command prints the line and exits with status 2; with `--debug` it shows the detail and the traceback as well.
+
+    Attributes:
+        line: The line.
+        detail: For a failure of code that is not ours, or on another process, its traceback.
+        log: The file that has the detail; None: it is kept nowhere.
     """
+
+    log: Path | None = None
 
     def __init__(self, line: str, detail: str = "") -> None:
         """Keeps the line and, for a failure on another process, that process's traceback."""

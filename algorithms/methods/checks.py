@@ -1,18 +1,13 @@
 """Whether a user's file holds a method: a frozen dataclass whose hooks take what the engine gives them."""
 
 import ast
-import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any, get_type_hints
-
-from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
+from typing import Any
 
 from algorithms.base import Algorithm
-from storage.alike import did_you_mean
 from storage.errors import ShoalError
-from storage.option_types import checked, quoted
-from storage.own_code.traces import in_words
+from storage.own_code.option_fields import field_values
 
 # What the engine gives to each hook of a method, beside the method itself.
 HOOKS = {
@@ -27,7 +22,6 @@ HOOKS = {
     "upload": ("client", "given", "phase"),
     "predict": ("client", "given", "part"),
 }
-NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
 
 
 def require_method(cls: Any, file: str, source: str) -> None:
@@ -73,27 +67,7 @@ def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], wh
     Raises:
         ShoalError: An option is unknown or of a wrong type, a default is, or a type cannot be found.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    try:
-        hints = get_type_hints(cls)
-    except Exception as error:
-        raise ShoalError(f"{where}: the types of {cls.__name__} cannot be found: {in_words(error)}") from error
-    for key in options:
-        if key not in fields:
-            known = ", ".join(fields) or "no option"
-            raise ShoalError(f"algorithm.{key}: unknown; {name} has {known}{did_you_mean(key, fields)}")
-    values = {}
-    for key, value in options.items():
-        try:
-            values[key] = checked(hints[key], value)
-        except ValueError as error:
-            raise ShoalError(f"algorithm.{key}: {error}, found {quoted(value)}") from None
-        except NO_TYPE:
-            raise ShoalError(f"algorithm.{key}: {name} gives it a type that no config can hold") from None
-    for key, field in fields.items():
-        if key not in options and field.default is not dataclasses.MISSING:
-            _require_default(f"{where}: the default of {cls.__name__}.{key}", hints[key], field.default)
-    return values
+    return field_values(cls, options, "algorithm.", name, where)
 
 
 def class_place(cls: Any, file: str, source: str) -> str:
@@ -102,12 +76,3 @@ def class_place(cls: Any, file: str, source: str) -> str:
         if isinstance(node, ast.ClassDef) and node.name == getattr(cls, "__name__", None):
             return f"{file}, line {node.lineno}"
     return file
-
-
-def _require_default(which: str, hint: Any, default: Any) -> None:
-    try:
-        TypeAdapter(hint).validate_python(default)
-    except ValidationError as error:
-        raise ShoalError(f"{which}: {error.errors()[0]['msg']}, found {default!r}") from None
-    except NO_TYPE:
-        return

@@ -3,15 +3,16 @@
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import is_dataclass
+from typing import Any
 
 from engine.callbacks.callback import Callback
 from engine.settings.config import Config
 from storage.alike import did_you_mean
 from storage.errors import ShoalError
-from storage.option_types import checked, is_own, quoted
-from storage.own_code.own_code import read_own
+from storage.option_types import is_own
+from storage.own_code.option_fields import field_values, require_all
+from storage.own_code.own_code import OwnCode, read_own
 from storage.own_code.traces import in_words
 
 CALLBACKS = {
@@ -43,29 +44,21 @@ def load_callbacks(config: Config) -> dict[str, Callback]:
 
 
 def _load(name: str, options: Mapping[str, Any]) -> Callback:
-    cls, where = _class(name)
-    own = {field.name: field for field in fields(cls) if field.init}
-    hints = get_type_hints(cls, include_extras=True)
-    values = {}
-    for key, value in options.items():
-        if key not in own:
-            known = ", ".join(own) or "no option"
-            raise ShoalError(f"callbacks: {name}.{key}: unknown; it has {known}{did_you_mean(key, own)}")
-        try:
-            values[key] = checked(hints[key], value)
-        except ValueError as error:
-            raise ShoalError(f"callbacks: {name}.{key}: {error}, found {quoted(value)}") from None
-    for key, field in own.items():
-        if key not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise ShoalError(f"callbacks: {name}.{key}: missing")
+    cls, code = _class(name)
+    section = f"callbacks: {name}."
+    values = field_values(cls, options, section, "it", f"callbacks: {code.place if code else name}")
+    require_all(cls, values, section)
+    if code is not None:
+        with code.at_work("callbacks"):
+            return cls(**values)
     try:
         return cls(**values)
     except Exception as error:
-        raise ShoalError(f"callbacks: {where or name}: {in_words(error)}") from error
+        raise ShoalError(f"callbacks: {name}: {in_words(error)}") from error
 
 
-def _class(name: str) -> tuple[type[Callback], str]:
-    """The class, and file and line of a user's own.
+def _class(name: str) -> tuple[type[Callback], OwnCode | None]:
+    """The class, and the text of a user's own.
 
     Raises:
         ShoalError: There is none, or it is no callback.
@@ -74,7 +67,7 @@ def _class(name: str) -> tuple[type[Callback], str]:
         if name in EXTRAS and importlib.util.find_spec(name) is None:
             raise ShoalError(f"callbacks: {name}: needs the package {name}; pip install 'shoal[{name}]'")
         module, _, cls_name = CALLBACKS[name].partition(":")
-        return getattr(importlib.import_module(module), cls_name), ""
+        return getattr(importlib.import_module(module), cls_name), None
     if not is_own(name):
         raise ShoalError(
             f"callbacks: {name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
@@ -84,4 +77,4 @@ def _class(name: str) -> tuple[type[Callback], str]:
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Callback) or not is_dataclass(cls):
         raise ShoalError(f"{code.place}: {name.rpartition(':')[2]} is no callback; derive a class from shoal.Callback")
-    return cls, code.place
+    return cls, code

@@ -32,7 +32,7 @@ def command() -> None:
 
             traceback.print_exc()
             print(error.detail, file=sys.stderr)
-        print(f"shoal: {error}", file=sys.stderr)
+        print(f"shoal: {error}" + (f"; more in {error.log}" if error.log else ""), file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if debug:

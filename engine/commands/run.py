@@ -1,10 +1,13 @@
 """One run from config to summary: prepare, rounds, checkpoints, evaluation; and again from where it was cut off."""
 
 import logging
+from contextlib import closing, suppress
 from pathlib import Path
 
+from algorithms.base import Algorithm
 from algorithms.methods.loading import describe, load
 from algorithms.protocol import MODEL
+from engine.callbacks.callback import Callback
 from engine.callbacks.loading import load_callbacks
 from engine.commands.driver import Driver, go_on_from
 from engine.hosts.federation import Session
@@ -52,11 +55,11 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         ShoalError: Bad input, or a failure that a resume can go on from.
         KeyboardInterrupt: The user stopped it; a checkpoint is written.
     """
-    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
-    require_supported(config, algorithm)
-    require_mixable(config, algorithm)
-    callbacks = load_callbacks(config)
-    config.train.require_rates(config.rounds)
+    try:
+        algorithm, callbacks = _loaded(config)
+    except ShoalError as error:
+        _note_in_folder(error, config)
+        raise
     folder = RunFolder(config)
     try:
         read = inputs.contents(config) | published_inputs(config)
@@ -95,10 +98,38 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
                 own.close()
         return folder.path
     except ShoalError as error:
-        log.error("%s\n%s", error, error.detail)
+        _note(error, folder)
         raise
     finally:
         folder.close()
+
+
+def _loaded(config: Config) -> tuple[Algorithm, dict[str, Callback]]:
+    """The method and the callbacks of a run that is possible as far as no data is needed to tell.
+
+    Raises:
+        ShoalError: It is not.
+    """
+    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_supported(config, algorithm)
+    require_mixable(config, algorithm)
+    callbacks = load_callbacks(config)
+    config.train.require_rates(config.rounds)
+    return algorithm, callbacks
+
+
+def _note(error: ShoalError, folder: RunFolder) -> None:
+    log.error("%s\n%s", error, error.detail)
+    if error.detail:
+        error.log = folder.log
+
+
+def _note_in_folder(error: ShoalError, config: Config) -> None:
+    """Keeps the traceback of code that failed before there was a run; where no folder can be, that is left out."""
+    if not error.detail:
+        return
+    with suppress(ShoalError, OSError), closing(RunFolder(config)) as folder:
+        _note(error, folder)
 
 
 def _checkpoint(config: Config, folder: RunFolder, resume: bool) -> Checkpoint | None:

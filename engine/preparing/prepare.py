@@ -17,6 +17,7 @@ from engine.screen.progress import watch
 from engine.settings.config import Config
 from engine.settings.number_keys import fingerprint_of, flatten
 from engine.settings.sizes import size
+from partition.own import own_partitioner
 from partition.partitioning import require_divides_graphs, require_enough_nodes
 from storage.alike import did_you_mean
 from storage.dataset_names import may_be_sparse
@@ -152,6 +153,8 @@ def identity(config: Config) -> dict[str, Any]:
         chosen["method"] = read_own("partition.method", chosen["method"]).identity
     if chosen["method"] != "dirichlet":
         del chosen["alpha"]
+    if not chosen["options"]:
+        del chosen["options"]
     for later in ("domains", "chunks"):
         # Stores of one graph keep the names that they had before there were several.
         if chosen[later] is None:
@@ -334,11 +337,13 @@ def require_known(config: Config) -> None:
     Raises:
         ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
             be sparse, the file of the split is wrong, graphs or edges are divided or propagated as only nodes can be,
-            or masked, or the metric is for fewer classes.
+            or masked, a partitioner of one's own or its options are wrong, or the metric is for fewer classes.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     if config.task == "graph":
         require_divides_graphs(config.partition.method)
+    if is_own(config.partition.method):
+        own_partitioner(config.partition)
     if config.task == "edge" and config.data.split != "stratified":
         raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
     if config.task == "edge" and config.data.sparsity != Sparsity(seed=config.data.sparsity.seed):

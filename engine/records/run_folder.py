@@ -88,7 +88,7 @@ class RunFolder:
             raise ShoalError(
                 f"{self.path}: cannot be locked: {error.strerror}; set run.root to a file system with locks"
             ) from error
-        self._log = _Log(self.path / LOG, delay=True)
+        self._log = _Log(self.log, delay=True)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger().addHandler(self._log)
 
@@ -99,6 +99,11 @@ class RunFolder:
         with suppress(OSError):
             self._log.close()
         self._lock.close()
+
+    @property
+    def log(self) -> Path:
+        """The file that errors and events are logged to."""
+        return self.path / LOG
 
     @property
     def checkpoints(self) -> Path:

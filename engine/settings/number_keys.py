@@ -44,6 +44,7 @@ LATER = {
     "evaluation.domains": True,
     "evaluation.metric": "accuracy",
     "partition.alpha": ALPHA,
+    "partition.options": {},
     "task": "node",
     "model.pretrained": None,
     "data.sparsity.features": 0.0,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from storage.alike import did_you_mean
 from storage.datasets.source import DataSource, data_root
 from storage.digest import input_digest
 from storage.errors import ShoalError
@@ -102,7 +103,8 @@ def _made(code: OwnCode, options: DataSource) -> Dataset:
     values = {}
     for key, value in options.own.items():
         if key not in known:
-            raise ShoalError(f"data.options.{key}: unknown; {cls.__name__} has {', '.join(known) or 'no option'}")
+            has = ", ".join(known) or "no option"
+            raise ShoalError(f"data.options.{key}: unknown; {cls.__name__} has {has}{did_you_mean(key, known)}")
         try:
             values[key] = checked(known[key], value)
         except ValueError as error:

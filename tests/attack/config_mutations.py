@@ -56,7 +56,7 @@ KEYS = [
     "data.sparsity", "data.sparsity.features", "data.sparsity.edges", "data.sparsity.labels", "data.sparsity.seed",
     "data.inductive", "data.edge_weights", "data.synthetic", "data.name", "data.features", "data.features.kind",
     "data.features.width", "data.features.seed",
-    "partition.resolution", "partition.imbalance", "partition.file",
+    "partition.resolution", "partition.imbalance", "partition.file", "partition.options",
     "propagation.hops", "propagation.r", "propagation.rows", "model", "model.name", "model.init", "model.pretrained",
     "model.hidden", "model.layers", "model.heads", "model.fanouts", "model.alpha", "model.attention", "model.prompt",
     "model.head", "heterogeneity.rule",

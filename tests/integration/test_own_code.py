@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 from engine.commands.export import export
 from engine.commands.run import run
-from engine.preparing.prepare import store_path
+from engine.preparing.prepare import prepare, require_known, store_path
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import run_path
-from engine.settings.config import load_config, parse_config
+from engine.settings.config import Config, load_config, parse_config
 from storage.errors import ShoalError
 
 NAMES = {"model": "Residual", "partitioner": "ByDegree", "dataset": "Moons", "method": "TrimmedMean"}
@@ -184,6 +184,13 @@ class Mine(shoal.Dataset):
         ("partition.method", PARTITIONER, "graph.nodes)", "9)", "must give integers [60], found int64 [9]"),
         ("partition.method", PARTITIONER, "graph.nodes", "graph.edges", "line 7: AttributeError: 'Graph'"),
         ("partition.method", PARTITIONER, "(shoal.Partitioner)", "", "Mine is no partitioner; derive it from"),
+        (
+            "partition.method",
+            PARTITIONER,
+            "return ",
+            "graph.y[0] = 1; return ",
+            "line 7: ValueError: assignment destin",
+        ),
         ("data.dataset", DATASET, '"y": ring % 2', '"z": ring', "load gives 'z', which is none of edge_index, x, y"),
         ("data.dataset", DATASET, '"y": ring % 2', '"y": ring[1:]', "y: shape [59], but x has 60 rows"),
         ("data.dataset", DATASET, "np.ones(", "np.nan * np.ones(", "x: row 0 of the features has NaN"),
@@ -215,6 +222,61 @@ def test_mistakes_are_one_line(tmp_path: Path, key: str, text: str, old: str, ne
     assert line in said
     assert "\n" not in said
     assert str(file) in said or said.startswith("data.options.nodes")
+
+
+def test_options_of_a_partitioner_are_those_of_its_store(own: Path, tmp_path: Path) -> None:
+    def with_options(**options: Any) -> Config:
+        data = {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 90, "degree": 5.0}}
+        partition = {"method": f"{own / 'partitioner.py'}:ByDegree", "clients": 3, "options": options}
+        return parse_config({"name": "x", "data": data, "partition": partition, "algorithm": "fedavg"}, "x.yaml")
+
+    plain, turned = with_options(), with_options(descending=True)
+    assert len({store_path(plain), store_path(turned), store_path(with_options(descending=False))}) == 3
+    assert len({run_path(plain), run_path(turned)}) == 2
+    first, last = ([client.entries for client in prepare(config).manifest.clients] for config in (plain, turned))
+    assert first[0] < first[2]
+    assert last[0] > last[2]
+    # By the dotted key, too, as a sweep does; and what is wrong is said before the graph is read.
+    partitioner = f"partition.method={own / 'partitioner.py'}:ByDegree"
+    config = tmp_path / "x.yaml"
+    config.write_text("{name: x, data: {dataset: sbm}, algorithm: fedavg, partition: {clients: 3}}")
+    assert load_config(config, [partitioner, "partition.options.descending=true"]).partition == turned.partition
+    for wrong, line in (
+        ({"decending": True}, "decending: unknown; ByDegree has descending; did you mean 'descending'?"),
+        ({"descending": 1}, "descending: Input should be a valid boolean, found 1"),
+    ):
+        with pytest.raises(ShoalError) as caught:
+            require_known(with_options(**wrong))
+        assert str(caught.value) == f"partition.options.{line}"
+    with pytest.raises(ShoalError, match=r"partition: options are for my_file\.py:Name; metis reads the keys beside"):
+        load_config(config, ["partition.options.descending=true"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "line"),
+    [
+        ("    most: int\n", {}, "partition.options.most: missing"),
+        ("    most: 'Unknown' = 1\n", {}, "line 7: the types of Mine cannot be found: NameError"),
+        ("    most: int = 'x'\n", {}, "line 7: the default of Mine.most: Input should be a valid integer"),
+        (
+            "    most: int = 1\n    def __post_init__(self):\n        raise ValueError('odd')\n",
+            {},
+            "line 10: ValueError: odd",
+        ),
+        (None, {"most": 1}, "line 5: Mine has no options; write @dataclass(frozen=True) above it, and fields"),
+    ],
+)
+def test_wrong_options_of_a_partitioner(tmp_path: Path, fields: str | None, options: Any, line: str) -> None:
+    text = PARTITIONER
+    if fields is not None:
+        head = "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Mine(shoal.Partitioner):\n" + fields
+        text = text.replace("\nclass Mine(shoal.Partitioner):\n", head)
+    (tmp_path / "mine.py").write_text(text)
+    partition = {"method": f"{tmp_path}/mine.py:Mine", "clients": 3, "options": options}
+    plain = {"name": "x", "data": {"dataset": "sbm"}, "partition": partition, "algorithm": "fedavg"}
+    with pytest.raises(ShoalError) as caught:
+        require_known(parse_config(plain, "x"))
+    assert line in str(caught.value)
 
 
 def test_a_file_that_is_not_there_and_a_name_that_is_none(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ REFUSED: dict[str, list[Any]] = {
     "partition.clients": [0, -1, 2.5, 10**12, True, "4"],
     "partition.domains": [3, [0, 2], ["a"]],
     "partition.chunks": [0, 2.5, "4", True],
+    "partition.options": ["seeds", None, 3],
     "partition.alpha": [0.0, 0.0009, -1.0, NAN, INF, "1", True],
     "partition.seed": [-1, 2**31, True],
     "partition.resolution": [0.0, -1.0, NAN, INF, "1", True],
