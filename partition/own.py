@@ -80,7 +80,7 @@ def own_partitioner(options: PartitionOptions) -> tuple[OwnCode, Partitioner]:
 
 def _read_only(graph: Graph) -> Graph:
     """The same graph; arrays of it that the user's code writes to are refused by NumPy."""
-    views = {}
+    views: dict[str, Any] = {}
     for each in fields(graph):
         if isinstance(array := getattr(graph, each.name), np.ndarray):
             views[each.name] = array.view()

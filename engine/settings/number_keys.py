@@ -37,7 +37,7 @@ LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 # Raised with every change of Shoal that moves the last bits of runs: runs of before keep their names.
 ARITHMETIC = 3
 # Keys that came later: at their default they are no part of a name, so that older runs keep theirs.
-LATER = {
+LATER: dict[str, Any] = {
     "resources.server_gpus": 0.0,
     "partition.domains": None,
     "partition.chunks": None,

@@ -222,6 +222,93 @@ def test_mistakes_are_one_line(tmp_path: Path, key: str, text: str, old: str, ne
     assert line in said
     assert "\n" not in said
     assert str(file) in said or said.startswith("data.options.nodes")
+    assert_traceback_is_kept(caught.value, tmp_path / "runs", file)
+
+
+def assert_traceback_is_kept(error: ShoalError, runs: Path, file: Path) -> None:
+    """The traceback, where there is one, is in the log that the error names."""
+    if error.detail:
+        (log,) = runs.glob("*/run.log")
+        assert error.log == log
+        assert "Traceback (most recent call last)" in log.read_text()
+        # What is looked at after it was given has no line of its own.
+        assert f'File "{file}", line ' in log.read_text() or "must give" in str(error)
+    else:
+        assert error.log is None
+
+
+CALLBACK = """
+from dataclasses import dataclass
+import shoal
+
+@dataclass
+class Mine(shoal.Callback):
+    when: str = ""
+
+    def __post_init__(self):
+        self._fail("made")
+
+    def start(self, run):
+        self._fail("start")
+
+    def after_round(self, run, line):
+        self._fail("round")
+
+    def _fail(self, now):
+        if now == self.when:
+            raise RuntimeError(f"no {now}")
+"""
+READOUT = """
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.made = 1
+
+    def forward(self, x, index, dim_size):
+        return x[dim_size + len(x)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "line"),
+    [
+        ("made", "callbacks: HERE, line 20: RuntimeError: no made"),
+        ("start", "callbacks: HERE:Mine: HERE, line 20, in start(): RuntimeError: no start"),
+        ("round", "callbacks: HERE:Mine: HERE, line 20, in after_round(): RuntimeError: no round"),
+        ("forward", "round 1, client 0: model.readout: HERE, line 10: IndexError: index "),
+        ("module", "model.readout: HERE, line 7: NameError: name 'one' is not defined"),
+    ],
+)
+def test_mistakes_of_callbacks_and_readouts_are_one_line(tmp_path: Path, when: str, line: str) -> None:
+    file, of_callback = tmp_path / "mine.py", when in ("made", "start", "round")
+    file.write_text(CALLBACK if of_callback else READOUT.replace("= 1", "= one") if when == "module" else READOUT)
+    plain: dict[str, Any] = {
+        "name": "wrong",
+        "rounds": 1,
+        "data": {
+            "dataset": "sbm-graphs",
+            "root": str(tmp_path),
+            "options": {"graphs": 20, "features": 4, "classes": 2},
+        },
+        "task": "graph",
+        "partition": {"method": "random", "clients": 2},
+        "model": {"name": "gin", "hidden": 4},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(tmp_path / "runs"), "tensorboard": False},
+    }
+    if of_callback:
+        plain["callbacks"] = [{"name": f"{file}:Mine", "when": when}]
+    else:
+        plain["model"]["readout"] = f"{file}:Mine"
+    with pytest.raises(ShoalError) as caught:
+        run(parse_config(plain, "wrong"))
+    said = str(caught.value)
+    assert said.startswith(line.replace("HERE", str(file)))
+    assert "\n" not in said
+    assert_traceback_is_kept(caught.value, tmp_path / "runs", file)
 
 
 def test_options_of_a_partitioner_are_those_of_its_store(own: Path, tmp_path: Path) -> None:

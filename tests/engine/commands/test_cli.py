@@ -131,9 +131,10 @@ def test_debug_shows_what_went_wrong_at_a_client(
     assert status("--debug", "run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine") == 2
     errors = capsys.readouterr().err
     assert "ZeroDivisionError: division by zero" in errors
-    last = errors.splitlines()[-1]
+    last, _, log = errors.splitlines()[-1].rpartition("; more in ")
     assert last.startswith("shoal: round 1, client 0: ")
     assert last.endswith("mine.py, line 6, in upload(): ZeroDivisionError: division by zero")
+    assert "return 1 / 0\n" in Path(log).read_text()
 
 
 def test_an_interruption_ends_with_130(

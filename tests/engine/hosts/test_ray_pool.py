@@ -161,6 +161,23 @@ def test_a_client_whose_code_fails(pool_of: Callable[..., RayPool], job_of: Make
     )
 
 
+def test_a_model_of_ones_own_that_fails(pool_of: Callable[..., RayPool], job_of: MakeJob, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import shoal\nfrom torch import nn\n"
+        "class Mine(shoal.Backbone):\n"
+        "    def __init__(self, features: int):\n"
+        "        super().__init__(width=features)\n"
+        "        self.linear = nn.Linear(features, features)\n"
+        "    def forward(self, x, edge_index):\n"
+        "        return self.linear(edge_index.float())\n"
+    )
+    with pytest.raises(ShoalError) as failed:
+        run(pool_of(job_of({"model.name": f"{file}:Mine"})), cells_of([3]))
+    assert str(failed.value).startswith(f"round 1, client 3: model.name: {file}, line 8: RuntimeError: mat1 and mat2")
+    assert ", in forward\n" in failed.value.detail
+
+
 def test_a_host_that_was_started_again_is_asked_in_again(
     hosts: list[Any], pool_of: Callable[..., RayPool], job_of: MakeJob
 ) -> None:
