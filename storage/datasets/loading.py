@@ -13,6 +13,7 @@ from storage.datasets import (
     geom_gcn,
     heterophilous,
     induced_graphs,
+    linkx,
     npz_graphs,
     ogb_molecules,
     planetoid,
@@ -75,6 +76,7 @@ LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
     **dict.fromkeys(citation_domains.FILES, load_citation_domain),
     **dict.fromkeys(geom_gcn.WORDS, geom_gcn.load_geom_gcn),
     **dict.fromkeys(heterophilous.NAMES, heterophilous.load_heterophilous),
+    **dict.fromkeys(linkx.FILES, linkx.load_linkx),
     **dict.fromkeys(tu.NAMES, load_tu),
     **dict.fromkeys(ogb_molecules.ARCHIVES, load_ogb_molecules),
     "files": files.load_files,
@@ -94,6 +96,7 @@ PUBLISHED_FILES: dict[str, list[Path]] = {
     **{name: [file] for name, file in citation_domains.FILES.items()},
     **{name: geom_gcn.paths(name) for name in geom_gcn.WORDS},
     **{name: [heterophilous.path_of(name)] for name in heterophilous.NAMES},
+    **{name: [linkx.path_of(name)] for name in linkx.FILES},
     **{name: ogb_molecules.paths(name) for name in ogb_molecules.ARCHIVES},
     **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
 }

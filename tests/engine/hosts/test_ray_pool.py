@@ -166,9 +166,9 @@ def test_a_model_of_ones_own_that_fails(pool_of: Callable[..., RayPool], job_of:
     file.write_text(
         "import shoal\nfrom torch import nn\n"
         "class Mine(shoal.Backbone):\n"
-        "    def __init__(self, features: int):\n"
-        "        super().__init__(width=features)\n"
-        "        self.linear = nn.Linear(features, features)\n"
+        "    def __init__(self, features: int, *, hidden: int = 4):\n"
+        "        super().__init__(width=hidden)\n"
+        "        self.linear = nn.Linear(features, hidden)\n"
         "    def forward(self, x, edge_index):\n"
         "        return self.linear(edge_index.float())\n"
     )

@@ -37,6 +37,10 @@ RAW_FILES = {
         for word in ("roman_empire", "amazon_ratings", "minesweeper", "tolokers", "questions")
     },
     **{name: f"{name}/raw/out1_node_feature_label.txt" for name in ("cornell", "texas", "wisconsin", "actor")},
+    **{
+        name: f"{name}/raw/data.mat"
+        for name in ("penn94", "reed98", "amherst41", "cornell5", "johnshopkins55", "genius")
+    },
     **{name.lower(): f"tu/{name}/raw/{name}_A.txt" for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")},
     **{f"ogbg-{name}": f"ogbg_{name}/raw/edge.csv.gz" for name in ("molhiv", "molbace", "molbbbp")},
 }
