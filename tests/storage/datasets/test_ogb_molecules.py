@@ -10,8 +10,9 @@ import torch
 from small_molecules import write_molecules
 from torch import nn
 
+from storage.dataset_names import MANY_TASKS, OF_NUMBERS
 from storage.datasets.loading import fingerprint, load, load_all, published_contents
-from storage.datasets.ogb_molecules import ARCHIVES, ATOM_FEATURES, MANY_TASKS, OF_NUMBERS, URL, paths
+from storage.datasets.ogb_molecules import ARCHIVES, ATOM_FEATURES, URL, paths
 from storage.datasets.source import DataSource
 from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL
