@@ -3,6 +3,8 @@
 from pathlib import Path
 
 LONGEST, ITS_END = 1000, 300
+# Where the command prints a line, it stands between that and the log.
+MORE = "; more in "
 
 
 class ShoalError(Exception):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.screen.interrupt import Interrupted, graceful
+from storage.errors import MORE
 
 SHOAL = (sys.executable, "-m", "engine")
 # What `shoal` begins its one line of a failure with.
@@ -82,4 +83,7 @@ def _failure(each: _Process) -> str | None:
         return f"its process was killed by signal {-code}"
     lines = [line for line in each.said.read_text(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(SAID)]
-    return said[-1].removeprefix(SAID) if said else f"{each.said}: status {code}: {lines[-1] if lines else 'no word'}"
+    if not said:
+        return f"{each.said}: status {code}: {lines[-1] if lines else 'no word'}"
+    # A row names its run, and with that the log.
+    return said[-1].removeprefix(SAID).rsplit(MORE, 1)[0]

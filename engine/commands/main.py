@@ -21,7 +21,7 @@ def command() -> None:
     """Runs the command; what a user can cause ends with status 2, SIGINT with 130, SIGTERM with 143."""
     # Loading all of it takes a moment, in which a signal may come.
     from engine.commands.cli import app
-    from storage.errors import ShoalError
+    from storage.errors import MORE, ShoalError
 
     debug = "--debug" in sys.argv
     try:
@@ -32,7 +32,7 @@ def command() -> None:
 
             traceback.print_exc()
             print(error.detail, file=sys.stderr)
-        print(f"shoal: {error}" + (f"; more in {error.log}" if error.log else ""), file=sys.stderr)
+        print(f"shoal: {error}" + (f"{MORE}{error.log}" if error.log else ""), file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if debug:
