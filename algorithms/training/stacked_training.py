@@ -43,6 +43,9 @@ class StackedTrainer:
 
     For decoupled models, whole batches and plain cross-entropy. It pays where a step of one client is too small to keep
     a device busy.
+
+    Attributes:
+        stepped: The last call has changed parameters, or may have: what failed then cannot begin anew.
     """
 
     def __init__(self, model: FlatModel, options: TrainOptions) -> None:
@@ -54,6 +57,7 @@ class StackedTrainer:
         """
         self.model = model
         self.options = options
+        self.stepped = False
 
     def fit(
         self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Sequence[Features]] | None = None
@@ -67,6 +71,7 @@ class StackedTrainer:
             w_BP: Their parameters, float32.
             gathered: What their models gathered for their training rows, where that is at hand.
         """
+        self.stepped = False
         if gathered is None:
             gathered = [training_rows(client) for client in clients]
         rows = [client.info.train for client in clients]
@@ -99,6 +104,7 @@ class StackedTrainer:
             ).view_as(label_BN)
             loss_B = loss_BN.sum(1) / count_B
             loss_B.sum().backward()
+            self.stepped = True
             optimizer.step()
         if self.options.opt_state == "keep":
             for leaf, client in zip(leaves, clients):

@@ -173,6 +173,11 @@ class Driver:
         """Tracebacks and what happened to hosts go to the log, the clients left out stay in the metrics."""
         for event in line.pop("events", []):
             log.warning(event)
+        if halved := line.get("halved_batches"):
+            log.warning(
+                f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
+                "they were trained in smaller ones, which may change last bits"
+            )
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text

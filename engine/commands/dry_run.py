@@ -138,7 +138,7 @@ def expected(config: Config) -> Expected:
     infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs, pairs) for i in range(clients)]
     plan = plan_of(config, algorithm.whole_graph)
     cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
-    cells = form_cells(cohort, infos, config.engine.cell_size)
+    cells = form_cells(cohort, infos, plan.cell_size)
     hops, train = config.propagation.hops, config.train
     limit = config.memory_limit()
     shape: dict[str, Any] = {

@@ -24,6 +24,7 @@ from engine.screen.progress import say
 from engine.settings.chosen_device import chosen_device
 from engine.settings.config import Config
 from engine.settings.sections import ParticipationOptions
+from engine.wire.cell import IN_BATCHES, ONE_BY_ONE
 from engine.wire.job import make_job
 from engine.wire.models import require_mixable, require_supported
 from storage.errors import ShoalError
@@ -39,7 +40,11 @@ def plan_of(config: Config, whole: bool = False) -> Plan:
     """
     how = ParticipationOptions() if whole else config.participation
     online = None if how.trace is None else read_trace(how.trace, config.partition.clients)
-    return Plan(config.rounds, how, config.evaluation.every, config.engine.cell_size, online, config.run.keep_records)
+    size: int | str = config.engine.cell_size
+    if size == "auto":
+        batches = chosen_device(config) == "cuda" and config.engine.path != "loop"
+        size = IN_BATCHES if batches else ONE_BY_ONE
+    return Plan(config.rounds, how, config.evaluation.every, size, online, config.run.keep_records)
 
 
 def run(config: Config, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:

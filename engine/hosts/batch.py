@@ -1,11 +1,12 @@
 """The clients of a cell trained in one batch, each of which then has its turn as if it had been trained alone."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from algorithms.training.stacked_training import StackedTrainer, training_rows
+from engine.hosts.batch_sizes import batches
 from engine.hosts.visit import Visit
 from storage.errors import ShoalError
 from storage.sparse_matrix import Features
@@ -31,50 +32,95 @@ class Trained:
         return self.visit
 
 
-def train_batch(
-    trainer: StackedTrainer, ids: list[int], begin: Callable[[int], Visit]
-) -> Mapping[int, Trained | Exception]:
-    """Trains the clients of a cell that have training rows.
+@dataclass
+class Batched:
+    """What came of the clients of a cell that were trained in batches.
+
+    Attributes:
+        clients: By client how it was trained, or its error, which waits for its turn. One that is not here is to be
+            trained alone.
+        halved: How often a batch did not fit into the memory of the device and was halved, or its only client left out.
+    """
+
+    clients: dict[int, Trained | Exception] = field(default_factory=dict)
+    halved: int = 0
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A client that waits for its batch: its visit, its parameters `[P]`, its training rows `[N, F]` a hop."""
+
+    visit: Visit
+    w: torch.Tensor
+    gathered: Sequence[Features]
+
+
+def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int], Visit]) -> Batched:
+    """Trains the clients of a cell that have training rows, those of like size together.
+
+    A batch for which there is no memory is halved. If one fails in another way, whose fault it is cannot be told, and
+    each of its clients has failed.
 
     Args:
         trainer: Of their model.
         ids: Clients.
         begin: Begins the visit of a client.
-
-    Returns:
-        By client what came of it: the error of one that cannot be visited waits for its turn. If the batch fails, whose
-        fault it is cannot be told, and each of them has failed.
     """
-    found: dict[int, Trained | Exception] = {}
-    visits: list[Visit] = []
-    parameters: list[torch.Tensor] = []
-    gathered: list[Sequence[Features]] = []
+    found = Batched()
+    waiting: list[_Waiting] = []
     for client_id in ids:
         try:
             visit = begin(client_id)
             rows = training_rows(visit.client)
         except Exception as error:
-            found[client_id] = error
+            found.clients[client_id] = error
             continue
         if visit.client.info.train:
-            visits.append(visit)
-            gathered.append(rows)
-            parameters.append(visit.client.model.w.clone())
-    if not visits:
-        return found
-    clients = [visit.client for visit in visits]
-    w_BP = torch.stack(parameters)
+            waiting.append(_Waiting(visit, visit.client.model.w.clone(), rows))
+    groups = [[waiting[i] for i in group] for group in _groups(waiting)]
+    while groups:
+        group = groups.pop(0)
+        try:
+            found.clients.update(_trained(trainer, group))
+        except torch.OutOfMemoryError:
+            found.halved += 1
+            half = len(group) // 2
+            groups = [part for part in (group[:half], group[half:]) if half] + groups
+    return found
+
+
+def _groups(waiting: Sequence[_Waiting]) -> list[list[int]]:
+    if not waiting:
+        return []
+    rows = [len(client.gathered[0]) for client in waiting]
+    widths = sum(part.shape[1] for part in waiting[0].gathered)
+    # Rows of hops and what is computed from them; parameters, their gradients and two moments.
+    return batches(rows, 3 * 4 * widths, 4 * 4 * len(waiting[0].w))
+
+
+def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Trained | Exception]:
+    """One batch.
+
+    Raises:
+        torch.OutOfMemoryError: Nothing has changed, and fewer clients may fit.
+    """
+    clients = [one.visit.client for one in group]
+    w_BP = torch.stack([one.w for one in group])
     try:
-        loss_B = trainer.fit(clients, w_BP, gathered)
+        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group])
     except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
+            raise
         together = [client.info.client for client in clients]
         why = f"in one batch with clients {together}: {in_one_line(error)}; engine.path=loop trains them one by one"
         failure = ShoalError(why)
         failure.__cause__ = error
-        return found | dict.fromkeys(together, failure)
+        return dict.fromkeys(together, failure)
     # A number that is read is a wait for the device.
-    trained = zip(visits, w_BP, loss_B.tolist() if loss_B.device.type == "cpu" else loss_B)
-    return found | {visit.client.info.client: Trained(visit, w, loss) for visit, w, loss in trained}
+    losses = loss_B.tolist() if loss_B.device.type == "cpu" else loss_B
+    return {
+        client.info.client: Trained(one.visit, w, loss) for client, one, w, loss in zip(clients, group, w_BP, losses)
+    }
 
 
 def in_one_line(error: Exception) -> str:

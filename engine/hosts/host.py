@@ -2,7 +2,7 @@
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.protocol import Tree, Upload
 from algorithms.training.local_training import finite_loss
-from engine.hosts.batch import Trained, in_one_line, train_batch
+from engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from engine.hosts.device import DeviceLost, cache_bytes, lost, take_device
 from engine.hosts.left import Left, on_processor
 from engine.hosts.memory import keep_freed_memory
@@ -110,7 +110,7 @@ def _lent(shared: Tree, device: torch.device) -> Tree:
 
 
 class _CellAtWork:
-    """One cell: its clients one after another, trained alone or, before that, all in one batch.
+    """One cell: its clients one after another, trained alone or, before that, in batches.
 
     On a device, what clients bring with them comes in one copy, and what they leave behind goes back in one copy;
     before that nobody looks at its numbers.
@@ -126,10 +126,10 @@ class _CellAtWork:
     def run(self) -> tuple[Outcome, list[Upload]]:
         if self._on_device:
             self._cell = brought(self._cell, self._opened.device)
-        batch = self._train_batch()
+        batched = self._train_batches()
         for client_id in self._cell.ids:
             try:
-                trained = batch.get(client_id)
+                trained = batched.clients.get(client_id)
                 if isinstance(trained, Exception):
                     raise trained
                 self._run_client(client_id, trained)
@@ -168,14 +168,15 @@ class _CellAtWork:
     def _begin(self, client_id: int) -> Visit:
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
-    def _train_batch(self) -> Mapping[int, Trained | Exception]:
+    def _train_batches(self) -> Batched:
         trainer = self._opened.stacked_trainer(self._cell.ids) if self._cell.train else None
         if trainer is None:
-            return {}
+            return Batched()
         began = time.perf_counter()
-        trained = train_batch(trainer, list(self._cell.ids), self._begin)
+        batched = train_batches(trainer, list(self._cell.ids), self._begin)
         self._outcome.seconds["train"] += time.perf_counter() - began
-        return trained
+        self._outcome.halved = batched.halved
+        return batched
 
     def _run_client(self, client_id: int, trained: Trained | None) -> None:
         """One client's turn; only at its end something is kept of it, so that one that fails leaves nothing behind."""

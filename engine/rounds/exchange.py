@@ -35,7 +35,7 @@ class Exchange:
 
         Args:
             infos: Sizes of all clients, and of whole graphs that are evaluated.
-            cell_size: Clients of a cell, or `auto`.
+            cell_size: Clients of a cell, see `engine.wire.cell.form_cells`.
             pool: Where cells run.
             before: The state that the round started from.
             draft: A copy that the round changes.

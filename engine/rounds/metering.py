@@ -43,6 +43,7 @@ class Meter:
         self._began = time.perf_counter()
         self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
         self._waited = 0.0
+        self._halved = 0
 
     def expect(self, visits: int) -> None:
         """So many more visits are needed."""
@@ -61,6 +62,7 @@ class Meter:
         """A cell of so many clients came back."""
         self._visits += visits
         self._bytes_up += sum(outcome.bytes_up)
+        self._halved += outcome.halved
         for step, spent in outcome.seconds.items():
             self._seconds[step] += spent
         hosts, retries = self._pool.hosts, self._pool.retried - self._retried_before
@@ -100,6 +102,8 @@ class Meter:
             "scalars_down": self._bytes_down / 4,
             "seconds": {"round": total, "hosts": sum(self._seconds.values()), **self._seconds, **server},
         }
+        if self._halved:
+            line["halved_batches"] = self._halved
         if self.failures:
             line["failures"] = {str(i): text for i, text in self.failures.items()}
         if self.notes:

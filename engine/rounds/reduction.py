@@ -67,6 +67,7 @@ def merge(singles: Sequence[Outcome]) -> Outcome:
         merged.ids += single.ids
         merged.losses += single.losses
         merged.bytes_up += single.bytes_up
+        merged.halved += single.halved
         merged.failures.update(single.failures)
         merged.states.update(single.states)
         merged.scores.update(single.scores)

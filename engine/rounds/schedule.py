@@ -16,7 +16,7 @@ class Plan:
         rounds: Number of rounds.
         participation: How many clients a cohort has.
         evaluate_every: Rounds between evaluations of all clients.
-        cell_size: Clients of a cell, or `auto`.
+        cell_size: Clients of a cell, see `engine.wire.cell.form_cells`.
         online: Who is online in which round, bool `[rounds, clients]`; None: everybody.
         keep_records: Whether evaluated rounds come with what the method records for a report.
     """

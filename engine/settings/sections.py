@@ -160,7 +160,8 @@ class EngineConfig:
             them there where it can, and the loop elsewhere.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
-        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16); changes the last bits.
+        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `path: loop`,
+            clamp(cohort // 8, 1, 128); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: How often a cell may be lost before the run stops.

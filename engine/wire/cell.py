@@ -9,6 +9,10 @@ from torch import Tensor
 from algorithms.client import ClientInfo
 from algorithms.protocol import How, Tree, is_moment
 
+# Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
+ONE_BY_ONE, IN_BATCHES = "auto", "auto, in batches"
+AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128)}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -57,6 +61,7 @@ class Outcome:
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.
         memory: Resident bytes of the host, where it runs in a process of its own.
+        halved: How often clients that were to be trained in one batch did not fit into the memory of a device.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -71,6 +76,7 @@ class Outcome:
     bytes_up: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     memory: int = 0
+    halved: int = 0
 
 
 def evaluation_cell(
@@ -97,8 +103,18 @@ def evaluation_cell(
 
 
 def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
-    """Groups ascending clients of one model; depends on the clients only, never on the hosts."""
-    size = min(max(len(clients) // 32, 1), 16) if cell_size == "auto" else int(cell_size)
+    """Groups ascending clients of one model; depends on the clients only, never on the hosts.
+
+    Args:
+        clients: Who is visited.
+        infos: Of all clients.
+        cell_size: Clients of a cell, or a name of `AUTOMATIC`.
+    """
+    if isinstance(cell_size, str):
+        share, most = AUTOMATIC[cell_size]
+        size = min(max(len(clients) // share, 1), most)
+    else:
+        size = cell_size
     cells: list[list[int]] = []
     for model in sorted({infos[i].model for i in clients}):
         same = [i for i in clients if infos[i].model == model]

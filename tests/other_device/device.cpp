@@ -11,6 +11,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <atomic>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -24,14 +26,31 @@ using c10::Storage;
 
 const c10::Device DEVICE(c10::kPrivateUse1, 0);
 
+// What a storage of the device holds: one of the processor, and its bytes when it was taken.
+struct Held {
+  Storage storage;
+  int64_t bytes;
+};
+
 Storage& on_processor(const Storage& storage) {
-  return *static_cast<Storage*>(storage.data_ptr().get_context());
+  return static_cast<Held*>(storage.data_ptr().get_context())->storage;
 }
+
+// Bytes that tensors of the device hold, and may hold.
+std::atomic<int64_t> held_bytes{0};
+std::atomic<int64_t> most_bytes{std::numeric_limits<int64_t>::max()};
 
 // A pointer of the device that keeps a storage of the processor alive.
 c10::DataPtr pointer(const Storage& storage) {
-  auto forget = [](void* held) { delete static_cast<Storage*>(held); };
-  return {storage.data_ptr().get(), new Storage(storage), forget, DEVICE};
+  auto bytes = static_cast<int64_t>(storage.nbytes());
+  TORCH_CHECK_WITH(OutOfMemoryError, held_bytes + bytes <= most_bytes, "the device has no room for ", bytes, " bytes");
+  held_bytes += bytes;
+  auto forget = [](void* context) {
+    auto held = static_cast<Held*>(context);
+    held_bytes -= held->bytes;
+    delete held;
+  };
+  return {storage.data_ptr().get(), new Held{storage, bytes}, forget, DEVICE};
 }
 
 Tensor strided(Storage storage, DispatchKey key, const Tensor& like) {
@@ -200,6 +219,11 @@ const bool registered = [] {
 }();
 
 }  // namespace
+
+TORCH_LIBRARY(shoal_other, library) {
+  library.def("held() -> int", []() -> int64_t { return held_bytes; });
+  library.def("limit(int bytes) -> ()", [](int64_t bytes) { most_bytes = bytes; });
+}
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_processor>());

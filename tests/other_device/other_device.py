@@ -2,6 +2,8 @@
 
 import fcntl
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +42,17 @@ def load() -> torch.device:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _Module(NAME))
     return torch.device(NAME, 0)
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Inside the block, tensors of the device may take so many bytes beside those that are there now."""
+    ops = torch.ops.shoal_other
+    ops.limit(ops.held() + size)
+    try:
+        yield
+    finally:
+        ops.limit(2**63 - 1)
 
 
 class _Module(ModuleType):

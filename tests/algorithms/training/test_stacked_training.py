@@ -238,6 +238,7 @@ def test_a_batch_that_fails_is_the_failure_of_all_in_it(
     start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fit(self: StackedTrainer, *given: Any) -> Tensor:
+        self.stepped = True
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(StackedTrainer, "fit", fit)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.commands.run import run
+from engine.commands.run import plan_of, run
 from engine.records.metrics import METRICS, read_metrics
 from engine.records.run_folder import SUMMARY, read_summary
 from engine.settings.config import load_config, parse_config
@@ -69,6 +69,19 @@ def test_keys_that_change_no_numbers_share_a_folder(config: Path) -> None:
     folder = run(load_config(config))
     assert run(load_config(config, ["engine.hosts=7", "run.keep=5", "engine.retries=1"])) == folder
     assert run(load_config(config, ["train.lr=0.02"])) != folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "size"),
+    [
+        ([], "auto"),
+        (["engine.device=cuda"], "auto, in batches"),
+        (["engine.device=cuda", "engine.path=loop"], "auto"),
+        (["engine.device=cuda", "engine.cell_size=7"], 7),
+    ],
+)
+def test_cells_are_larger_where_they_are_trained_in_batches(config: Path, keys: list[str], size: int | str) -> None:
+    assert plan_of(load_config(config, keys)).cell_size == size
 
 
 def test_an_edited_method_is_another_run(config: Path, tmp_path: Path) -> None:

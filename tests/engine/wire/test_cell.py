@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from algorithms.client import ClientInfo
 from algorithms.protocol import How
-from engine.wire.cell import Cell, evaluation_cell, form_cells, one_by_one
+from engine.wire.cell import IN_BATCHES, Cell, evaluation_cell, form_cells, one_by_one
 
 
 def infos(models: list[int]) -> list[ClientInfo]:
@@ -35,6 +35,11 @@ def test_cells_are_a_partition_into_runs_of_one_model(data: st.DataObject) -> No
 )
 def test_automatic_size(clients: int, size: int) -> None:
     assert len(form_cells(range(clients), infos([0] * clients), "auto")[0]) == size
+
+
+@pytest.mark.parametrize(("clients", "size"), [(1, 1), (15, 1), (50, 6), (500, 62), (1024, 128), (4000, 128)])
+def test_automatic_size_of_batches(clients: int, size: int) -> None:
+    assert len(form_cells(range(clients), infos([0] * clients), IN_BATCHES)[0]) == size
 
 
 def test_no_clients_no_cells() -> None:
