@@ -34,6 +34,14 @@ def command() -> None:
             print(error.detail, file=sys.stderr)
         print(f"shoal: {error}" + (f"{MORE}{error.log}" if error.log else ""), file=sys.stderr)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        from engine.commands.missing_package import way_out
+
+        line = way_out(error)
+        if debug or line is None:
+            raise
+        print(f"shoal: {line}", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         if debug:
             raise

@@ -1,5 +1,7 @@
 """The command as a user types it: each way that ends well, and how the others end."""
 
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from rooms import ROOT
 from typer.testing import CliRunner
 
 from engine.commands import cli
+from engine.commands.missing_package import way_out
 from engine.records.metrics import read_metrics
 
 Refused = Callable[..., str]
@@ -189,6 +192,35 @@ def test_damaged_shard_is_mended_by_prepare(tiny: Path, refused: Refused, shoal:
     shoal("prepare", tiny)
     assert shard(tiny).read_bytes() == sound
     shoal("verify", tiny.parent / "store")
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "changes", "without"),
+    [
+        ("ray", "ray", ["engine.backend=ray"], "engine.backend=local"),
+        ("tensorboard.compat.proto", "tensorboard", ["run.tensorboard=true"], "run.tensorboard=false"),
+    ],
+)
+def test_a_package_that_is_missing(
+    tiny: Path, tmp_path: Path, module: str, package: str, changes: list[str], without: str
+) -> None:
+    """In a process of its own: what this one has imported stays."""
+    blocked = f"import sys; sys.modules[{module!r}] = None; from engine.commands.main import main; main()"
+    changes = [*changes, f"data.store={tmp_path / 'new'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, "run", str(tiny), *changes], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    line = f"shoal: the package {package} is not installed; pip install {package}, or do without it: {without}"
+    assert done.stderr.splitlines()[-1] == line
+
+
+def test_what_is_missing_is_said_by_the_name_that_is_installed() -> None:
+    line = way_out(ModuleNotFoundError("No module named 'sklearn'", name="sklearn.datasets"))
+    assert line is not None
+    assert "pip install scikit-learn, or do without it: another dataset or metric" in line
+    assert way_out(ModuleNotFoundError("No module named 'engine.nothing'", name="engine.nothing")) is None
+    assert way_out(ModuleNotFoundError("none")) is None
 
 
 def test_export_of_nothing(tmp_path: Path, refused: Refused) -> None:
