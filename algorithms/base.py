@@ -149,6 +149,22 @@ class Algorithm:
         """What the client sends after it trained; it does not train here."""
         return Upload({})
 
+    def uploads(
+        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+    ) -> Mapping[int, Upload]:
+        """What several clients of one kind send that were trained at once, by their places: as `upload` has it, to
+        rounding. Those that are not in it are asked by `upload`, in their turn.
+
+        Asked on GPUs alone, which take as long to be told as to compute. Who fails here is asked alone, too.
+
+        Args:
+            clients: The clients; the model that they share holds the parameters of none of them.
+            w: Their parameters `[P]` each, which stay as they are.
+            given: What `begin` gave of each.
+            phase: The phase.
+        """
+        return {}
+
     def predict(self, client: Client, given: Given, part: str) -> Tensor:
         """Scores of the items of `train`, `val`, `test` or of all items (`all`), `[items, C]`; the largest one wins.
 

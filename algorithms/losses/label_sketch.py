@@ -187,11 +187,14 @@ def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
     """
     if kind == "uniform":
         return y_NC.new_ones((), dtype=torch.float64)
-    classes = y_NC.shape[1]
+    return (degree_N.double() * confidence_of_nodes(y_NC, kind).double()).sum()
+
+
+def confidence_of_nodes(y_NC: Tensor, kind: str) -> Tensor:
+    """What `confidence` sums over nodes, before their degrees, `[…, N]`; `kind` is `paper` or `normalized`."""
+    classes = y_NC.shape[-1]
     # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
-    negative_entropy = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(1)
+    negative_entropy = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
     if kind == "paper":
-        per_node = classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy
-    else:
-        per_node = 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2)), device="cpu"))
-    return (degree_N.double() * per_node.double()).sum()
+        return classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy
+    return 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2)), device="cpu"))

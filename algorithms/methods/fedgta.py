@@ -1,6 +1,6 @@
 """FedGTA: personalised averaging among clients whose soft labels spread alike over their graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,10 +11,13 @@ from torch import Tensor
 from algorithms.base import Algorithm, Ask, Client, Context, Given, Mix, Steps, Tree, Upload
 from algorithms.losses.label_propagation import with_training_labels
 from algorithms.losses.label_sketch import SketchForm, sketch_labels
+from algorithms.methods.sketches_at_once import at_once, sketches
 from algorithms.protocol import How
 
 # Of propagation and of moments; what is kept of each is an upload's row.
 MOST_STEPS = 1000
+# Confidence of whoever counts, and of whoever does not.
+LEAST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,21 @@ class FedGTA(Algorithm):
         state["age"] = age + 1
         return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
 
-    def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Confidence h and moments m of what the client predicts now."""
-        seed_NC = F.softmax(client.model.logits(), dim=1)
-        if self.lp_seed == "labels":
-            seed_NC = with_training_labels(client.data, seed_NC)
-        form = SketchForm(
+    def uploads(
+        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+    ) -> Mapping[int, Upload]:
+        if self.sketch_every > 1:
+            return {}
+        found: dict[int, Upload] = {}
+        for group in at_once(clients, self._form):
+            m_BSC, h_B = sketches([clients[i] for i in group], [w[i] for i in group], self._form, self.lp_seed)
+            h_B = h_B.clamp_min(LEAST).float()
+            found |= {i: Upload({"w": w[i], "h": h, "m": m.flatten()}) for i, h, m in zip(group, h_B, m_BSC)}
+        return found
+
+    @property
+    def _form(self) -> SketchForm:
+        return SketchForm(
             self.lp_steps,
             self.lp_seed_weight,
             self.rows,
@@ -130,11 +142,16 @@ class FedGTA(Algorithm):
             self.moment_steps,
             self.confidence,
         )
-        sketch = sketch_labels(client.data, seed_NC, form)
+
+    def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
+        """Confidence h and moments m of what the client predicts now."""
+        seed_NC = F.softmax(client.model.logits(), dim=1)
+        if self.lp_seed == "labels":
+            seed_NC = with_training_labels(client.data, seed_NC)
+        sketch = sketch_labels(client.data, seed_NC, self._form)
         h = sketch.confidence if client.info.train else 0.0
-        least = 1e-12
         # A number that is read is a wait for a device.
-        h = h.clamp_min(least).float() if isinstance(h, Tensor) else torch.tensor(max(h, least))
+        h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))
         return h, sketch.moments_SC.flatten()
 
 

@@ -16,10 +16,11 @@ from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
+from algorithms.padding import padded
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
-from algorithms.training.stacked_model import logits_of, padded
+from algorithms.training.stacked_model import logits_of
 from storage.sparse_matrix import Features
 
 NO_ROW = -100

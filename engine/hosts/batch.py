@@ -1,13 +1,16 @@
 """The clients of a cell trained in one batch, each of which then has its turn as if it had been trained alone."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from algorithms.base import Algorithm
+from algorithms.protocol import Upload
+from algorithms.training.like_sized import like_sized
 from algorithms.training.stacked_training import StackedTrainer, training_rows
-from engine.hosts.batch_sizes import batches
 from engine.hosts.visit import Visit
+from engine.wire.devices import creating_on
 from storage.errors import ShoalError
 from storage.sparse_matrix import Features
 
@@ -20,11 +23,13 @@ class Trained:
         visit: Its visit, which waits for its turn.
         w: Its parameters now, `[P]`.
         loss: Its loss, a scalar on the device; on the processor a number.
+        upload: What it sends, where that was computed with others'.
     """
 
     visit: Visit
     w: torch.Tensor
     loss: float | torch.Tensor
+    upload: Upload | None = None
 
     def resume(self) -> Visit:
         """The visit, the host's model holding the client's parameters again."""
@@ -95,7 +100,7 @@ def _groups(waiting: Sequence[_Waiting]) -> list[list[int]]:
     rows = [len(client.gathered[0]) for client in waiting]
     widths = sum(part.shape[1] for part in waiting[0].gathered)
     # Rows of hops and what is computed from them; parameters, their gradients and two moments.
-    return batches(rows, 3 * 4 * widths, 4 * 4 * len(waiting[0].w))
+    return like_sized(rows, 3 * 4 * widths, 4 * 4 * len(waiting[0].w))
 
 
 def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Trained | Exception]:
@@ -121,6 +126,22 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
     return {
         client.info.client: Trained(one.visit, w, loss) for client, one, w, loss in zip(clients, group, w_BP, losses)
     }
+
+
+def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
+    """Adds what the method computes for several clients at once; nothing if that fails, each then tells by itself."""
+    trained = [one for one in batched.clients.values() if isinstance(one, Trained)]
+    if type(algorithm).uploads is Algorithm.uploads or not trained:
+        return
+    clients, given = [one.visit.client for one in trained], [one.visit.given for one in trained]
+    with creating_on(trained[0].w.device):
+        try:
+            made = algorithm.uploads(clients, [one.w for one in trained], given, phase)
+        except Exception:
+            return
+    for place, upload in made.items():
+        client = clients[place].info.client
+        batched.clients[client] = replace(trained[place], upload=upload)
 
 
 def in_one_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.protocol import Tree, Upload
 from algorithms.training.local_training import finite_loss
-from engine.hosts.batch import Batched, Trained, in_one_line, train_batches
+from engine.hosts.batch import Batched, Trained, in_one_line, train_batches, with_uploads
 from engine.hosts.device import DeviceLost, cache_bytes, lost, take_device
 from engine.hosts.left import Left, on_processor
 from engine.hosts.memory import keep_freed_memory
@@ -174,7 +174,11 @@ class _CellAtWork:
             return Batched()
         began = time.perf_counter()
         batched = train_batches(trainer, list(self._cell.ids), self._begin)
-        self._outcome.seconds["train"] += time.perf_counter() - began
+        after_training = time.perf_counter()
+        if self._on_device:
+            with_uploads(self._opened.algorithm, batched, self._cell.phase)
+        self._outcome.seconds["train"] += after_training - began
+        self._outcome.seconds["upload"] += time.perf_counter() - after_training
         self._outcome.halved = batched.halved
         return batched
 
@@ -194,7 +198,7 @@ class _CellAtWork:
             elif cell.train:
                 loss = visit.train()
             after_training = time.perf_counter()
-            upload, state = visit.upload()
+            upload, state = visit.upload(None if trained is None else trained.upload)
             seconds["train"] += after_training - began
             seconds["upload"] += time.perf_counter() - after_training
         if client_id in cell.score:

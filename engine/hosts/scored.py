@@ -9,7 +9,8 @@ from torch import Tensor
 from algorithms.backbones.building import name_of
 from algorithms.base import Algorithm
 from algorithms.client import Client
-from algorithms.training.stacked_model import evaluated, padded
+from algorithms.padding import padded
+from algorithms.training.stacked_model import evaluated
 from engine.rounds.counts_at_once import Predicted, counts_at_once
 from engine.rounds.scoring import PARTS, class_label
 from storage.sparse_matrix import SparseMatrix

@@ -77,16 +77,19 @@ class Visit:
         with code_of(algorithm, "train"), creating_on(device):
             return told_loss(algorithm.train(self.client, self.given, trainer, self._cell.phase))
 
-    def upload(self) -> tuple[Upload, Tree]:
+    def upload(self, made: Upload | None = None) -> tuple[Upload, Tree]:
         """What the client sends and its new state, where they are: the next client, which trains in the same memory,
         leaves them as they are.
+
+        Args:
+            made: What it sends, where that was computed with others'.
 
         Raises:
             ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
         """
         client, algorithm = self.client, self._opened.algorithm
         with code_of(algorithm, "upload"), creating_on(self._opened.device):
-            upload = algorithm.upload(client, self.given, self._cell.phase)
+            upload = algorithm.upload(client, self.given, self._cell.phase) if made is None else made
             require_form(upload, self._cell.up, self._sent_as())
             if algorithm.keeps_model and isinstance(client.state, dict):
                 client.state.update({parameters_key(name): model.w for name, model in client.models.items()})

@@ -59,6 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedopt, momentum": {"algorithm.name": "fedopt", "algorithm.optimizer": "momentum"},
     "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
     "fedgta": {"algorithm.name": "fedgta"},
+    "fedgta, stacked": {"algorithm.name": "fedgta", "engine.path": "stacked", "model.name": "mlp"},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fedproto": {"algorithm.name": "fedproto"},
     "fedtgp": {"algorithm.name": "fedtgp"},
@@ -140,7 +141,8 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "fedgta", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
+    "fedgta", "fedgta, stacked", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published",
+    *AVERAGING,
     "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
     "adafgl", "adafgl, coupled", "fedgl", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub", "fedpub, coupled",
     "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from other_device import load, room_for
 from torch import Tensor
 
+from algorithms.training import like_sized as sizes_file
+from algorithms.training.like_sized import MOST, NO_MATTER, like_sized
 from algorithms.training.stacked_training import StackedTrainer
-from engine.hosts import batch_sizes, host
-from engine.hosts.batch_sizes import MOST, NO_MATTER, batches
+from engine.hosts import host
 from engine.rounds.server import Server
 from storage.errors import ShoalError
 
@@ -24,7 +25,7 @@ STACKED = {"engine.path": "stacked", "engine.cell_size": 6, "train.dropout": 0.3
 
 @given(st.lists(st.integers(1, 10**6), max_size=30), st.integers(1, 4000), st.integers(0, 10**9))
 def test_every_client_is_in_one_group_of_its_size(rows: list[int], row_bytes: int, client_bytes: int) -> None:
-    groups = batches(rows, row_bytes, client_bytes)
+    groups = like_sized(rows, row_bytes, client_bytes)
     assert sorted(i for group in groups for i in group) == list(range(len(rows)))
     for group in groups:
         assert group == sorted(group)
@@ -35,20 +36,20 @@ def test_every_client_is_in_one_group_of_its_size(rows: list[int], row_bytes: in
 
 def test_groups_worked_out_by_hand() -> None:
     row = NO_MATTER // 100
-    assert batches([10, 90, 20], row, 0) == [[1], [0, 2]]
+    assert like_sized([10, 90, 20], row, 0) == [[1], [0, 2]]
     # Not more bytes than padding may cost: all at once.
-    assert batches([10, 30, 20], row, 0) == [[0, 1, 2]]
-    assert batches([60, 120, 59, 119], row, 0) == [[0, 1, 3], [2]]
-    assert batches([100] * 300, MOST // 20_000, 0) == [list(range(200)), list(range(200, 300))]
-    assert batches([1, 1, 1], 1, MOST // 2 - 1) == [[0, 1], [2]]
-    assert batches([], 1, 1) == []
+    assert like_sized([10, 30, 20], row, 0) == [[0, 1, 2]]
+    assert like_sized([60, 120, 59, 119], row, 0) == [[0, 1, 3], [2]]
+    assert like_sized([100] * 300, MOST // 20_000, 0) == [list(range(200)), list(range(200, 300))]
+    assert like_sized([1, 1, 1], 1, MOST // 2 - 1) == [[0, 1], [2]]
+    assert like_sized([], 1, 1) == []
 
 
 def test_groups_give_the_same_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one batch, to rounding."""
     whole = run(STACKED, rounds=2)
-    monkeypatch.setattr(batch_sizes, "NO_MATTER", 0)
-    monkeypatch.setattr(batch_sizes, "MOST", 12_000)
+    monkeypatch.setattr(sizes_file, "NO_MATTER", 0)
+    monkeypatch.setattr(sizes_file, "MOST", 12_000)
     sizes = sizes_of(monkeypatch)
     parted = run(STACKED, rounds=2)
     assert sizes == [2, 2, 1] * 2

@@ -1,0 +1,106 @@
+"""FedGTA's sketches of several clients at once: a GPU takes as long to be told as to compute.
+
+Axes: B clients, N nodes of the largest of them, C classes, S propagation steps, K orders, T training rows of the one
+that has most.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from algorithms.losses.label_propagation import row_stochastic
+from algorithms.losses.label_sketch import SketchForm, confidence_of_nodes
+from algorithms.padding import padded
+from storage.view import View, smoothed
+
+NO_ROW = -1
+
+
+def sketch_several(
+    views: Sequence[View], logits_BNC: Tensor, form: SketchForm, seeds_labels: bool
+) -> tuple[Tensor, Tensor]:
+    """`sketch_labels` of every client, to rounding.
+
+    Args:
+        views: The clients' graphs; none is empty.
+        logits_BNC: What their models say of all their nodes, float32; of padded rows anything.
+        form: What is wanted.
+        seeds_labels: The seed is one-hot at training rows, as `with_training_labels` makes it.
+
+    Returns:
+        Moments, float32 `[B, S * K, C]`, S and K as `form` wants them; and confidence, float64 `[B]`.
+    """
+    clients, most, classes = logits_BNC.shape
+    degree_BN = padded([view.degree for view in views], 0)
+    real_BN1 = (degree_BN > 0)[:, :, None]
+    seed_BNC = F.softmax(logits_BNC, dim=2) * real_BN1
+    if seeds_labels:
+        seed_BNC = _with_labels(views, seed_BNC)
+    seed_NC, degree_N = seed_BNC.flatten(0, 1), degree_BN.flatten().clamp_min(1)
+    adjacency = joined_adjacency(views, most)
+    steps, y_NC = [], seed_NC
+    for _ in range(form.lp_steps):
+        y_NC = smoothed(adjacency, degree_N, y_NC).lerp_(seed_NC, form.lp_seed_weight)
+        steps.append(y_NC)
+    y_SBNC = torch.stack(steps if form.moment_steps == "all" else steps[-1:]).view(-1, clients, most, classes)
+    rows_SBNC = row_stochastic(y_SBNC) if form.rows == "stochastic" else y_SBNC
+    confidence_B = degree_BN.new_ones(clients, dtype=torch.float64)
+    if form.confidence != "uniform":
+        of_nodes_BN = confidence_of_nodes(rows_SBNC[-1], form.confidence)
+        confidence_B = (degree_BN.double() * of_nodes_BN.double()).sum(1)
+    return _moments(rows_SBNC, real_BN1, form).flatten(1, 2), confidence_B
+
+
+def joined_adjacency(views: Sequence[View], most: int) -> Tensor:
+    """The clients' graphs side by side, each on `most` nodes, of which the last may have no edges: CSR `[B N, B N]`."""
+    clients = len(views)
+    starts, columns, values = zip(*(_parts(view) for view in views))
+    # Of every node its row's end within its own client; padded nodes have that of the last one.
+    pieces = [piece for view, own in zip(views, starts) for piece in (own[1:], own[-1:].expand(most - view.nodes))]
+    entries_B = torch.cat([own[-1:] for own in starts])
+    before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
+    ends_N = (torch.cat(pieces).view(clients, most) + before_B[:, None]).flatten()
+    device = ends_N.device
+    shift_B = torch.arange(0, clients * most, most, dtype=entries_B.dtype, device=device)
+    total = sum(len(own) for own in columns)
+    shifted = torch.cat(columns) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
+    size = (clients * most, clients * most)
+    row_starts = torch.cat([ends_N.new_zeros(1), ends_N])
+    return torch.sparse_csr_tensor(row_starts, shifted, torch.cat(values), size=size, check_invariants=False)
+
+
+def _parts(view: View) -> tuple[Tensor, Tensor, Tensor]:
+    adjacency = view.adjacency
+    return adjacency.crow_indices(), adjacency.col_indices(), adjacency.values()
+
+
+def _with_labels(views: Sequence[View], seed_BNC: Tensor) -> Tensor:
+    """The seeds, one-hot at training rows."""
+    clients, most, classes = seed_BNC.shape
+    row_BT = padded([view.train for view in views], NO_ROW)
+    label_BT = padded([view.train_label for view in views], 0)
+    shift_B1 = torch.arange(0, clients * most, most, device=row_BT.device)[:, None]
+    # Rows that are none have a place behind all others.
+    place_BT = torch.where(row_BT == NO_ROW, clients * most, row_BT + shift_B1)
+    seed_NC = torch.cat([seed_BNC.flatten(0, 1), seed_BNC.new_zeros(1, classes)])
+    seed_NC[place_BT.flatten()] = F.one_hot(label_BT.flatten(), classes).to(seed_NC.dtype)
+    return seed_NC[:-1].view_as(seed_BNC)
+
+
+def _moments(y_SBNC: Tensor, real_BN1: Tensor, form: SketchForm) -> Tensor:
+    """Moments 1..K over the nodes of every client, `[B, S, K, C]`; `hybrid`, raw then central: `[B, S, 2K, C]`."""
+    count_B11 = real_BN1.sum(1, keepdim=True)
+    bases = []
+    if form.moments != "central":
+        bases.append(y_SBNC)
+    if form.moments != "raw":
+        bases.append((y_SBNC - y_SBNC.sum(2, keepdim=True) / count_B11) * real_BN1)
+    base_OSBNC = torch.stack(bases)
+    power_OSBNC, sums = base_OSBNC, [base_OSBNC.sum(3)]
+    for _ in range(form.orders - 1):
+        power_OSBNC = power_OSBNC * base_OSBNC
+        sums.append(power_OSBNC.sum(3))
+    moment_OKSBC = torch.stack(sums, 1) / count_B11[:, 0]
+    return moment_OKSBC.permute(3, 2, 0, 1, 4).flatten(2, 3)

@@ -1,0 +1,116 @@
+"""What clients send, computed for several at once on a second device: what each would send by itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from other_device import load
+
+from algorithms.methods import sketches_at_once
+from engine.hosts import host
+from engine.rounds.server import Server
+from storage.errors import ShoalError
+
+METHOD = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from algorithms.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Together(FedAvg):
+    folder: str = ""
+    fails: bool = False
+    alone: int = -1
+
+    def uploads(self, clients, w, given, phase):
+        for place, client in enumerate(clients):
+            (Path(self.folder) / f"at once {client.info.client}").touch()
+        if self.fails:
+            raise RuntimeError("no luck")
+        # As `upload` of each has it.
+        made = {}
+        for place, client in enumerate(clients):
+            if client.info.client != self.alone:
+                client.model.load(w[place])
+                made[place] = super().upload(client, given[place], phase)
+        return made
+
+    def upload(self, client, given, phase):
+        (Path(self.folder) / f"alone {client.info.client}").touch()
+        if self.fails and client.info.client == self.alone:
+            raise RuntimeError("bad luck")
+        return super().upload(client, given, phase)
+"""
+KEYS: dict[str, Any] = {"rounds": 1, "train.dropout": 0.3, "engine.cell_size": 6, "engine.path": "stacked"}
+Run = Callable[..., Server]
+
+
+@pytest.fixture
+def away(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a config on the second device."""
+    other = load()
+
+    def away(keys: dict[str, Any]) -> Server:
+        with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
+            patch.setattr(host, "take_device", lambda name, share, precision: other)
+            return run(keys)
+
+    return away
+
+
+def own(folder: Path, **options: Any) -> dict[str, Any]:
+    (folder / "own.py").write_text(METHOD)
+    marks = folder / "marks"
+    marks.mkdir()
+    values = {"name": f"{folder / 'own.py'}:Together", "folder": str(marks), **options}
+    return {**KEYS, **{f"algorithm.{name}": value for name, value in values.items()}}
+
+
+def marks(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "marks").iterdir()}
+
+
+def same(found: Server, expected: Server) -> None:
+    for name, tensor in expected.state.server.items():
+        torch.testing.assert_close(found.state.server[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_those_that_are_left_out_are_asked_alone(run: Run, away: Run, tmp_path: Path) -> None:
+    """Client 5 has no training node, and was not trained with the others."""
+    found = away(own(tmp_path, alone=2))
+    assert marks(tmp_path) == {*(f"at once {i}" for i in range(5)), "alone 2", "alone 5"}
+    same(found, run({**KEYS, "algorithm.name": "fedavg"}))
+
+
+def test_if_it_fails_each_is_asked_alone(run: Run, away: Run, tmp_path: Path) -> None:
+    found = away(own(tmp_path, fails=True))
+    assert marks(tmp_path) == {*(f"at once {i}" for i in range(5)), *(f"alone {i}" for i in range(6))}
+    same(found, run({**KEYS, "algorithm.name": "fedavg"}))
+
+
+def test_whose_fault_it_is(away: Run, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=r"client 3: .*bad luck"):
+        away(own(tmp_path, fails=True, alone=3))
+
+
+def test_on_the_processor_each_is_asked_alone(run: Run, tmp_path: Path) -> None:
+    run(own(tmp_path))
+    assert marks(tmp_path) == {f"alone {i}" for i in range(6)}
+
+
+@pytest.mark.parametrize("options", [{}, {"sketch_every": 2}, {"lp_seed": "predictions", "rows": "raw"}], ids=str)
+@pytest.mark.parametrize("room", [2**28, 4_000, 1], ids=["all", "some", "one by one"])
+def test_sketches(run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], room: int) -> None:
+    keys = {**KEYS, "rounds": 3, "algorithm": {"name": "fedgta", **options}, "model.name": "mlp"}
+    here = run(keys)
+    monkeypatch.setattr(sketches_at_once, "BYTES_AT_A_TIME", room)
+    monkeypatch.setattr("algorithms.training.like_sized.NO_MATTER", 0)
+    there = away(keys)
+    same(there, here)
+    assert there.state.clients.keys() == here.state.clients.keys()
+    for client, inbox in here.state.inboxes.items():
+        torch.testing.assert_close(there.state.inboxes[client]["w"], inbox["w"], rtol=1e-3, atol=1e-5)
