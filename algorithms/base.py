@@ -155,7 +155,8 @@ class Algorithm:
         """What several clients of one kind send that were trained at once, by their places: as `upload` has it, to
         rounding. Those that are not in it are asked by `upload`, in their turn.
 
-        Asked on GPUs alone, which take as long to be told as to compute. Who fails here is asked alone, too.
+        Asked on GPUs alone, which take as long to be told as to compute, and not of a class that replaces the `upload`
+        of one that has this. Who fails here is asked alone, too.
 
         Args:
             clients: The clients; the model that they share holds the parameters of none of them.

@@ -20,6 +20,7 @@ HOOKS = {
     "loss": ("out", "y", "w", "given"),
     "regularizer": ("client", "given"),
     "upload": ("client", "given", "phase"),
+    "uploads": ("clients", "w", "given", "phase"),
     "predict": ("client", "given", "part"),
 }
 

@@ -131,7 +131,7 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
 def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     """Adds what the method computes for several clients at once; nothing if that fails, each then tells by itself."""
     trained = [one for one in batched.clients.values() if isinstance(one, Trained)]
-    if type(algorithm).uploads is Algorithm.uploads or not trained:
+    if not trained or not _has_uploads(type(algorithm)):
         return
     clients, given = [one.visit.client for one in trained], [one.visit.given for one in trained]
     with creating_on(trained[0].w.device):
@@ -142,6 +142,11 @@ def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     for place, upload in made.items():
         client = clients[place].info.client
         batched.clients[client] = replace(trained[place], upload=upload)
+
+
+def _has_uploads(method: type[Algorithm]) -> bool:
+    """Whether a method has `uploads`, and none that its base wrote before the method changed `upload`."""
+    return next(name for cls in method.__mro__ for name in ("uploads", "upload") if name in vars(cls)) == "uploads"
 
 
 def in_one_line(error: Exception) -> str:

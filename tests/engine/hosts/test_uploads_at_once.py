@@ -97,6 +97,14 @@ def test_whose_fault_it_is(away: Run, tmp_path: Path) -> None:
         away(own(tmp_path, fails=True, alone=3))
 
 
+def test_a_class_that_replaces_upload_is_asked_by_it(away: Run, tmp_path: Path) -> None:
+    keys = own(tmp_path)
+    file = tmp_path / "own.py"
+    file.write_text(METHOD + "\n\n@dataclass(frozen=True)\nclass Later(Together):\n    upload = Together.upload\n")
+    away({**keys, "algorithm.name": f"{file}:Later"})
+    assert marks(tmp_path) == {f"alone {i}" for i in range(6)}
+
+
 def test_on_the_processor_each_is_asked_alone(run: Run, tmp_path: Path) -> None:
     run(own(tmp_path))
     assert marks(tmp_path) == {f"alone {i}" for i in range(6)}
