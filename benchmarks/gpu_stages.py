@@ -125,7 +125,7 @@ def compared(where: Where, cases: dict[str, Row]) -> Iterator[Row]:
 def paths(where: Where) -> Iterator[Row]:
     """Loop and stacked: seconds of a client-round, and what is launched, waited for and copied in it."""
     clients = 8 if where.smallest else 128
-    names = ("linear",) if where.smallest else (*SHAPES, "sgc", "gamlp")
+    names = ("linear",) if where.smallest else (*SHAPES, "sgc", "gamlp", "gcn")
     for name in names:
         hidden, nodes, features, classes = SHAPES.get(name, (64, 200, 64, 10))
         if where.smallest or where.device.type == "cpu":
@@ -138,6 +138,8 @@ def paths(where: Where) -> Iterator[Row]:
         keys["propagation"] = {"hops": 0 if name in SHAPES else 2}
         with folder() as place:
             for path, cell, precision in ways(where):
+                if name == "gcn" and precision == "bfloat16":
+                    continue
                 engine = {"path": path, "cell_size": cell, "precision": precision}
                 plain = config_of(Path(place), where.device.type, clients, nodes, {**keys, "engine": engine})
                 row: Row = {"case": name, "nodes": nodes, "path": path, "cell": cell, "precision": precision}

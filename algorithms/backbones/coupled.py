@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from algorithms.backbones.dropout import drop
 from algorithms.backbones.head import Head
 from algorithms.backbones.neighbourhood import Neighbourhood, Operator
 from algorithms.backbones.output import Output
@@ -54,6 +55,8 @@ class Coupled(nn.Module):
     operator: ClassVar[Operator]
     weighs_edges: ClassVar[bool] = False
     papers_head: ClassVar[HeadKind] = "linear"
+    # Whether clients of such models may be trained in one batch, drawn neighbours and other norms aside.
+    in_batches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -128,6 +131,11 @@ class Coupled(nn.Module):
         self.head.reset_parameters()
 
     @property
+    def stacks(self) -> bool:
+        """Whether clients may be trained in one batch: each row is computed from itself and from sums over others."""
+        return self.in_batches and not self.fanouts and self.structure is None
+
+    @property
     def depth(self) -> int:
         """Matrices that a neighbourhood has to have: one a layer, and one for a classifier that passes messages."""
         return len(self.convs) + self.conv_head
@@ -184,4 +192,4 @@ class Coupled(nn.Module):
 
     def drop(self, x: Tensor) -> Tensor:
         """Dropout, in training."""
-        return F.dropout(x, self.dropout) if self.training and self.dropout else x
+        return drop(x, self.dropout, self.training)

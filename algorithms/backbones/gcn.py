@@ -31,6 +31,7 @@ class GCN(Coupled):
 
     operator = "symmetric"
     weighs_edges = True
+    in_batches = True
     papers_head = "conv"
 
     def __init__(
@@ -81,6 +82,11 @@ class GCN(Coupled):
             outputs.append(x)
         # With fanouts every layer hears for fewer nodes than the one before.
         return self.jump([x[: len(operators[-1])] for x in outputs])
+
+    @property
+    def stacks(self) -> bool:
+        # Padded rows would have part in what a batch normalisation computes.
+        return super().stacks and self.norm == "none"
 
     def convolve(self, conv: GCNConv, operator: SparseMatrix, x: Features) -> Tensor:
         return operator @ transform(x, conv.lin.weight) + conv.bias

@@ -25,6 +25,7 @@ class GCNII(Coupled):
 
     operator = "symmetric"
     weighs_edges = True
+    in_batches = True
 
     def __init__(
         self,

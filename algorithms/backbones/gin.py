@@ -27,6 +27,7 @@ class GIN(Coupled):
     """
 
     operator = "sum"
+    in_batches = True
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ class GraphSAGE(Coupled):
     """
 
     operator = "mean"
+    in_batches = True
     papers_head = "conv"
 
     def __init__(

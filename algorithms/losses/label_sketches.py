@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from algorithms.joined_graphs import joined
 from algorithms.losses.label_propagation import row_stochastic
 from algorithms.losses.label_sketch import SketchForm, confidence_of_nodes
 from algorithms.padding import padded
@@ -39,7 +40,7 @@ def sketch_several(
     if seeds_labels:
         seed_BNC = _with_labels(views, seed_BNC)
     seed_NC, degree_N = seed_BNC.flatten(0, 1), degree_BN.flatten().clamp_min(1)
-    adjacency = joined_adjacency(views, most)
+    adjacency = joined([view.adjacency for view in views], most)
     steps, y_NC = [], seed_NC
     for _ in range(form.lp_steps):
         y_NC = smoothed(adjacency, degree_N, y_NC).lerp_(seed_NC, form.lp_seed_weight)
@@ -51,29 +52,6 @@ def sketch_several(
         of_nodes_BN = confidence_of_nodes(rows_SBNC[-1], form.confidence)
         confidence_B = (degree_BN.double() * of_nodes_BN.double()).sum(1)
     return _moments(rows_SBNC, real_BN1, form).flatten(1, 2), confidence_B
-
-
-def joined_adjacency(views: Sequence[View], most: int) -> Tensor:
-    """The clients' graphs side by side, each on `most` nodes, of which the last may have no edges: CSR `[B N, B N]`."""
-    clients = len(views)
-    starts, columns, values = zip(*(_parts(view) for view in views))
-    # Of every node its row's end within its own client; padded nodes have that of the last one.
-    pieces = [piece for view, own in zip(views, starts) for piece in (own[1:], own[-1:].expand(most - view.nodes))]
-    entries_B = torch.cat([own[-1:] for own in starts])
-    before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
-    ends_N = (torch.cat(pieces).view(clients, most) + before_B[:, None]).flatten()
-    device = ends_N.device
-    shift_B = torch.arange(0, clients * most, most, dtype=entries_B.dtype, device=device)
-    total = sum(len(own) for own in columns)
-    shifted = torch.cat(columns) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
-    size = (clients * most, clients * most)
-    row_starts = torch.cat([ends_N.new_zeros(1), ends_N])
-    return torch.sparse_csr_tensor(row_starts, shifted, torch.cat(values), size=size, check_invariants=False)
-
-
-def _parts(view: View) -> tuple[Tensor, Tensor, Tensor]:
-    adjacency = view.adjacency
-    return adjacency.crow_indices(), adjacency.col_indices(), adjacency.values()
 
 
 def _with_labels(views: Sequence[View], seed_BNC: Tensor) -> Tensor:

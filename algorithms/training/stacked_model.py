@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.flat_model import FlatModel
 
 
-def logits_of(model: FlatModel, w_P: Tensor, hops: Sequence[Tensor]) -> Tensor:
-    """Logits `[N, C]` of rows of hops by a decoupled model, in its present mode, with other parameters than its own."""
+def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
+    """Logits `[N, C]` by a model in its present mode, with other parameters than its own."""
     names = (name for name, _ in model.module.named_parameters())
-    logits: Tensor = functional_call(model.module, dict(zip(names, model.parts(w_P))), (hops,)).logits_NC
+    logits: Tensor = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,)).logits_NC
     return logits
 
 

@@ -4,6 +4,7 @@ Axes: B clients, N rows of the longest of them, F features, C classes, P paramet
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from algorithms.backbones.dropout import masks
-from algorithms.backbones.graph_batch import ItemBatch
-from algorithms.backbones.neighbourhood import Neighbourhood
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
@@ -20,8 +20,8 @@ from algorithms.padding import padded
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from algorithms.training.stacked_inputs import StackedInputs, stacked_inputs
 from algorithms.training.stacked_model import logits_of
-from storage.sparse_matrix import Features
 
 NO_ROW = -100
 
@@ -30,8 +30,8 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
     """What is missing to train several clients of a model in one batch; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"
-    if model.coupled:
-        return "a decoupled model (one that reads hops, such as sgc)"
+    if model.prompted or (model.coupled is not None and not model.coupled.stacks):
+        return "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
     if not method.plain_training:
@@ -42,8 +42,8 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
 class StackedTrainer:
     """What `Trainer` does for one client after another, for all at once; the same numbers to rounding.
 
-    For decoupled models, whole batches and plain cross-entropy. It pays where a step of one client is too small to keep
-    a device busy.
+    For models of rows or, without attention, of whole graphs, whole batches and plain cross-entropy. It pays where a
+    step of one client is too small to keep a device busy.
 
     Attributes:
         stepped: The last call has changed parameters, or may have: what failed then cannot begin anew.
@@ -59,10 +59,9 @@ class StackedTrainer:
         self.model = model
         self.options = options
         self.stepped = False
+        self._drops: list[tuple[int, int, float]] | None = None
 
-    def fit(
-        self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Sequence[Features]] | None = None
-    ) -> Tensor:
+    def fit(self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Inputs] | None = None) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
         The optimizers' moments are read from and written to `client.state`.
@@ -74,16 +73,17 @@ class StackedTrainer:
         """
         self.stepped = False
         if gathered is None:
-            gathered = [training_rows(client) for client in clients]
-        rows = [client.info.train for client in clients]
+            gathered = [client.model.gathered("train") for client in clients]
         device = w_BP.device
-        hops = [padded(list(parts), 0) for parts in zip(*gathered)]
+        inputs = stacked_inputs(gathered)
         label_BN = padded([client.data.train_label for client in clients], NO_ROW)
         # A number that is sent to a device is a copy that it waits for.
         count_B = (label_BN != NO_ROW).sum(1).float()
         generators = [client.rng("train") for client in clients]
         self.model.module.train()
-        dropped = self._dropped([hop[0, :1] for hop in hops])
+        if self._drops is None:
+            self._drops = self._look(inputs)
+        dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         stack_BP = w_BP.detach().requires_grad_()
         stack_BP.grad = torch.zeros_like(stack_BP)
         leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
@@ -96,10 +96,10 @@ class StackedTrainer:
             stack_BP.grad.zero_()
             kept_BNH = [
                 _masks(torch.zeros(len(rows), max(rows), width, device=device), rows, p, generators)
-                for width, p in dropped
+                for rows, width, p in dropped
             ]
             with self.model.precision():
-                logits_BNC = vmap(self._logits)(stack_BP, kept_BNH, hops).float()
+                logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
             loss_BN = F.cross_entropy(
                 logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_ROW, reduction="none"
             ).view_as(label_BN)
@@ -112,30 +112,25 @@ class StackedTrainer:
                 keep_moments(client.state, MODEL, optimizer.state[leaf])
         return loss_B.detach()
 
-    def _logits(self, w_P: Tensor, kept_NH: Sequence[Tensor], hops: Sequence[Tensor]) -> Tensor:
-        """Logits `[N, C]` of one client's rows."""
+    def _logits(
+        self, inputs: StackedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> Tensor:
+        """Logits `[N, C]` of one client's training rows."""
         given = iter(kept_NH)
         with masks(lambda x, p: next(given)):
-            return logits_of(self.model, w_P, hops)
+            return logits_of(self.model, w_P, inputs.of_one(tensors))
 
-    def _dropped(self, hops: Sequence[Tensor]) -> list[tuple[int, float]]:
-        """Width and probability of every dropout of a step, in the order of calls."""
-        found: list[tuple[int, float]] = []
+    def _look(self, inputs: StackedInputs) -> list[tuple[int, int, float]]:
+        """Rows of an example, width and probability of every dropout of a step, in the order of calls."""
+        found: list[tuple[int, int, float]] = []
 
         def look(x: Tensor, p: float) -> Tensor:
-            found.append((x.shape[1], p))
+            found.append((len(x), x.shape[1], p))
             return x.new_ones(())
 
         with torch.no_grad(), masks(look):
-            self.model.module(hops)
+            self.model.module(inputs.example())
         return found
-
-
-def training_rows(client: Client) -> Sequence[Features]:
-    """What a client's decoupled model reads of its training rows, `[N, F]` a hop."""
-    hops = client.model.gathered("train")
-    assert not isinstance(hops, Neighbourhood | ItemBatch)
-    return hops
 
 
 def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:

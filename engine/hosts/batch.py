@@ -5,14 +5,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
 from algorithms.protocol import Upload
 from algorithms.training.like_sized import like_sized
-from algorithms.training.stacked_training import StackedTrainer, training_rows
+from algorithms.training.stacked_inputs import numbers_of_row
+from algorithms.training.stacked_training import StackedTrainer
 from engine.hosts.visit import Visit
 from engine.wire.devices import creating_on
 from storage.errors import ShoalError
-from storage.sparse_matrix import Features
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Batched:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A client that waits for its batch: its visit, its parameters `[P]`, its training rows `[N, F]` a hop."""
+    """A client that waits for its batch: its visit, its parameters `[P]`, what its model reads to train."""
 
     visit: Visit
     w: torch.Tensor
-    gathered: Sequence[Features]
+    gathered: Inputs
 
 
 def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int], Visit]) -> Batched:
@@ -76,7 +77,7 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
     for client_id in ids:
         try:
             visit = begin(client_id)
-            rows = training_rows(visit.client)
+            rows = visit.client.model.gathered("train")
         except Exception as error:
             found.clients[client_id] = error
             continue
@@ -97,10 +98,10 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
 def _groups(waiting: Sequence[_Waiting]) -> list[list[int]]:
     if not waiting:
         return []
-    rows = [len(client.gathered[0]) for client in waiting]
-    widths = sum(part.shape[1] for part in waiting[0].gathered)
-    # Rows of hops and what is computed from them; parameters, their gradients and two moments.
-    return like_sized(rows, 3 * 4 * widths, 4 * 4 * len(waiting[0].w))
+    coupled = waiting[0].visit.client.model.coupled
+    rows, numbers = zip(*(numbers_of_row(client.gathered, coupled) for client in waiting))
+    # Parameters, their gradients and two moments, beside the rows.
+    return like_sized(rows, 4 * numbers[0], 4 * 4 * len(waiting[0].w))
 
 
 def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Trained | Exception]:

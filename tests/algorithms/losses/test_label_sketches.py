@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from algorithms.losses.label_propagation import with_training_labels
 from algorithms.losses.label_sketch import SketchForm, sketch_by_torch
-from algorithms.losses.label_sketches import joined_adjacency, sketch_several
+from algorithms.losses.label_sketches import sketch_several
 from algorithms.padding import padded
 from storage.view import View
 
@@ -71,12 +71,3 @@ def test_equal_those_of_each(views: list[View], changes: dict[str, Any], labels:
         alone = sketch_by_torch(view, with_training_labels(view, seed_NC) if labels else seed_NC, form)
         torch.testing.assert_close(found_SC, alone.moments_SC, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(h, torch.as_tensor(alone.confidence), rtol=1e-6, atol=0)
-
-
-def test_graphs_side_by_side(views: list[View]) -> None:
-    most = max(view.nodes for view in views)
-    expected = torch.zeros(len(views) * most, len(views) * most)
-    for i, view in enumerate(views):
-        start = i * most
-        expected[start : start + view.nodes, start : start + view.nodes] = view.adjacency.to_dense()
-    assert torch.equal(joined_adjacency(views, most).to_dense(), expected)

@@ -201,7 +201,7 @@ def test_what_is_missing_to_train_in_one_batch_is_said() -> None:
     rows, edges = (FlatModel(build(name, 4, 3, 0, 0.0, {})) for name in ("mlp", "gcn"))
     whole, batch = TrainOptions(), TrainOptions(batch_size=4)
     assert needed_to_stack(Algorithm(), rows, whole) is None
-    assert needed_to_stack(Algorithm(), edges, whole) == "a decoupled model (one that reads hops, such as sgc)"
+    assert needed_to_stack(Algorithm(), edges, whole) is None
     assert needed_to_stack(Algorithm(), rows, batch) == "whole batches (train.batch_size: null)"
     assert needed_to_stack(Own(), rows, whole) == "a method of plain cross-entropy, which Own is not"
 

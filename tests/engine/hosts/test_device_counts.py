@@ -85,6 +85,14 @@ def test_a_stacked_cell_waits_once_and_copies_twice(count: Count) -> None:
     assert counts.launches / MANY < 6.5
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage", "gcnii"])
+def test_graphs_of_a_cell_side_by_side(count: Count, model: str) -> None:
+    """As rows of hops: one wait, in and out; of launches, those of masks are drawn client by client."""
+    counts = count(MANY, model={"name": model}, train={"dropout": 0.0})
+    assert (counts.synchronisations, counts.copies) == (1, 3)
+    assert counts.launches / MANY < 9.5
+
+
 def test_a_loop_copies_as_often(count: Count) -> None:
     """Its clients' losses are looked at one by one."""
     counts = count(engine={"path": "loop"})

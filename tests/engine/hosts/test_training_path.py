@@ -47,14 +47,14 @@ def models(*names: str) -> list[FlatModel]:
 @pytest.mark.parametrize(
     ("path", "device", "expected"),
     [
-        ("loop", "cpu", ["loop", "loop", "loop"]),
-        ("loop", "cuda", ["loop", "loop", "loop"]),
-        ("auto", "cpu", ["closed_form", "closed_form", "loop"]),
-        ("auto", "cuda", ["stacked", "loop", "stacked"]),
+        ("loop", "cpu", ["loop", "loop", "loop", "loop"]),
+        ("loop", "cuda", ["loop", "loop", "loop", "loop"]),
+        ("auto", "cpu", ["closed_form", "closed_form", "closed_form", "loop"]),
+        ("auto", "cuda", ["stacked", "stacked", "loop", "stacked"]),
     ],
 )
 def test_what_fits_the_device(path: str, device: str, expected: list[str]) -> None:
-    assert training_paths(path, device, Algorithm(), models("sgc", "gcn", "recursive"), WHOLE) == expected
+    assert training_paths(path, device, Algorithm(), models("sgc", "gcn", "gat", "recursive"), WHOLE) == expected
 
 
 @pytest.mark.parametrize("embedding", [None, 3])
@@ -71,14 +71,14 @@ def test_graphs_are_trained_in_the_loop(embedding: int | None) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("stacked", r"a decoupled model \(.*\)"),
+        ("stacked", r"a decoupled model \(.*\), or gcn, gin, sage or gcnii on the whole graph"),
         ("closed_form", r"another model\.attention than recursive"),
     ],
 )
 def test_asked_for(path: str, why: str, device: str) -> None:
     assert training_paths(path, device, Algorithm(), models("sgc", "mlp"), WHOLE) == [path, path]
     with pytest.raises(ShoalError, match=rf"^engine\.path: {path} needs {why}; use loop$"):
-        training_paths(path, device, Algorithm(), models("gcn", "recursive")[path == "closed_form" :], WHOLE)
+        training_paths(path, device, Algorithm(), models("gat", "recursive")[path == "closed_form" :], WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_closed_form_is_of_one_width_and_of_float32() -> None:
 @pytest.mark.parametrize(
     ("path", "keys", "why"),
     [
-        ("stacked", {"model.name": "gcn"}, "a decoupled model"),
+        ("stacked", {"model.name": "gat"}, "a decoupled model"),
         ("stacked", {"train.batch_size": 8}, "whole batches"),
         ("stacked", {"algorithm.name": "fedpg"}, "a method of plain cross-entropy, which FedPG is not"),
         ("closed_form", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
