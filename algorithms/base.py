@@ -65,6 +65,9 @@ class Algorithm:
         plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
             batch, or each by the formulas of its gradients. A subclass with a `train`, `loss` or `regularizer` of its
             own is not plain, unless it says so itself.
+        loss_of_several: `loss` may be computed for several clients at once, by `torch.vmap`: rows whose label is
+            negative have no part in it, it looks at no number, and `begin` gives trees of tensors. A subclass with a
+            `train`, `loss` or `regularizer` of its own has to say so anew.
     """
 
     keeps_model: ClassVar[bool] = False
@@ -75,12 +78,14 @@ class Algorithm:
     tasks: ClassVar[frozenset[str]] = frozenset({"node", "edge", "graph"})
     weighs_edges: ClassVar[bool] = True
     plain_training: ClassVar[bool] = True
+    loss_of_several: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = vars(cls)
-        if "plain_training" not in own and any(name in own for name in OF_TRAINING):
-            cls.plain_training = False
+        if any(name in own for name in OF_TRAINING):
+            cls.plain_training = own.get("plain_training", False)
+            cls.loss_of_several = own.get("loss_of_several", False)
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         """The models of every client, by the names that the method gives them.

@@ -11,12 +11,13 @@ def row_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tenso
 
     Args:
         z_NH: Embeddings.
-        y_N: Labels, int64.
+        y_N: Labels, int64; rows of negative ones have no part.
         target_CH: Target prototypes.
         present_C: Classes that have one.
     """
-    weight_N = present_C[y_N].to(z_NH.dtype)
-    distance_N = (z_NH - target_CH[y_N]).square().sum(1)
+    class_N = y_N.clamp_min(0)
+    weight_N = (present_C[class_N] & (y_N >= 0)).to(z_NH.dtype)
+    distance_N = (z_NH - target_CH[class_N]).square().sum(1)
     return (weight_N * distance_N).sum() / weight_N.sum().clamp_min(1)
 
 

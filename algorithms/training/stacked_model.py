@@ -10,14 +10,20 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from algorithms.backbones.neighbourhood import Inputs
+from algorithms.backbones.output import Output
 from algorithms.flat_model import FlatModel
 
 
 def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
     """Logits `[N, C]` by a model in its present mode, with other parameters than its own."""
+    return output_of(model, w_P, inputs).logits_NC
+
+
+def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
+    """Logits `[N, C]` and embeddings `[N, H]`, in the same way."""
     names = (name for name, _ in model.module.named_parameters())
-    logits: Tensor = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,)).logits_NC
-    return logits
+    out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
+    return out
 
 
 def evaluated(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> Tensor:

@@ -13,15 +13,16 @@ from torch.func import vmap
 
 from algorithms.backbones.dropout import masks
 from algorithms.backbones.neighbourhood import Inputs
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, Given, Output
 from algorithms.client import Client
 from algorithms.flat_model import FlatModel
 from algorithms.padding import padded
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from algorithms.training.stacked_given import StackedGiven
 from algorithms.training.stacked_inputs import StackedInputs, stacked_inputs
-from algorithms.training.stacked_model import logits_of
+from algorithms.training.stacked_model import logits_of, output_of
 
 NO_ROW = -100
 
@@ -34,7 +35,7 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
         return "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
-    if not method.plain_training:
+    if not method.plain_training and not method.loss_of_several:
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None
 
@@ -42,26 +43,35 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
 class StackedTrainer:
     """What `Trainer` does for one client after another, for all at once; the same numbers to rounding.
 
-    For models of rows or, without attention, of whole graphs, whole batches and plain cross-entropy. It pays where a
-    step of one client is too small to keep a device busy.
+    For models of rows or, without attention, of whole graphs, whole batches, and methods of plain cross-entropy or with
+    a loss of several clients (`Algorithm.loss_of_several`). It pays where a step of one client is too small to keep a
+    device busy.
 
     Attributes:
         stepped: The last call has changed parameters, or may have: what failed then cannot begin anew.
     """
 
-    def __init__(self, model: FlatModel, options: TrainOptions) -> None:
+    def __init__(self, model: FlatModel, options: TrainOptions, method: Algorithm) -> None:
         """Keeps a model as the pattern of all.
 
         Args:
             model: The host's model; its own parameters are not used.
             options: Epochs and optimizer.
+            method: Whose loss is used.
         """
         self.model = model
         self.options = options
+        self.method = method
         self.stepped = False
         self._drops: list[tuple[int, int, float]] | None = None
 
-    def fit(self, clients: Sequence[Client], w_BP: Tensor, gathered: Sequence[Inputs] | None = None) -> Tensor:
+    def fit(
+        self,
+        clients: Sequence[Client],
+        w_BP: Tensor,
+        gathered: Sequence[Inputs] | None = None,
+        given: Sequence[Given] | None = None,
+    ) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
         The optimizers' moments are read from and written to `client.state`.
@@ -70,6 +80,7 @@ class StackedTrainer:
             clients: Clients that have training rows.
             w_BP: Their parameters, float32.
             gathered: What their models gathered for their training rows, where that is at hand.
+            given: What `begin` gave of each, of one form (`form_of`); needed where the loss is not plain.
         """
         self.stepped = False
         if gathered is None:
@@ -81,6 +92,8 @@ class StackedTrainer:
         count_B = (label_BN != NO_ROW).sum(1).float()
         generators = [client.rng("train") for client in clients]
         self.model.module.train()
+        # A loss that is cross-entropy alone is computed for all clients without `vmap`, in fewer operators.
+        stacked = None if self.method.plain_training else StackedGiven(given or [None] * len(clients))
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
@@ -98,12 +111,16 @@ class StackedTrainer:
                 _masks(torch.zeros(len(rows), max(rows), width, device=device), rows, p, generators)
                 for rows, width, p in dropped
             ]
-            with self.model.precision():
-                logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
-            loss_BN = F.cross_entropy(
-                logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_ROW, reduction="none"
-            ).view_as(label_BN)
-            loss_B = loss_BN.sum(1) / count_B
+            if stacked is None:
+                with self.model.precision():
+                    logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
+                loss_BN = F.cross_entropy(
+                    logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_ROW, reduction="none"
+                ).view_as(label_BN)
+                loss_B = loss_BN.sum(1) / count_B
+            else:
+                loss_of_each = vmap(partial(self._loss, inputs, stacked), in_dims=(0, 0, 0, 0, stacked.in_dims))
+                loss_B = loss_of_each(stack_BP, kept_BNH, inputs.tensors, label_BN, stacked.tensors)
             loss_B.sum().backward()
             self.stepped = True
             optimizer.step()
@@ -119,6 +136,23 @@ class StackedTrainer:
         given = iter(kept_NH)
         with masks(lambda x, p: next(given)):
             return logits_of(self.model, w_P, inputs.of_one(tensors))
+
+    def _loss(
+        self,
+        inputs: StackedInputs,
+        stacked: StackedGiven,
+        w_P: Tensor,
+        kept_NH: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        label_N: Tensor,
+        given: Sequence[Tensor],
+    ) -> Tensor:
+        """The method's loss of one client, a scalar."""
+        masks_given = iter(kept_NH)
+        with masks(lambda x, p: next(masks_given)), self.model.precision():
+            out = output_of(self.model, w_P, inputs.of_one(tensors))
+        out = Output(out.logits_NC.float(), out.embedding_NH.float())
+        return self.method.loss(out, label_N, w_P, stacked.of_one(given))
 
     def _look(self, inputs: StackedInputs) -> list[tuple[int, int, float]]:
         """Rows of an example, width and probability of every dropout of a step, in the order of calls."""

@@ -1,6 +1,6 @@
 """The clients of a cell trained in one batch, each of which then has its turn as if it had been trained alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,6 +9,7 @@ from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
 from algorithms.protocol import Upload
 from algorithms.training.like_sized import like_sized
+from algorithms.training.stacked_given import form_of
 from algorithms.training.stacked_inputs import numbers_of_row
 from algorithms.training.stacked_training import StackedTrainer
 from engine.hosts.visit import Visit
@@ -62,7 +63,7 @@ class _Waiting:
 
 
 def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int], Visit]) -> Batched:
-    """Trains the clients of a cell that have training rows, those of like size together.
+    """Trains the clients of a cell that have training rows, those of like size that were given the like together.
 
     A batch for which there is no memory is halved. If one fails in another way, whose fault it is cannot be told, and
     each of its clients has failed.
@@ -83,7 +84,11 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
             continue
         if visit.client.info.train:
             waiting.append(_Waiting(visit, visit.client.model.w.clone(), rows))
-    groups = [[waiting[i] for i in group] for group in _groups(waiting)]
+    plain = trainer.method.plain_training
+    alike: dict[Hashable, list[_Waiting]] = {}
+    for one in waiting:
+        alike.setdefault(None if plain else form_of(one.visit.given), []).append(one)
+    groups = [[same[i] for i in group] for same in alike.values() for group in _groups(same)]
     while groups:
         group = groups.pop(0)
         try:
@@ -96,8 +101,6 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
 
 
 def _groups(waiting: Sequence[_Waiting]) -> list[list[int]]:
-    if not waiting:
-        return []
     coupled = waiting[0].visit.client.model.coupled
     rows, numbers = zip(*(numbers_of_row(client.gathered, coupled) for client in waiting))
     # Parameters, their gradients and two moments, beside the rows.
@@ -113,7 +116,7 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
     clients = [one.visit.client for one in group]
     w_BP = torch.stack([one.w for one in group])
     try:
-        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group])
+        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group], [one.visit.given for one in group])
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise

@@ -69,7 +69,10 @@ class OpenedJob:
         self._trainers = [
             LocalTrainer(self._of_number(number), job.train, self.algorithm, form) for number, form in enumerate(closed)
         ]
-        self._stacked = [StackedTrainer(flat, job.train) if path == STACKED else None for flat, path in zip(own, paths)]
+        self._stacked = [
+            StackedTrainer(flat, job.train, self.algorithm) if path == STACKED else None
+            for flat, path in zip(own, paths)
+        ]
         self._initials: dict[tuple[str, int], torch.Tensor] = {}
 
     def _of_number(self, number: int) -> dict[str, FlatModel]:

@@ -155,9 +155,10 @@ class EngineConfig:
         threads: Threads of the mathematics in every process; changes the last bits.
         path: `loop` trains the clients of a cell one after another by autograd, `closed_form` by the formulas of the
             gradients, `stacked` all in one batch; the same numbers to rounding. Both others are for methods of plain
-            cross-entropy. `closed_form` is for all models, without fanouts, adapters and GAMLP's recursive attention,
-            and pays on processors; `stacked` is for whole batches of decoupled models and of gcn, gin, sage and gcnii
-            on whole graphs, and pays on GPUs. `auto` takes them there where it can, and the loop elsewhere.
+            cross-entropy, `stacked` also for losses that several clients can share (`loss_of_several`). `closed_form`
+            is for all models, without fanouts, adapters and GAMLP's recursive attention, and pays on processors;
+            `stacked` is for whole batches of decoupled models and of gcn, gin, sage and gcnii on whole graphs, and pays
+            on GPUs. `auto` takes them there where it can, and the loop elsewhere.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `path: loop`,

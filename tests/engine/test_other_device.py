@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgta, stacked": {"algorithm.name": "fedgta", "engine.path": "stacked", "model.name": "mlp"},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fedproto": {"algorithm.name": "fedproto"},
+    "fedproto, stacked": {"algorithm.name": "fedproto", "engine.path": "stacked", "model.name": "mlp", **MOMENTUM},
     "fedtgp": {"algorithm.name": "fedtgp"},
     "fml": {"algorithm.name": "fml"},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
@@ -141,8 +142,8 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "fedgta", "fedgta, stacked", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum", "fpl, as published",
-    *AVERAGING,
+    "fedgta", "fedgta, stacked", "fedproto, stacked", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum",
+    "fpl, as published", *AVERAGING,
     "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
     "adafgl", "adafgl, coupled", "fedgl", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub", "fedpub, coupled",
     "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",

@@ -1,0 +1,107 @@
+"""Methods with a loss of their own, trained for several clients at once beside the loop: the same to rounding."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms.methods.fedprox import FedProx
+from algorithms.methods.loading import describe, load
+from algorithms.training.stacked_given import StackedGiven, form_of
+from algorithms.training.stacked_training import StackedTrainer
+from engine.rounds.server import Server
+
+Run = Callable[..., Server]
+# By momentum, which does not make roundings of next to nothing large, as Adam does.
+KEYS: dict[str, Any] = {
+    "rounds": 3,
+    "train.epochs": 2,
+    "train.dropout": 0.3,
+    "participation.ratio": 0.7,
+    "engine.cell_size": 6,
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": 0.9,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "fedproto": {"algorithm": {"name": "fedproto", "lam": 3.0}, "model.name": "mlp"},
+    "fedproto on graphs": {"algorithm": {"name": "fedproto", "lam": 3.0}, "model": {"name": "gcn", "head": "linear"}},
+    "fedtgp": {"algorithm": {"name": "fedtgp", "lam": 3.0}, "model.name": "mlp"},
+    "fedproto_averaged": {"algorithm": {"name": "fedproto_averaged", "lam": 3.0}, "model.name": "mlp"},
+    "fedprox": {"algorithm": {"name": "fedprox", "mu": 1.0}, "model.name": "gcn"},
+}
+
+
+def distance(one: Server, other: Server) -> float:
+    """Largest relative distance of what the server and the clients hold."""
+    pairs = [(t, other.state.server[name]) for name, t in one.state.server.items()]
+    pairs += [(t, other.state.clients[i][name]) for i, tree in one.state.clients.items() for name, t in tree.items()]
+    return max(float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-9)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whole_runs(run: Run, case: str) -> None:
+    """Clients that come and go: some were sent prototypes, some none, one has no training node."""
+    keys = {**KEYS, **CASES[case]}
+    loop, stacked = run({**keys, "engine.path": "loop"}), run({**keys, "engine.path": "stacked"})
+    assert distance(stacked, loop) < 1e-4
+    # What the term is worth.
+    name, weight = next((key, value) for key, value in keys["algorithm"].items() if key != "name")
+    without = {**keys, "algorithm": {**keys["algorithm"], name: 0.0}, "engine.path": "stacked"}
+    doubled = {**keys, "algorithm": {**keys["algorithm"], name: 2 * weight}, "engine.path": "stacked"}
+    assert min(distance(run(other), loop) for other in (without, doubled)) > 1e-3
+
+
+def test_those_who_were_given_the_like_are_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, fit = [], StackedTrainer.fit
+
+    def noted(self: StackedTrainer, clients: Any, *given: Any) -> torch.Tensor:
+        sizes.append(len(clients))
+        return fit(self, clients, *given)
+
+    monkeypatch.setattr(StackedTrainer, "fit", noted)
+    keys = {**KEYS, **CASES["fedproto"], "participation.ratio": 1.0, "engine.path": "stacked"}
+    run(keys)
+    # Client 5 has nothing to train.
+    assert sizes == [5, 5, 5]
+
+
+@dataclass(frozen=True)
+class Nearer(FedProx):
+    """One with another loss."""
+
+    def loss(self, *given: Any) -> torch.Tensor:
+        return 2 * super().loss(*given)
+
+
+def test_a_new_loss_has_to_say_so_anew() -> None:
+    assert FedProx.loss_of_several
+    assert not Nearer.loss_of_several
+    assert load(describe("fedtgp", {})).loss_of_several
+    for name in ("fedpg", "moon", "class_means", "feddistill"):
+        method = load(describe(name, {}))
+        assert not method.loss_of_several
+        assert not method.plain_training
+
+
+def test_forms() -> None:
+    two, three = torch.ones(2), torch.ones(3)
+    assert form_of({"a": two, "b": None}) == form_of({"a": 2 * two, "b": None})
+    for other in ({"a": three, "b": None}, {"a": two}, {"a": two, "b": two}, None, {"a": two.double(), "b": None}):
+        assert form_of({"a": two, "b": None}) != form_of(other)
+    assert form_of((two, 1.0)) != form_of((two, 2.0))
+
+
+def test_trees_of_several() -> None:
+    """What all share is not copied."""
+    shared = torch.ones(2)
+    stacked = StackedGiven([{"w": shared, "own": (torch.tensor(float(i)), None)} for i in range(3)])
+    assert [tensor.shape for tensor in stacked.tensors] == [(2,), (3,)]
+    assert stacked.tensors[0] is shared
+    assert stacked.in_dims == [None, 0]
+    one = stacked.of_one([shared, torch.tensor(2.0)])
+    assert one["w"] is shared
+    assert one["own"] == (torch.tensor(2.0), None)
+    assert StackedGiven([None, None]).of_one([]) is None
