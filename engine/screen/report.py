@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.methods.loading import methods_for
+from algorithms.methods.loading import weighing_methods
 from engine.records.metrics import read_metrics
 from engine.records.run_folder import read_summary
 from engine.records.summary import PARTS, chosen, metric_of
@@ -26,6 +26,8 @@ from storage.store import TRAINING
 NARROWEST = 100
 # Of classes that have names.
 SHOWN_CLASSES = 20
+# Of methods to try next.
+MOST_NAMED = 4
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
@@ -98,7 +100,9 @@ def show_next(config_path: str, task: str, models: int) -> None:
     """What to try after a run of a task and so many models."""
     _line("next:")
     if models == 1:
-        _line(f"  shoal sweep {config_path} algorithm.name={','.join(methods_for(task))} seed=0,1,2")
+        # Some that can train any graph, with weights or without.
+        names = ",".join(weighing_methods(task)[:MOST_NAMED])
+        _line(f"  shoal sweep {config_path} algorithm.name={names} seed=0,1,2")
         _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
     else:
         _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")
