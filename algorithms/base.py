@@ -150,6 +150,22 @@ class Algorithm:
         """
         return None
 
+    def rows_beside(self, given: Given) -> Tensor | None:
+        """Rows of features `[n, F]` that the model answers for in every step, too, as for nodes with neighbours all
+        like them; where clients are trained in one batch (`loss_of_several`), in the place of `regularizer`.
+        """
+        return None
+
+    def loss_beside(self, out: Output, y: Tensor, given: Given) -> Tensor:
+        """The term of the training loss of these rows, a scalar.
+
+        Args:
+            out: Output of the model for them.
+            y: Labels of the training rows, as `loss` is given them.
+            given: What `begin` gave.
+        """
+        raise NotImplementedError
+
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         """What the client sends after it trained; it does not train here."""
         return Upload({})

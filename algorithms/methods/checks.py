@@ -19,6 +19,8 @@ HOOKS = {
     "train": ("client", "given", "trainer", "phase"),
     "loss": ("out", "y", "w", "given"),
     "regularizer": ("client", "given"),
+    "rows_beside": ("given",),
+    "loss_beside": ("out", "y", "given"),
     "upload": ("client", "given", "phase"),
     "uploads": ("clients", "w", "given", "phase"),
     "predict": ("client", "given", "part"),

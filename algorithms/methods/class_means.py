@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Given, Steps, Term, Tree, Upload
+from algorithms.base import Ask, Client, Context, Given, Output, Steps, Term, Tree, Upload
 from algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
 from algorithms.methods.local import Local
 from algorithms.protocol import How
@@ -38,6 +39,7 @@ class ClassMeans(Local):
 
     # It hands on a node with the features of an average one; there is no such graph.
     tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    loss_of_several: ClassVar[bool] = True
     hops: int = 2
     at_least: int = 2
     noise: float = 0.0
@@ -70,18 +72,28 @@ class ClassMeans(Local):
         got = yield Ask("train", {}, private=dict.fromkeys(behind, down))
         server["sent"][got.ids] = server["version"]
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+        """The means, `[C', F]`, and their classes; None while there are none."""
         if (received := unpack(down, client.info.classes)) is not None:
             mean_CF, present_C = received
             client.state["means"], client.state["means.class"] = mean_CF[present_C], present_C.nonzero()[:, 0]
-        return down
-
-    def regularizer(self, client: Client, given: Given) -> Term | None:
         if not self.weight or "means" not in client.state:
             return None
-        rows, label = client.model.alike(client.state["means"]), client.state["means.class"]
+        return client.state["means"], client.state["means.class"]
+
+    def regularizer(self, client: Client, given: tuple[Tensor, Tensor] | None) -> Term | None:
+        if given is None:
+            return None
+        rows, label = client.model.alike(given[0]), given[1]
         share = self.weight * len(label) / client.info.train
         return lambda: share * F.cross_entropy(client.model(rows).logits_NC, label)
+
+    def rows_beside(self, given: tuple[Tensor, Tensor] | None) -> Tensor | None:
+        return None if given is None else given[0]
+
+    def loss_beside(self, out: Output, y: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        # As in `regularizer`, every mean counts as `weight` nodes.
+        return self.weight * F.cross_entropy(out.logits_NC, given[1], reduction="sum") / (y >= 0).sum()
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         if phase == "train":

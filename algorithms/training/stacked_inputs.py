@@ -37,6 +37,10 @@ class StackedInputs(Protocol):
         """How many rows every client has where the model has so many rows of the example."""
         ...
 
+    def alike(self, x_NF: Tensor) -> Inputs:
+        """What the model reads of nodes with neighbours all like them (`ClientModel.alike`), inside `torch.vmap`."""
+        ...
+
 
 def stacked_inputs(gathered: Sequence[Inputs]) -> StackedInputs:
     """Of what the model of every client gathered for its training rows."""
@@ -63,6 +67,9 @@ class StackedRows:
 
     def lengths(self, seen: int) -> Sequence[int]:
         return self._rows
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        return [x_NF] * len(self.tensors)
 
 
 class StackedGraphs:
@@ -98,6 +105,24 @@ class StackedGraphs:
 
     def lengths(self, seen: int) -> Sequence[int]:
         return self._nodes if seen == self.NODES else self._rows
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        return Neighbourhood(x_NF, (Itself(len(x_NF)),) * len(self._operators))  # type: ignore[arg-type]
+
+
+class Itself:
+    """What a node hears whose neighbours are like it, for sums, means and symmetric matrices: itself, once."""
+
+    def __init__(self, nodes: int) -> None:
+        """Of so many nodes."""
+        self._nodes = nodes
+
+    def __len__(self) -> int:
+        return self._nodes
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with a `[nodes, H]`."""
+        return dense
 
 
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:

@@ -97,6 +97,8 @@ class StackedTrainer:
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
+        if stacked is not None and (beside := self.method.rows_beside(given[0] if given else None)) is not None:
+            dropped += [([len(beside)] * len(clients), width, p) for _, width, p in self._drops]
         stack_BP = w_BP.detach().requires_grad_()
         stack_BP.grad = torch.zeros_like(stack_BP)
         leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
@@ -148,11 +150,18 @@ class StackedTrainer:
         given: Sequence[Tensor],
     ) -> Tensor:
         """The method's loss of one client, a scalar."""
-        masks_given = iter(kept_NH)
-        with masks(lambda x, p: next(masks_given)), self.model.precision():
-            out = output_of(self.model, w_P, inputs.of_one(tensors))
-        out = Output(out.logits_NC.float(), out.embedding_NH.float())
-        return self.method.loss(out, label_N, w_P, stacked.of_one(given))
+        own, masks_given = stacked.of_one(given), iter(kept_NH)
+
+        def output(read: Inputs) -> Output:
+            with masks(lambda x, p: next(masks_given)), self.model.precision():
+                out = output_of(self.model, w_P, read)
+            return Output(out.logits_NC.float(), out.embedding_NH.float())
+
+        loss = self.method.loss(output(inputs.of_one(tensors)), label_N, w_P, own)
+        beside = self.method.rows_beside(own)
+        if beside is not None:
+            loss = loss + self.method.loss_beside(output(inputs.alike(beside)), label_N, own)
+        return loss
 
     def _look(self, inputs: StackedInputs) -> list[tuple[int, int, float]]:
         """Rows of an example, width and probability of every dropout of a step, in the order of calls."""

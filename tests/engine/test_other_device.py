@@ -90,6 +90,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "feddistill": {"algorithm.name": "feddistill"},
     "class_means": {"algorithm.name": "class_means", "algorithm.noise": 0.1},
+    "class_means, stacked": {
+        "algorithm.name": "class_means",
+        "engine.path": "stacked",
+        "model.name": "gin",
+        **MOMENTUM,
+    },
     "fedpg, node": {"algorithm.name": "fedpg", "algorithm.pseudo_centres": 0.4},
     "fedpg, own": {"algorithm.name": "fedpg", "algorithm.targets": "own"},
     "fedpg, prototype": PROTOTYPE,
@@ -142,7 +148,7 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "fedgta", "fedgta, stacked", "fedproto, stacked", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum",
+    "fedgta", "fedgta, stacked", "fedproto, stacked", "class_means, stacked", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum",
     "fpl, as published", *AVERAGING,
     "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
     "adafgl", "adafgl, coupled", "fedgl", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub", "fedpub, coupled",

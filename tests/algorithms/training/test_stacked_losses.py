@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedproto on graphs": {"algorithm": {"name": "fedproto", "lam": 3.0}, "model": {"name": "gcn", "head": "linear"}},
     "fedtgp": {"algorithm": {"name": "fedtgp", "lam": 3.0}, "model.name": "mlp"},
     "fedproto_averaged": {"algorithm": {"name": "fedproto_averaged", "lam": 3.0}, "model.name": "mlp"},
+    "class means": {"algorithm": {"name": "class_means", "weight": 3.0}, "model.name": "mlp"},
+    "class means on graphs": {"algorithm": {"name": "class_means", "weight": 3.0}, "model.name": "sage"},
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 1.0}, "model.name": "gcn"},
 }
 
@@ -80,7 +82,7 @@ def test_a_new_loss_has_to_say_so_anew() -> None:
     assert FedProx.loss_of_several
     assert not Nearer.loss_of_several
     assert load(describe("fedtgp", {})).loss_of_several
-    for name in ("fedpg", "moon", "class_means", "feddistill"):
+    for name in ("fedpg", "moon", "feddistill"):
         method = load(describe(name, {}))
         assert not method.loss_of_several
         assert not method.plain_training
