@@ -148,8 +148,8 @@ MIXED = {
 }
 # One model for all, or no steps on drawn neighbours.
 NO_DRAWN = (
-    "fedgta", "fedgta, stacked", "fedproto, stacked", "class_means, stacked", "fml", "fedkd", "fedgkc", "fedgkc, coupled", "fedopt, momentum",
-    "fpl, as published", *AVERAGING,
+    "fedgta", "fedgta, stacked", "fedproto, stacked", "class_means, stacked", "fml", "fedkd", "fedgkc",
+    "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
     "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
     "adafgl", "adafgl, coupled", "fedgl", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub", "fedpub, coupled",
     "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
