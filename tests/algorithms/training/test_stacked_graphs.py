@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from algorithms.backbones.building import build
+from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.client_model import ClientModel
@@ -17,6 +18,7 @@ from algorithms.joined_graphs import JoinedMatrices
 from algorithms.protocol import MODEL
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import LocalTrainer
+from algorithms.training.stacked_inputs import numbers_of_row
 from algorithms.training.stacked_training import StackedTrainer, needed_to_stack
 from engine.rounds.server import Server
 from storage.sparse_matrix import SparseMatrix
@@ -129,6 +131,24 @@ def test_products_side_by_side() -> None:
         assert not gradient_NH[n:].any()
     with pytest.raises(RuntimeError, match="for several clients at once"):
         _ = joined @ x_BNH[0]
+
+
+def test_symmetric_matrices_are_joined_once() -> None:
+    csr = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).to_sparse_csr()
+    symmetric, other = SparseMatrix(csr, csr), SparseMatrix(csr)
+    both = JoinedMatrices([symmetric, symmetric], 2).matrix
+    assert both.transposed is both.csr
+    one = JoinedMatrices([symmetric, other], 2).matrix
+    assert one.transposed is not one.csr
+
+
+def test_what_a_row_takes() -> None:
+    """What is read three times, and six numbers for what each layer computes."""
+    x_NF = torch.ones(5, FEATURES)
+    assert numbers_of_row([x_NF, x_NF], None) == (5, 3 * 2 * FEATURES)
+    gcn = FlatModel(build("gcn", FEATURES, CLASSES, 0, 0.0, {"hidden": 8, "layers": 3})).coupled
+    assert gcn is not None
+    assert numbers_of_row(Neighbourhood(x_NF, ()), gcn) == (5, 3 * FEATURES + 6 * 3 * 8)
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])

@@ -94,6 +94,7 @@ def test_forms() -> None:
     for other in ({"a": three, "b": None}, {"a": two}, {"a": two, "b": two}, None, {"a": two.double(), "b": None}):
         assert form_of({"a": two, "b": None}) != form_of(other)
     assert form_of((two, 1.0)) != form_of((two, 2.0))
+    assert form_of({"a": two}) != form_of([two])
 
 
 def test_trees_of_several() -> None:
@@ -107,3 +108,7 @@ def test_trees_of_several() -> None:
     assert one["w"] is shared
     assert one["own"] == (torch.tensor(2.0), None)
     assert StackedGiven([None, None]).of_one([]) is None
+    # Of three, the first and the last of which have the same.
+    mixed = StackedGiven([[shared], [three := torch.tensor([3.0, 3.0])], [shared]])
+    assert mixed.in_dims == [0]
+    assert torch.equal(mixed.tensors[0], torch.stack([shared, three, shared]))

@@ -43,6 +43,9 @@ def test_groups_worked_out_by_hand() -> None:
     assert like_sized([100] * 300, MOST // 20_000, 0) == [list(range(200)), list(range(200, 300))]
     assert like_sized([1, 1, 1], 1, MOST // 2 - 1) == [[0, 1], [2]]
     assert like_sized([], 1, 1) == []
+    assert like_sized([9, 9, 9], NO_MATTER, 0, most=18 * NO_MATTER) == [[0, 1], [2]]
+    # As many bytes as padding may cost.
+    assert like_sized([2, 1], NO_MATTER // 4, 0, most=0) == [[0, 1]]
 
 
 def test_groups_give_the_same_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
