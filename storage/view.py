@@ -210,6 +210,12 @@ class View:
         return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
 
     @cached_property
+    def train_counts(self) -> Tensor:
+        """Training items of every class, int32 `[C]`, on the processor."""
+        label = self._shard.item_label[self.train.cpu().numpy()]
+        return torch.from_numpy(np.bincount(label[label >= 0], minlength=self.classes).astype(np.int32))
+
+    @cached_property
     def pairs(self) -> Tensor | None:
         """Both rows of every item, int64 `[items, 2]`, the smaller one first; None: items are no pairs of rows."""
         pairs = self._shard.pairs

@@ -39,7 +39,11 @@ class ClassRows(Algorithm):
         return unpack(down, client.info.classes)
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        return rows_upload(*self.means_of(client))
+        return self.told(*self.means_of(client))
+
+    def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:
+        """What a client sends of its rows and counts."""
+        return rows_upload(mean_CK, counts_C)
 
 
 def known_rows(server: Tree) -> Tree:

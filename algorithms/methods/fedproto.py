@@ -1,12 +1,14 @@
 """FedProto: clients share class prototypes instead of parameters."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.base import Client
+from algorithms.base import Client, Given, Upload
 from algorithms.methods.aligned import Aligned
 from algorithms.methods.class_rows import ClassRows, training_embeddings
+from algorithms.methods.means_at_once import means_at_once
 
 
 @dataclass(frozen=True)
@@ -27,3 +29,10 @@ class FedProto(Aligned, ClassRows):
 
     def rows_of(self, client: Client) -> Tensor:
         return training_embeddings(client)
+
+    def uploads(
+        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+    ) -> Mapping[int, Upload]:
+        means = means_at_once(clients, w)
+        # Counts of the processor: whoever looks at them waits for nobody.
+        return {i: self.told(mean, clients[i].data.train_counts) for i, mean in enumerate(means)}

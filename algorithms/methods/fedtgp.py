@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Given, Steps, Tree, Upload
+from algorithms.base import Ask, Context, Steps, Tree, Upload
 from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
 from algorithms.losses.prototypes import pack, row_bytes
@@ -61,7 +62,6 @@ class FedTGP(FedProto):
         )
         ctx.notes["margin"] = margin
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        proto_CH, counts_C = self.means_of(client)
-        sent = {"proto": row_bytes(counts_C > 0, proto_CH.shape[1])}
-        return Upload({"proto": proto_CH, "counts": counts_C}, wire=sent)
+    def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:
+        sent = {"proto": row_bytes(counts_C > 0, mean_CK.shape[1])}
+        return Upload({"proto": mean_CK, "counts": counts_C}, wire=sent)

@@ -12,6 +12,7 @@ from torch.func import functional_call, vmap
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.backbones.output import Output
 from algorithms.flat_model import FlatModel
+from algorithms.training.stacked_inputs import StackedInputs
 
 
 def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
@@ -23,6 +24,14 @@ def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
     """Logits `[N, C]` and embeddings `[N, H]`, in the same way."""
     names = (name for name, _ in model.module.named_parameters())
     out: Output = functional_call(model.module, dict(zip(names, model.parts(w_P))), (inputs,))
+    return out
+
+
+def outputs(model: FlatModel, w_BP: Tensor, inputs: StackedInputs) -> Output:
+    """Logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
+    model.module.eval()
+    with torch.no_grad(), model.precision():
+        out: Output = vmap(lambda w_P, tensors: output_of(model, w_P, inputs.of_one(tensors)))(w_BP, inputs.tensors)
     return out
 
 

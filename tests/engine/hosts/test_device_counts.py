@@ -93,11 +93,11 @@ def test_graphs_of_a_cell_side_by_side(count: Count, model: str) -> None:
     assert counts.launches / MANY < 9.5
 
 
-@pytest.mark.parametrize(("method", "copies"), [("fedprox", 3), ("class_means", 2)])
+@pytest.mark.parametrize(("method", "copies"), [("fedprox", 3), ("class_means", 2), ("fedproto", 3)])
 def test_losses_of_a_cell_at_once(count: Count, method: str, copies: int) -> None:
     counts = count(MANY, algorithm={"name": method})
     assert (counts.synchronisations, counts.copies) == (1, copies)
-    assert counts.launches / MANY < 8
+    assert counts.launches / MANY < (14 if method == "fedproto" else 8)
 
 
 def test_a_loop_copies_as_often(count: Count) -> None:

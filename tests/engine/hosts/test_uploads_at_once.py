@@ -8,7 +8,7 @@ import pytest
 import torch
 from other_device import load
 
-from algorithms.methods import sketches_at_once
+from algorithms.methods import means_at_once, sketches_at_once
 from engine.hosts import host
 from engine.rounds.server import Server
 from storage.errors import ShoalError
@@ -108,6 +108,23 @@ def test_a_class_that_replaces_upload_is_asked_by_it(away: Run, tmp_path: Path) 
 def test_on_the_processor_each_is_asked_alone(run: Run, tmp_path: Path) -> None:
     run(own(tmp_path))
     assert marks(tmp_path) == {f"alone {i}" for i in range(6)}
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
+@pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "gcn", "head": "linear"}], ids=["rows", "graphs"])
+@pytest.mark.parametrize("room", [2**28, 1], ids=["all", "one by one"])
+def test_prototypes(
+    run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, method: str, model: dict[str, Any], room: int
+) -> None:
+    """Counts, too, by which the server weighs the clients."""
+    by_momentum = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
+    keys = {**KEYS, **by_momentum, "rounds": 2, "algorithm": {"name": method}, "model": model}
+    here = run(keys)
+    monkeypatch.setattr(means_at_once, "BYTES_AT_A_TIME", room)
+    monkeypatch.setattr("algorithms.training.like_sized.NO_MATTER", 0)
+    there = away(keys)
+    same(there, here)
+    assert here.state.server["proto"].abs().max() > 0.01
 
 
 @pytest.mark.parametrize("options", [{}, {"sketch_every": 2}, {"lp_seed": "predictions", "rows": "raw"}], ids=str)
