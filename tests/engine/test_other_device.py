@@ -162,6 +162,8 @@ ON_PROCESSOR |= {"uniform_", "zero_", "fill_", "ones"}
 ON_PROCESSOR |= {"sum", "ne", "all", "where", "zeros_like"}
 # What travels in one copy is put together and taken apart there.
 ON_PROCESSOR |= {"empty", "copy_"}
+# Training rows of every class are counted there, so that nobody waits for how much an upload weighs.
+ON_PROCESSOR |= {"gt", "lt", "any", "unsqueeze"}
 # Factors of low rank are made and multiplied there, so that server and clients have the same ones.
 LOW_RANK = {"isfinite", "_linalg_svd", "pow", "cumsum", "mul", "lt", "gt", "t", "cat", "mm", "select", "unsqueeze"}
 LOW_RANK |= {"split_with_sizes"}
