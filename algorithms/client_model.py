@@ -95,6 +95,11 @@ class ClientModel:
             return [self.data.whole(k) for k in self.flat.inputs]
         return [self.data.memo((part, k), partial(kept_rows, self.data, k, rows)) for k in self.flat.inputs]
 
+    @property
+    def answered(self) -> bool:
+        """Whether logits of all items are at hand for the current parameters."""
+        return self._logits is not None
+
     def logits(self) -> Tensor:
         """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
         if self._logits is None:

@@ -73,7 +73,7 @@ class StackedRows:
 
 
 class StackedGraphs:
-    """Whole graphs, for coupled models, and the rows that are trained on; the attributes of `StackedInputs`.
+    """Whole graphs, for coupled models, and the rows that are asked for; the attributes of `StackedInputs`.
 
     Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
     """
@@ -85,7 +85,8 @@ class StackedGraphs:
         """Of every client its neighbourhood."""
         rows = [own.rows for own in gathered if own.rows is not None]
         x_BNF = padded([own.x_NF for own in gathered], 0)
-        self.tensors: Sequence[Tensor] = [x_BNF, padded(rows, 0)]
+        # Without rows that are asked for the model answers for all nodes.
+        self.tensors: Sequence[Tensor] = [x_BNF, *([padded(rows, 0)] if rows else [])]
         self._nodes, self._rows = [len(own.x_NF) for own in gathered], [len(own) for own in rows]
         # One matrix serves several layers.
         made: dict[int, JoinedMatrices] = {}
@@ -95,13 +96,12 @@ class StackedGraphs:
         self._operators = tuple(made[id(operator)] for operator in gathered[0].operators)
 
     def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
-        x_NF, row_T = tensors
-        return Neighbourhood(x_NF, self._operators, row_T)  # type: ignore[arg-type]
+        return Neighbourhood(tensors[0], self._operators, *tensors[1:])  # type: ignore[arg-type]
 
     def example(self) -> Inputs:
-        x_BNF, row_BT = self.tensors
+        x_BNF, *asked = self.tensors
         around = alike(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
-        return around._replace(rows=row_BT.new_zeros(self.ROWS))
+        return around._replace(rows=asked[0].new_zeros(self.ROWS)) if asked else around
 
     def lengths(self, seen: int) -> Sequence[int]:
         return self._nodes if seen == self.NODES else self._rows

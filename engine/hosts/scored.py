@@ -10,7 +10,9 @@ from algorithms.backbones.building import name_of
 from algorithms.base import Algorithm
 from algorithms.client import Client
 from algorithms.padding import padded
-from algorithms.training.stacked_model import evaluated
+from algorithms.training.like_sized import like_sized
+from algorithms.training.stacked_inputs import numbers_of_row, stacked_inputs
+from algorithms.training.stacked_model import evaluated, outputs
 from engine.rounds.counts_at_once import Predicted, counts_at_once
 from engine.rounds.scoring import PARTS, class_label
 from storage.sparse_matrix import SparseMatrix
@@ -37,17 +39,24 @@ Scored = Sequence[Predicted] | Held
 
 
 def may_wait(algorithm: Algorithm, client: Client) -> bool:
-    """Whether a client's predictions are what its one model makes of rows of dense hops, and nothing else."""
+    """Whether a client's predictions are what its one model makes of rows of dense hops, or of a graph that may lie
+    beside others, and nothing else.
+    """
     plain, model = type(algorithm).predict is Algorithm.predict, client.model
-    if not plain or model.items is not None or model.coupled is not None or name_of(model.module) is None:
+    if not plain or model.items is not None or model.flat.prompted or name_of(model.module) is None:
         return False
+    if model.coupled is not None:
+        return model.coupled.stacks and not model.answered
     return not any(isinstance(client.data.hop(k), SparseMatrix) for k in model.flat.inputs)
 
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
     """Counts of every client, int64 `[parts, 4, C]`; see `counts_at_once`."""
     held = [one for one in scored if isinstance(one, Held)]
-    found = iter(zip(*(_predicted(held, part) for part in PARTS)))
+    if held and held[0].client.model.coupled is not None:
+        found = iter(_predicted_on_graphs(held))
+    else:
+        found = iter(list(zip(*(_predicted(held, part) for part in PARTS))))
     pieces = [piece for one in scored for piece in (next(found) if isinstance(one, Held) else one)]
     return list(counts_at_once(pieces, classes).unflatten(0, (len(scored), len(PARTS))))
 
@@ -63,6 +72,30 @@ def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
         found += [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BN, best_BN)]
     return found
+
+
+def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
+    """Predictions of every part of clients of one model that passes messages: one pass for all parts."""
+    model = held[0].client.model
+    gathered = [one.client.model.gathered("all") for one in held]
+    rows, numbers = zip(*(numbers_of_row(inputs, model.coupled) for inputs in gathered))
+    found: dict[int, tuple[Predicted, ...]] = {}
+    for places in like_sized(rows, 4 * numbers[0], 4 * len(held[0].w), 4 * NUMBERS_OF_A_PASS):
+        group = [held[i] for i in places]
+        inputs = stacked_inputs([gathered[i] for i in places])
+        logits_BNC = outputs(model.flat, torch.stack([one.w for one in group]), inputs).logits_NC.float()
+        class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
+        of_parts = [_chosen(group, part, class_BN, best_BN) for part in PARTS]
+        found |= zip(places, zip(*of_parts))
+    return [found[i] for i in range(len(held))]
+
+
+def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor) -> list[Predicted]:
+    """Of predictions for all nodes those of a part."""
+    labels = [class_label(one.client.data, part) for one in group]
+    row_BT = padded([getattr(one.client.data, part) for one in group], 0)
+    class_BT, best_BT = class_BN.gather(1, row_BT), best_BN.gather(1, row_BT)
+    return [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BT, best_BT)]
 
 
 def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:

@@ -117,6 +117,14 @@ def test_scores_of_a_cell_cost_what_those_of_a_client_do(count: Count, path: str
     assert counts.launches - plain.launches < 80 + 6 * FEW
 
 
+def test_scores_of_graphs(count: Count) -> None:
+    """As of rows: one pass for all, twice; beside it each client is visited once more."""
+    keys = {"model": {"name": "gcn"}, "train": {"dropout": 0.0}}
+    scored, plain = count(MANY, evaluation={"every": 1}, **keys), count(MANY, **keys)
+    assert (scored.synchronisations, scored.copies) == (2, 5)
+    assert (scored.launches - plain.launches) / MANY < 7
+
+
 def test_fedgta(count: Count) -> None:
     """Moments and confidence of all clients at once, computed and fetched without a look at them."""
     counts = count(MANY, algorithm={"name": "fedgta"})

@@ -26,6 +26,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "a client a pass": ({"engine.path": "stacked", "model.name": "mlp"}, 1),
     "kept models": ({"algorithm.name": "local", "engine.path": "stacked"}, 2**26),
     "coupled": ({"model.name": "gcn"}, 2**26),
+    "coupled, some at a time": ({"model.name": "sage", "engine.path": "stacked"}, 2**11),
+    "coupled, one at a time": ({"model.name": "gin", "engine.path": "stacked"}, 1),
+    "coupled, with attention": ({"model.name": "gat"}, 2**26),
     "own predict": ({"algorithm.name": "fedproto"}, 2**26),
 }
 
@@ -63,6 +66,7 @@ def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         patch.setattr(host, "take_device", lambda name, share, precision: other)
         patch.setattr(scored, "NUMBERS_OF_A_PASS", numbers)
+        patch.setattr("algorithms.training.like_sized.NO_MATTER", 0)
         away = run({**EVERY, **keys}, rounds=2)
     assert away.state.scores.keys() == here.state.scores.keys()
     for scope, counts in here.state.scores.items():
