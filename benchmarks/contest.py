@@ -201,7 +201,7 @@ class Case(ABC):
         if name in SHOAL:
             config = self.folder / f"{name}-config.json"
             config.write_text(json.dumps(self.config(SHOAL[name]).plain()))
-            return Contender("shoal", sys.executable, log, task, config)
+            return Contender("shoal_rounds", sys.executable, log, task, config)
         if name in PEERS:
             self.lay_out_for(name)
             return Contender(name, str(peers / "bin" / "python"), log, task)

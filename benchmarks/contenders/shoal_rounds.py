@@ -1,4 +1,4 @@
-"""Shoal on a prepared store: `shoal.py TASK CONFIG`, the config a JSON file of the whole run."""
+"""Shoal on a prepared store: `shoal_rounds.py TASK CONFIG`, the config a JSON file of the whole run."""
 
 import json
 import sys
