@@ -61,7 +61,7 @@ def test_rounds_written_out(
         kept = {i: state["previous"] for i, state in server.state.clients.items() if "previous" in state}
         assert kept.keys() == previous.keys()
         for i, w in previous.items():
-            torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(kept[i], w, rtol=1e-3, atol=1e-4)
         p = len(plain.w)
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 4 * (p + 1), len(cohort) * 4 * p)
 
