@@ -36,7 +36,7 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
     if not method.plain_training and not method.loss_of_several:
-        return f"a method of plain cross-entropy, which {type(method).__name__} is not"
+        return f"a method of plain cross-entropy or with loss_of_several, which {type(method).__name__} is not"
     return None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from algorithms.methods.loading import describe, load
 from algorithms.training.stacked_given import StackedGiven, form_of
 from algorithms.training.stacked_training import StackedTrainer
 from engine.rounds.server import Server
+from storage.graph import TEST, TRAIN, VAL
 
 Run = Callable[..., Server]
 # By momentum, which does not make roundings of next to nothing large, as Adam does.
@@ -36,6 +38,32 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+# Nodes of every client: one without edges, one with a single node, one without training nodes.
+SIZES = [30, 17, 9, 4, 1, 12, 10]
+SINGLE, WITHOUT_EDGES, WITHOUT_TRAINING = 4, 5, 6
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Keys of a graph whose clients have other numbers of training nodes, one of them without a class."""
+    rng = np.random.default_rng(3)
+    nodes, client_N = sum(SIZES), np.repeat(np.arange(len(SIZES)), SIZES)
+    y = np.where(rng.random(nodes) < 0.5, client_N % 4, rng.integers(4, size=nodes))
+    y[(client_N == 0) & (y == 2)] = 1
+    split = np.array([(TRAIN, TRAIN, TEST, TRAIN, TRAIN, VAL)[i % 6] for size in SIZES for i in range(size)], np.int8)
+    split[client_N == WITHOUT_TRAINING] = TEST
+    edges = rng.integers(nodes, size=(2, 1500))
+    alone = np.isin(client_N[edges], (SINGLE, WITHOUT_EDGES)).any(0)
+    x = (np.eye(4, 5)[y] + 0.7 * rng.standard_normal((nodes, 5))).astype(np.float32)
+    folder = tmp_path_factory.mktemp("uneven") / "graph"
+    folder.mkdir()
+    arrays = {"edge_index": edges[:, ~alone], "x": x, "y": y, "split": split, "assignment": client_N}
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    store = str(folder.parent / "store")
+    return {"data.path": str(folder), "data.store": store, "partition.clients": len(SIZES), "engine.cell_size": 7}
+
+
 def distance(one: Server, other: Server) -> float:
     """Largest relative distance of what the server and the clients hold."""
     pairs = [(t, other.state.server[name]) for name, t in one.state.server.items()]
@@ -44,9 +72,9 @@ def distance(one: Server, other: Server) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_whole_runs(run: Run, case: str) -> None:
+def test_whole_runs(run: Run, uneven: dict[str, Any], case: str) -> None:
     """Clients that come and go: some were sent prototypes, some none, one has no training node."""
-    keys = {**KEYS, **CASES[case]}
+    keys = {**KEYS, **uneven, **CASES[case]}
     loop, stacked = run({**keys, "engine.path": "loop"}), run({**keys, "engine.path": "stacked"})
     assert distance(stacked, loop) < 1e-4
     # What the term is worth.

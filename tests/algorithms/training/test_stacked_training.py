@@ -205,7 +205,10 @@ def test_what_is_missing_to_train_in_one_batch_is_said() -> None:
     assert needed_to_stack(Algorithm(), rows, whole) is None
     assert needed_to_stack(Algorithm(), edges, whole) is None
     assert needed_to_stack(Algorithm(), rows, batch) == "whole batches (train.batch_size: null)"
-    assert needed_to_stack(Own(), rows, whole) == "a method of plain cross-entropy, which Own is not"
+    assert (
+        needed_to_stack(Own(), rows, whole)
+        == "a method of plain cross-entropy or with loss_of_several, which Own is not"
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgta", "local"])
