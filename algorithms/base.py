@@ -177,7 +177,7 @@ class Algorithm:
         rounding. Those that are not in it are asked by `upload`, in their turn.
 
         Asked on GPUs alone, which take as long to be told as to compute, and not of a class that replaces the `upload`
-        of one that has this. Who fails here is asked alone, too.
+        of one that has this. Where there is no memory for it each is asked alone, too.
 
         Args:
             clients: The clients; the model that they share holds the parameters of none of them.

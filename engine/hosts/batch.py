@@ -7,6 +7,7 @@ import torch
 
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm
+from algorithms.client import Client
 from algorithms.protocol import Upload
 from algorithms.training.like_sized import like_sized
 from algorithms.training.stacked_given import form_of
@@ -120,11 +121,7 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise
-        together = [client.info.client for client in clients]
-        why = f"in one batch with clients {together}: {in_one_line(error)}; engine.path=loop trains them one by one"
-        failure = ShoalError(why)
-        failure.__cause__ = error
-        return dict.fromkeys(together, failure)
+        return _all_failed(clients, error)
     # A number that is read is a wait for the device.
     losses = loss_B.tolist() if loss_B.device.type == "cpu" else loss_B
     return {
@@ -132,8 +129,20 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
     }
 
 
+def _all_failed(clients: Sequence[Client], error: Exception) -> dict[int, Trained | Exception]:
+    """The failure of clients of which nobody can tell whose fault it is."""
+    together = [client.info.client for client in clients]
+    why = f"in one batch with clients {together}: {in_one_line(error)}; engine.path=loop trains them one by one"
+    failure = ShoalError(why)
+    failure.__cause__ = error
+    return dict.fromkeys(together, failure)
+
+
 def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
-    """Adds what the method computes for several clients at once; nothing if that fails, each then tells by itself."""
+    """Adds what the method computes for several clients at once.
+
+    Nothing where there is no memory for that: each then tells by itself. If it fails in another way, each has failed.
+    """
     trained = [one for one in batched.clients.values() if isinstance(one, Trained)]
     if not trained or not _has_uploads(type(algorithm)):
         return
@@ -141,7 +150,10 @@ def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     with creating_on(trained[0].w.device):
         try:
             made = algorithm.uploads(clients, [one.w for one in trained], given, phase)
-        except Exception:
+        except torch.OutOfMemoryError:
+            return
+        except Exception as error:
+            batched.clients.update(_all_failed(clients, error))
             return
     for place, upload in made.items():
         client = clients[place].info.client

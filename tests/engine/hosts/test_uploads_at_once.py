@@ -17,20 +17,21 @@ METHOD = """
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from algorithms.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
 class Together(FedAvg):
     folder: str = ""
-    fails: bool = False
+    fails: str = ""
     alone: int = -1
 
     def uploads(self, clients, w, given, phase):
         for place, client in enumerate(clients):
             (Path(self.folder) / f"at once {client.info.client}").touch()
         if self.fails:
-            raise RuntimeError("no luck")
+            raise torch.OutOfMemoryError("no room") if self.fails == "room" else RuntimeError("no luck")
         # As `upload` of each has it.
         made = {}
         for place, client in enumerate(clients):
@@ -86,15 +87,21 @@ def test_those_that_are_left_out_are_asked_alone(run: Run, away: Run, tmp_path: 
     same(found, run({**KEYS, "algorithm.name": "fedavg"}))
 
 
-def test_if_it_fails_each_is_asked_alone(run: Run, away: Run, tmp_path: Path) -> None:
-    found = away(own(tmp_path, fails=True))
+def test_without_room_each_is_asked_alone(run: Run, away: Run, tmp_path: Path) -> None:
+    found = away(own(tmp_path, fails="room"))
     assert marks(tmp_path) == {*(f"at once {i}" for i in range(5)), *(f"alone {i}" for i in range(6))}
     same(found, run({**KEYS, "algorithm.name": "fedavg"}))
 
 
 def test_whose_fault_it_is(away: Run, tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match=r"client 3: .*bad luck"):
-        away(own(tmp_path, fails=True, alone=3))
+        away(own(tmp_path, fails="room", alone=3))
+
+
+def test_a_mistake_is_not_hidden(away: Run, tmp_path: Path) -> None:
+    """Nobody can tell whose fault it is: all of the batch have failed."""
+    with pytest.raises(ShoalError, match=r"client 0: in one batch with clients \[0, .*4\]: RuntimeError: no luck"):
+        away(own(tmp_path, fails="code"))
 
 
 def test_a_class_that_replaces_upload_is_asked_by_it(away: Run, tmp_path: Path) -> None:
