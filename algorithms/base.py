@@ -19,7 +19,7 @@ Steps = Generator[Ask | Mix, Any, None]
 Given = Any
 Loss = Callable[[Output, Tensor, Tensor, Given], Tensor]
 Term = Callable[[], Tensor]
-OF_TRAINING = ("train", "loss", "regularizer")
+OF_TRAINING = ("train", "loss", "regularizer", "rows_beside", "loss_beside")
 
 
 class Trainer(Protocol):
@@ -63,11 +63,11 @@ class Algorithm:
         weighs_edges: It reads no edges itself, or reads them with their weights; else it is refused where edges have
             weights.
         plain_training: Clients train by `trainer.fit` on cross-entropy alone, so that several may be trained in one
-            batch, or each by the formulas of its gradients. A subclass with a `train`, `loss` or `regularizer` of its
+            batch, or each by the formulas of its gradients. A subclass with a hook of `OF_TRAINING` of its
             own is not plain, unless it says so itself.
         loss_of_several: `loss` may be computed for several clients at once, by `torch.vmap`: rows whose label is
             negative have no part in it, it looks at no number, and `begin` gives trees of tensors. A subclass with a
-            `train`, `loss` or `regularizer` of its own has to say so anew.
+            hook of `OF_TRAINING` of its own has to say so anew.
     """
 
     keeps_model: ClassVar[bool] = False
@@ -146,13 +146,18 @@ class Algorithm:
     def regularizer(self, client: Client, given: Given) -> Term | None:
         """A term of the training loss that sees more of the client than a batch; None: there is none.
 
-        Called once a visit, after `begin`; what it returns gives the term, a scalar, in every step.
+        Called once a visit, after `begin`; what it returns gives the term, a scalar, in every step. By default that of
+        `rows_beside`.
         """
-        return None
+        beside = self.rows_beside(given)
+        if beside is None:
+            return None
+        rows, y = client.model.alike(beside), client.data.train_label
+        return lambda: self.loss_beside(client.model(rows), y, given)
 
     def rows_beside(self, given: Given) -> Tensor | None:
         """Rows of features `[n, F]` that the model answers for in every step, too, as for nodes with neighbours all
-        like them; where clients are trained in one batch (`loss_of_several`), in the place of `regularizer`.
+        like them; None: there are none.
         """
         return None
 

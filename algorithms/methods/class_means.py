@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Given, Output, Steps, Term, Tree, Upload
+from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
 from algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
 from algorithms.methods.local import Local
 from algorithms.protocol import How
@@ -81,19 +81,12 @@ class ClassMeans(Local):
             return None
         return client.state["means"], client.state["means.class"]
 
-    def regularizer(self, client: Client, given: tuple[Tensor, Tensor] | None) -> Term | None:
-        if given is None:
-            return None
-        rows, label = client.model.alike(given[0]), given[1]
-        share = self.weight * len(label) / client.info.train
-        return lambda: share * F.cross_entropy(client.model(rows).logits_NC, label)
-
     def rows_beside(self, given: tuple[Tensor, Tensor] | None) -> Tensor | None:
         return None if given is None else given[0]
 
     def loss_beside(self, out: Output, y: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
-        # As in `regularizer`, every mean counts as `weight` nodes.
-        return self.weight * F.cross_entropy(out.logits_NC, given[1], reduction="sum") / (y >= 0).sum()
+        share = (self.weight * len(given[1]) / (y >= 0).sum().double()).float()
+        return share * F.cross_entropy(out.logits_NC, given[1])
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         if phase == "train":
