@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import ray
+import torch
+from other_device import load
 
-from engine.hosts import tensor_transport
+from engine.hosts import host, tensor_transport
 from engine.hosts.host_actor import await_hosts, start_hosts
 from engine.rounds.server import Server
 from engine.wire.job import Job
@@ -84,3 +86,13 @@ def with_own_store(tmp_path: Path) -> Callable[[Job], Job]:
         return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
 
     return with_own_store
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hosts compute on the second device."""
+    other = load()
+    monkeypatch.setattr(host, "take_device", lambda name, share, precision: other)
+    # Autograd may have started its threads before there was this device.
+    with torch.autograd.set_multithreading_enabled(False):
+        yield

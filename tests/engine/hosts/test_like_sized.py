@@ -1,19 +1,18 @@
 """Clients of like size in one batch; where there is no memory for it, in smaller ones, and at last one by one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from other_device import load, room_for
+from other_device import room_for
 from torch import Tensor
 
 from algorithms.training import like_sized as sizes_file
 from algorithms.training.like_sized import MOST, NO_MATTER, like_sized
 from algorithms.training.stacked_training import StackedTrainer
-from engine.hosts import host
 from engine.rounds.server import Server
 from storage.errors import ShoalError
 
@@ -81,15 +80,6 @@ def same(found: Server, expected: Server) -> None:
     for i, state in expected.state.clients.items():
         for name, tensor in state.items():
             torch.testing.assert_close(found.state.clients[i][name], tensor, rtol=1e-3, atol=1e-5)
-
-
-@pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hosts compute on the second device."""
-    other = load()
-    monkeypatch.setattr(host, "take_device", lambda name, share, precision: other)
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Scores that are counted for a cell at once, on a second device, beside those of clients one by one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +45,6 @@ class Spoils(FedAvg):
         if client.info.client == self.client and part == self.part:
             scores[1, 0] = float("nan")
         return scores
-
-
-@pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hosts compute on the second device."""
-    other = load()
-    monkeypatch.setattr(host, "take_device", lambda name, share, precision: other)
-    # Autograd may have started its threads before there was this device.
-    with torch.autograd.set_multithreading_enabled(False):
-        yield
 
 
 @pytest.mark.parametrize("case", CASES)
