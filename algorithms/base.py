@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,20 @@ Steps = Generator[Ask | Mix, Any, None]
 Given = Any
 Loss = Callable[[Output, Tensor, Tensor, Given], Tensor]
 Term = Callable[[], Tensor]
-OF_TRAINING = ("train", "loss", "regularizer", "rows_beside", "loss_beside")
+OF_TRAINING = ("train", "loss", "regularizer", "regularizers", "rows_beside", "loss_beside")
+
+
+class TermOfSeveral(NamedTuple):
+    """A term of the losses of several clients that are trained in one batch.
+
+    Attributes:
+        rows: Of every client the nodes, int64, that its model answers for in every step, too; none: no term.
+        term: The terms `[B]` of all clients, given what their models say of these nodes: logits `[B, R, C]` and
+            embeddings `[B, R, H]`, R being the number of nodes of the client that has most. Rows beyond hold anything.
+    """
+
+    rows: Sequence[Tensor]
+    term: Callable[[Output], Tensor]
 
 
 class Trainer(Protocol):
@@ -66,8 +79,9 @@ class Algorithm:
             batch, or each by the formulas of its gradients. A subclass with a hook of `OF_TRAINING` of its
             own is not plain, unless it says so itself.
         loss_of_several: `loss` may be computed for several clients at once, by `torch.vmap`: rows whose label is
-            negative have no part in it, it looks at no number, and `begin` gives trees of tensors. A subclass with a
-            hook of `OF_TRAINING` of its own has to say so anew.
+            negative have no part in it, it looks at no number, and `begin` gives trees of tensors. Beside a
+            `regularizer` of its own it has `regularizers`. A subclass with a hook of `OF_TRAINING` of its own has to
+            say so anew.
     """
 
     keeps_model: ClassVar[bool] = False
@@ -86,6 +100,11 @@ class Algorithm:
         if any(name in own for name in OF_TRAINING):
             cls.plain_training = own.get("plain_training", False)
             cls.loss_of_several = own.get("loss_of_several", False)
+
+    def trained_together(self) -> bool:
+        """Whether several clients may be trained in one batch, with these hyper-parameters."""
+        several = self.loss_of_several and told_for_several(type(self), "regularizers", "regularizer")
+        return self.plain_training or several
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         """The models of every client, by the names that the method gives them.
@@ -155,6 +174,18 @@ class Algorithm:
         rows, y = client.model.alike(beside), client.data.train_label
         return lambda: self.loss_beside(client.model(rows), y, given)
 
+    def regularizers(self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Given]) -> TermOfSeveral | None:
+        """`regularizer` of several clients of one kind that are trained in one batch, to rounding; None: there is none.
+
+        Not asked for what `rows_beside` tells. What is random comes from each client's own generators.
+
+        Args:
+            clients: The clients; the model that they share holds the parameters of none of them.
+            w_BP: Their parameters as the visit begins, which stay as they are.
+            given: What `begin` gave of each.
+        """
+        return None
+
     def rows_beside(self, given: Given) -> Tensor | None:
         """Rows of features `[n, F]` that the model answers for in every step, too, as for nodes with neighbours all
         like them; None: there are none.
@@ -201,6 +232,14 @@ class Algorithm:
         return client.model.logits() if part == "all" else client.model.logits_of(part)
 
 
+def told_for_several(method: type[Algorithm], several: str, alone: str) -> bool:
+    """Whether a method has one hook for several clients that says what the other says of each.
+
+    It does not where a class has changed the one for each since, and not the one for several.
+    """
+    return next(name for cls in method.__mro__ for name in (several, alone) if name in vars(cls)) == several
+
+
 __all__ = [
     "Algorithm",
     "Ask",
@@ -213,7 +252,9 @@ __all__ = [
     "Replies",
     "Steps",
     "Term",
+    "TermOfSeveral",
     "Trainer",
     "Tree",
     "Upload",
+    "told_for_several",
 ]

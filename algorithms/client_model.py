@@ -139,18 +139,19 @@ class ClientModel:
 
     def forward(self, rows: Tensor) -> Callable[[], Output]:
         """The model on some items, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        inputs = self.some(rows)
+        return lambda: self.flat(inputs)
+
+    def some(self, rows: Tensor) -> Inputs:
+        """What the model reads to answer for some items in training; neighbours are drawn where it draws them."""
         if self.items is not None:
-            batch = self.items.some(rows)
-            return lambda: self.flat(batch)
-        if (coupled := self.coupled) is not None:
-            if coupled.fanouts:
-                rng = np.random.default_rng(self.random("neighbours of some rows"))
-                around = sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
-            else:
-                around = all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
-            return lambda: self.flat(around)
-        hops = [self.data.rows(k, rows) for k in self.flat.inputs]
-        return lambda: self.flat(hops)
+            return self.items.some(rows)
+        if (coupled := self.coupled) is None:
+            return [self.data.rows(k, rows) for k in self.flat.inputs]
+        if coupled.fanouts:
+            rng = np.random.default_rng(self.random("neighbours of some rows"))
+            return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
+        return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
 
     def alike(self, x_NF: Tensor) -> Inputs:
         """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""

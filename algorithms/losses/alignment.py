@@ -40,7 +40,11 @@ class NodeAlignment:
 
     def __call__(self, z_NH: Tensor) -> Tensor:
         """The sum, a scalar, for embeddings of the rows."""
-        return (self._weight_N.to(z_NH.dtype) * (z_NH - self._target_NH).square().sum(1)).sum()
+        return self.by_row(z_NH).sum()
+
+    def by_row(self, z_NH: Tensor) -> Tensor:
+        """What every row adds, `[N]`."""
+        return self._weight_N.to(z_NH.dtype) * (z_NH - self._target_NH).square().sum(1)
 
 
 def prototype_alignment(

@@ -13,10 +13,8 @@ from torch import Tensor
 from algorithms.joined_graphs import joined
 from algorithms.losses.label_propagation import row_stochastic
 from algorithms.losses.label_sketch import SketchForm, confidence_of_nodes
-from algorithms.padding import padded
+from algorithms.padding import padded, training_places
 from storage.view import View, smoothed
-
-NO_ROW = -1
 
 
 def sketch_several(
@@ -56,14 +54,10 @@ def sketch_several(
 
 def _with_labels(views: Sequence[View], seed_BNC: Tensor) -> Tensor:
     """The seeds, one-hot at training rows."""
-    clients, most, classes = seed_BNC.shape
-    row_BT = padded([view.train for view in views], NO_ROW)
-    label_BT = padded([view.train_label for view in views], 0)
-    shift_B1 = torch.arange(0, clients * most, most, device=row_BT.device)[:, None]
-    # Rows that are none have a place behind all others.
-    place_BT = torch.where(row_BT == NO_ROW, clients * most, row_BT + shift_B1)
+    _, most, classes = seed_BNC.shape
+    place_R, label_R = training_places(views, most)
     seed_NC = torch.cat([seed_BNC.flatten(0, 1), seed_BNC.new_zeros(1, classes)])
-    seed_NC[place_BT.flatten()] = F.one_hot(label_BT.flatten(), classes).to(seed_NC.dtype)
+    seed_NC[place_R] = F.one_hot(label_R, classes).to(seed_NC.dtype)
     return seed_NC[:-1].view_as(seed_BNC)
 
 

@@ -12,6 +12,7 @@ from storage.own_code.option_fields import field_values
 # What the engine gives to each hook of a method, beside the method itself.
 HOOKS = {
     "models": (),
+    "trained_together": (),
     "setup": ("ctx",),
     "round": ("server", "ctx", "cohort"),
     "global_model": ("server",),
@@ -19,6 +20,7 @@ HOOKS = {
     "train": ("client", "given", "trainer", "phase"),
     "loss": ("out", "y", "w", "given"),
     "regularizer": ("client", "given"),
+    "regularizers": ("clients", "w_BP", "given"),
     "rows_beside": ("given",),
     "loss_beside": ("out", "y", "given"),
     "upload": ("client", "given", "phase"),

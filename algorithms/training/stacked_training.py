@@ -35,7 +35,7 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
         return "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
-    if not method.plain_training and not method.loss_of_several:
+    if not method.trained_together():
         return f"a method of plain cross-entropy or with loss_of_several, which {type(method).__name__} is not"
     return None
 
@@ -44,7 +44,7 @@ class StackedTrainer:
     """What `Trainer` does for one client after another, for all at once; the same numbers to rounding.
 
     For models of rows or, without attention, of whole graphs, whole batches, and methods of plain cross-entropy or with
-    a loss of several clients (`Algorithm.loss_of_several`). It pays where a step of one client is too small to keep a
+    a loss of several clients (`Algorithm.trained_together`). It pays where a step of one client is too small to keep a
     device busy.
 
     Attributes:
@@ -91,14 +91,23 @@ class StackedTrainer:
         # A number that is sent to a device is a copy that it waits for.
         count_B = (label_BN != NO_ROW).sum(1).float()
         generators = [client.rng("train") for client in clients]
-        self.model.module.train()
         # A loss that is cross-entropy alone is computed for all clients without `vmap`, in fewer operators.
-        stacked = None if self.method.plain_training else StackedGiven(given or [None] * len(clients))
+        stacked, more = None, None
+        if not self.method.plain_training:
+            given = given or [None] * len(clients)
+            stacked, more = StackedGiven(given), self.method.regularizers(clients, w_BP.detach(), given)
+        beside = None if more is None else _inputs_of(clients, more.rows)
+        self.model.module.train()
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
-        if stacked is not None and (beside := self.method.rows_beside(given[0] if given else None)) is not None:
-            dropped += [([len(beside)] * len(clients), width, p) for _, width, p in self._drops]
+        if stacked is not None and (alike := self.method.rows_beside(given[0] if given else None)) is not None:
+            dropped += [([len(alike)] * len(clients), width, p) for _, width, p in self._drops]
+        if more is not None and beside is not None:
+            # A client without a term draws nothing for it.
+            asked = [len(rows) > 0 for rows in more.rows]
+            for seen, width, p in self._drops:
+                dropped.append(([n if one else 0 for n, one in zip(beside.lengths(seen), asked)], width, p))
         stack_BP = w_BP.detach().requires_grad_()
         stack_BP.grad = torch.zeros_like(stack_BP)
         leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
@@ -121,8 +130,11 @@ class StackedTrainer:
                 ).view_as(label_BN)
                 loss_B = loss_BN.sum(1) / count_B
             else:
-                loss_of_each = vmap(partial(self._loss, inputs, stacked), in_dims=(0, 0, 0, 0, stacked.in_dims))
-                loss_B = loss_of_each(stack_BP, kept_BNH, inputs.tensors, label_BN, stacked.tensors)
+                of_each = vmap(partial(self._loss, inputs, beside, stacked), in_dims=(0, 0, 0, 0, 0, stacked.in_dims))
+                read_beside = [] if beside is None else beside.tensors
+                loss_B, *said = of_each(stack_BP, kept_BNH, inputs.tensors, read_beside, label_BN, stacked.tensors)
+                if more is not None:
+                    loss_B = loss_B + more.term(Output(*said))
             loss_B.sum().backward()
             self.stepped = True
             optimizer.step()
@@ -142,14 +154,16 @@ class StackedTrainer:
     def _loss(
         self,
         inputs: StackedInputs,
+        beside: StackedInputs | None,
         stacked: StackedGiven,
         w_P: Tensor,
         kept_NH: Sequence[Tensor],
         tensors: Sequence[Tensor],
+        tensors_beside: Sequence[Tensor],
         label_N: Tensor,
         given: Sequence[Tensor],
-    ) -> Tensor:
-        """The method's loss of one client, a scalar."""
+    ) -> tuple[Tensor, ...]:
+        """The method's loss of one client, a scalar, and what its model says of the nodes beside, if there are any."""
         own, masks_given = stacked.of_one(given), iter(kept_NH)
 
         def output(read: Inputs) -> Output:
@@ -158,10 +172,13 @@ class StackedTrainer:
             return Output(out.logits_NC.float(), out.embedding_NH.float())
 
         loss = self.method.loss(output(inputs.of_one(tensors)), label_N, w_P, own)
-        beside = self.method.rows_beside(own)
-        if beside is not None:
-            loss = loss + self.method.loss_beside(output(inputs.alike(beside)), label_N, own)
-        return loss
+        alike = self.method.rows_beside(own)
+        if alike is not None:
+            loss = loss + self.method.loss_beside(output(inputs.alike(alike)), label_N, own)
+        if beside is None:
+            return (loss,)
+        out = output(beside.of_one(tensors_beside))
+        return loss, out.logits_NC, out.embedding_NH
 
     def _look(self, inputs: StackedInputs) -> list[tuple[int, int, float]]:
         """Rows of an example, width and probability of every dropout of a step, in the order of calls."""
@@ -174,6 +191,11 @@ class StackedTrainer:
         with torch.no_grad(), masks(look):
             self.model.module(inputs.example())
         return found
+
+
+def _inputs_of(clients: Sequence[Client], rows: Sequence[Tensor]) -> StackedInputs:
+    """What the clients' models read to answer for some nodes of each."""
+    return stacked_inputs([client.model.some(own) for client, own in zip(clients, rows)])
 
 
 def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:

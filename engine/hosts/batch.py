@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from algorithms.backbones.neighbourhood import Inputs
-from algorithms.base import Algorithm
+from algorithms.base import Algorithm, told_for_several
 from algorithms.client import Client
 from algorithms.protocol import Upload
 from algorithms.training.like_sized import like_sized
@@ -144,7 +144,7 @@ def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     Nothing where there is no memory for that: each then tells by itself. If it fails in another way, each has failed.
     """
     trained = [one for one in batched.clients.values() if isinstance(one, Trained)]
-    if not trained or not _has_uploads(type(algorithm)):
+    if not trained or not told_for_several(type(algorithm), "uploads", "upload"):
         return
     clients, given = [one.visit.client for one in trained], [one.visit.given for one in trained]
     with creating_on(trained[0].w.device):
@@ -158,11 +158,6 @@ def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     for place, upload in made.items():
         client = clients[place].info.client
         batched.clients[client] = replace(trained[place], upload=upload)
-
-
-def _has_uploads(method: type[Algorithm]) -> bool:
-    """Whether a method has `uploads`, and none that its base wrote before the method changed `upload`."""
-    return next(name for cls in method.__mro__ for name in ("uploads", "upload") if name in vars(cls)) == "uploads"
 
 
 def in_one_line(error: Exception) -> str:

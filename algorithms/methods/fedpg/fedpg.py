@@ -1,22 +1,24 @@
 """FedPG: clients share prototypes of their classes and of the neighbourhoods of these, and nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Term, Trainer, Tree, Upload
+from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Term, TermOfSeveral, Trainer, Tree, Upload
 from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
-from algorithms.losses.prototypes import bit_bytes, noisy, pack, row_bytes, unpack
+from algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
+from algorithms.methods.fedpg.alignment_of_several import alignment_of_several
 from algorithms.methods.fedpg.alignment_term import Targets, attended_weights, by_node, by_prototype, reach_of
 from algorithms.methods.fedpg.annotation import Annotated, annotate
 from algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
 from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, train_scorer
 from algorithms.methods.fedpg.personal_targets import Uploads, personal_targets
 from algorithms.methods.fedpg.prototype_queries import Queries, draw_queries
+from algorithms.methods.fedpg.side_by_side import at_once, prototypes_of_several, side_by_side
 from algorithms.protocol import How
 
 
@@ -72,6 +74,7 @@ class FedPG(Algorithm):
     """
 
     reads_embedding: ClassVar[bool] = True
+    loss_of_several: ClassVar[bool] = True
 
     hops: int = 2
     similar: int = 5
@@ -200,6 +203,19 @@ class FedPG(Algorithm):
             term = by_prototype(client, reach, lambda: reach.weight_LR)
         return lambda: self.mu * term()
 
+    def regularizers(
+        self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Targets | None]
+    ) -> TermOfSeveral | None:
+        targets = [one for one in given if one is not None]
+        if not self.mu or not targets:
+            return None
+        by_prototype = self.alignment == "prototype"
+        return alignment_of_several(clients, w_BP, targets, by_prototype, self.pseudo_centres, self.mu)
+
+    def trained_together(self) -> bool:
+        # Scorers are trained one by one.
+        return self.attention == "none" and super().trained_together()
+
     def _annotated(self, client: Client, embeddings: bool = True) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if self.hops else 0, embeddings)
 
@@ -210,13 +226,29 @@ class FedPG(Algorithm):
             g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
         weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, self.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
+        return self._told(client, proto_LCH, counts_LC, int((counts_LC > 0).sum()))
+
+    def uploads(
+        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Targets | None], phase: str
+    ) -> Mapping[int, Upload]:
+        if self.attention == "node":
+            return {}
+        told: dict[int, Upload] = {}
+        for group in at_once(clients, self.hops + 1):
+            nodes = side_by_side([clients[i] for i in group], [w[i] for i in group], self.pseudo_centres)
+            found = prototypes_of_several(nodes, self.hops)
+            told |= {i: self._told(clients[i], *own) for i, own in zip(group, zip(*found))}
+        return told
+
+    def _told(self, client: Client, proto_LCH: Tensor, counts_LC: Tensor, existing: int) -> Upload:
+        """What a client sends of its prototypes, so many of which exist."""
         present_LC = counts_LC > 0
         if self.targets == "own":
             client.state["proto"], client.state["present"] = proto_LCH, present_LC
             return Upload({})
         if self.noise:
             proto_LCH = noisy(proto_LCH, self.noise, client.rng("noise"))
-        sent = row_bytes(present_LC, proto_LCH.shape[-1])
+        sent = 4 * proto_LCH.shape[-1] * existing
         return Upload(
             {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
             wire={"proto": sent, "present": bit_bytes(present_LC)},

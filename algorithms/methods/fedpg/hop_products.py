@@ -51,11 +51,30 @@ class _Block(NamedTuple):
 
 
 def hop_weights_by_products(
-    graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, hops: int
+    graph: ItemGraph,
+    annotation_N: Tensor,
+    centre_N: Tensor,
+    hops: int,
+    place_N: Tensor | None = None,
+    places: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What `hop_weights` gives; the arguments are the same."""
+    """What `hop_weights` gives, of one client or of several whose nodes lie side by side in a graph.
+
+    Args:
+        graph: As there.
+        annotation_N: As there.
+        centre_N: As there.
+        hops: As there.
+        place_N: The prototype of every node among those of all clients, int64; the annotation, if left out.
+        places: P, how many such prototypes a level has; the number of classes, if left out.
+
+    Returns:
+        Weights, float32 `[L, N]`, and counts, int32 `[L, P]`.
+    """
     starts, columns = graph.edges
     nodes, classes = graph.items, graph.classes
+    if place_N is None or places is None:
+        place_N, places = annotation_N, classes
     # Differences of sums: float64 makes counts exact and what should vanish vanish.
     ones_E = torch.ones(len(columns), dtype=torch.float64, device=columns.device)
     adjacency = torch.sparse_csr_tensor(starts, columns, ones_E, (nodes, nodes), check_invariants=False)
@@ -71,16 +90,16 @@ def hop_weights_by_products(
         return total_N if steps == 1 else total_N.addcmul_(degree_N, x_N, value=-1)
 
     def counted(found_N: Tensor) -> Tensor:
-        zeros_C = torch.zeros(classes, dtype=torch.int64, device=columns.device)
-        return zeros_C.index_add_(0, annotation_N, found_N.long())
+        zeros_P = torch.zeros(places, dtype=torch.int64, device=columns.device)
+        return zeros_P.index_add_(0, place_N, found_N.long())
 
     ones_N = torch.ones(nodes, dtype=torch.float64, device=columns.device)
     counts = [counted(centre_N)]
-    weights = [centre_N / counts[0].clamp_min(1)[annotation_N]]
+    weights = [centre_N / counts[0].clamp_min(1)[place_N]]
     for steps in range(1, hops + 1):
         mass_N = walked(ones_N, steps)
         found_N = centre_N & (mass_N > 0.5)
         counts.append(counted(found_N))
-        share_N = found_N / (torch.where(found_N, mass_N, 1) * counts[-1].clamp_min(1)[annotation_N])
+        share_N = found_N / (torch.where(found_N, mass_N, 1) * counts[-1].clamp_min(1)[place_N])
         weights.append(walked(share_N, steps).clamp_min(0).float())
     return torch.stack(weights), torch.stack(counts).int()

@@ -138,8 +138,8 @@ def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
     first, column = graph.edges
     start = first[rows].long()
     degree = first[rows + 1].long() - start
-    owner = torch.arange(len(rows)).repeat_interleave(degree)
-    entry = torch.arange(len(owner)) + (start - (degree.cumsum(0) - degree))[owner]
+    owner = torch.arange(len(rows), device=first.device).repeat_interleave(degree)
+    entry = torch.arange(len(owner), device=first.device) + (start - (degree.cumsum(0) - degree))[owner]
     return owner, column[entry].long()
 
 
@@ -185,7 +185,7 @@ def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, ro
     owner, neighbour = owner[alike], neighbour[alike]
     count = torch.bincount(owner, minlength=len(centre))
     kept = count > 0
-    starts = torch.cat([torch.zeros(1, dtype=torch.long), count[kept].cumsum(0)])
+    starts = torch.cat([count.new_zeros(1), count[kept].cumsum(0)])
     shape = int(kept.sum()), len(rows)
     column = torch.searchsorted(rows, neighbour)
     share = count[owner].float().reciprocal()

@@ -34,8 +34,8 @@ class ItemGraph(Protocol):
 
 
 @dataclass(frozen=True)
-class SimilarItems:
-    """An `ItemGraph` of items that have none of their own.
+class KnownEdges:
+    """An `ItemGraph` whose edges are at hand.
 
     Attributes:
         classes: Number of classes.
@@ -64,4 +64,4 @@ def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
         return data
     nobody = np.zeros(data.items + 1, dtype=np.int32), np.empty(0, dtype=np.int32)
     found = completed(*nobody, nearest(z_NH, min(similar, data.items - 1)), data.device)
-    return SimilarItems(data.classes, data.items, (found.indptr.to(data.device), found.indices.to(data.device)))
+    return KnownEdges(data.classes, data.items, (found.indptr.to(data.device), found.indices.to(data.device)))

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from algorithms.methods.fedpg.fedpg import FedPG
 from algorithms.methods.fedprox import FedProx
 from algorithms.methods.loading import describe, load
 from algorithms.training.stacked_given import StackedGiven, form_of
@@ -35,6 +36,16 @@ CASES: dict[str, dict[str, Any]] = {
     "class means": {"algorithm": {"name": "class_means", "weight": 3.0}, "model.name": "mlp"},
     "class means on graphs": {"algorithm": {"name": "class_means", "weight": 3.0}, "model.name": "sage"},
     "fedprox": {"algorithm": {"name": "fedprox", "mu": 1.0}, "model.name": "gcn"},
+    "fedpg": {"algorithm": {"name": "fedpg", "mu": 5.0}, "model.name": "mlp"},
+    "fedpg on graphs": {
+        "algorithm": {"name": "fedpg", "mu": 5.0, "hops": 1},
+        "model.name": "gcn",
+    },
+    "fedpg, own targets": {"algorithm": {"name": "fedpg", "mu": 5.0, "targets": "own", "hops": 0}, "model.name": "mlp"},
+    "fedpg by prototype": {
+        "algorithm": {"name": "fedpg", "mu": 0.5, "alignment": "prototype", "pseudo_centres": 0.6, "noise": 0.5},
+        "model.name": "gamlp",
+    },
 }
 
 
@@ -110,10 +121,37 @@ def test_a_new_loss_has_to_say_so_anew() -> None:
     assert FedProx.loss_of_several
     assert not Nearer.loss_of_several
     assert load(describe("fedtgp", {})).loss_of_several
-    for name in ("fedpg", "moon", "feddistill"):
+    for name in ("moon", "feddistill"):
         method = load(describe(name, {}))
         assert not method.loss_of_several
         assert not method.plain_training
+
+
+@dataclass(frozen=True)
+class WithTerm(FedPG):
+    """One with another term, which it says of each client alone."""
+
+    loss_of_several: ClassVar[bool] = True
+
+    def regularizer(self, client: Any, given: Any) -> Any:
+        return None
+
+
+@dataclass(frozen=True)
+class WithTerms(WithTerm):
+    """One that says it of several, too."""
+
+    loss_of_several: ClassVar[bool] = True
+
+    def regularizers(self, clients: Any, w_BP: Any, given: Any) -> Any:
+        return None
+
+
+def test_a_new_term_has_to_be_told_for_several() -> None:
+    assert FedPG().trained_together()
+    assert not FedPG(alignment="prototype", attention="node").trained_together()
+    assert not WithTerm().trained_together()
+    assert WithTerms().trained_together()
 
 
 def test_forms() -> None:

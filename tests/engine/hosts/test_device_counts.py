@@ -93,6 +93,13 @@ def test_graphs_of_a_cell_side_by_side(count: Count, model: str) -> None:
     assert counts.launches / MANY < 9.5
 
 
+def test_fedpg_of_a_cell_at_once(count: Count) -> None:
+    """Neither its waits nor its copies depend on the number of clients."""
+    counts = count(MANY, algorithm={"name": "fedpg"})
+    assert (counts.synchronisations, counts.copies) == (15, 4)
+    assert counts.launches / MANY < 22
+
+
 @pytest.mark.parametrize(("method", "copies"), [("fedprox", 3), ("class_means", 2), ("fedproto", 3)])
 def test_losses_of_a_cell_at_once(count: Count, method: str, copies: int) -> None:
     counts = count(MANY, algorithm={"name": method})

@@ -122,7 +122,7 @@ def test_a_closed_form_is_of_one_width_and_of_float32() -> None:
         ("stacked", {"train.batch_size": 8}, "whole batches"),
         (
             "stacked",
-            {"algorithm.name": "fedpg"},
+            {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
             "a method of plain cross-entropy or with loss_of_several, which FedPG is not",
         ),
         ("closed_form", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),

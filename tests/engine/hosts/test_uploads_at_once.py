@@ -9,6 +9,7 @@ import torch
 from other_device import load
 
 from algorithms.methods import means_at_once, sketches_at_once
+from algorithms.methods.fedpg import side_by_side
 from engine.hosts import host
 from engine.rounds.server import Server
 from storage.errors import ShoalError
@@ -146,3 +147,31 @@ def test_sketches(run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options:
     assert there.state.clients.keys() == here.state.clients.keys()
     for client, inbox in here.state.inboxes.items():
         torch.testing.assert_close(there.state.inboxes[client]["w"], inbox["w"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hops": 0, "noise": 0.5},
+        {"hops": 1, "targets": "own"},
+        {"alignment": "prototype", "pseudo_centres": 0.4, "mu": 0.1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("room", [2**28, 9_000, 1], ids=["all", "some", "one by one"])
+def test_neighbourhoods(
+    run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], room: int
+) -> None:
+    """FedPG beside its loop on the processor: the term of the second visit, and what is sent after both."""
+    by_momentum = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
+    keys = {**KEYS, **by_momentum, "rounds": 2, "algorithm": {"name": "fedpg", **options}, "model.name": "mlp"}
+    here = run({**keys, "engine.path": "loop"})
+    monkeypatch.setattr(side_by_side, "BYTES_AT_A_TIME", room)
+    monkeypatch.setattr("algorithms.training.like_sized.NO_MATTER", 0)
+    there = away(keys)
+    same(there, here)
+    for client, state in here.state.clients.items():
+        assert there.state.clients[client].keys() == state.keys()
+        for name, tensor in state.items():
+            torch.testing.assert_close(there.state.clients[client][name], tensor, rtol=1e-3, atol=1e-5)

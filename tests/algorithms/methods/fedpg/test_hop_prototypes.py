@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.methods.fedpg import hop_products
 from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
-from algorithms.methods.fedpg.item_graph import SimilarItems
+from algorithms.methods.fedpg.item_graph import KnownEdges
 from storage.view import View
 
 MakeView = Callable[..., View]
@@ -66,7 +66,7 @@ def test_products_on_a_device_equal_brute_force(
     edges, annotation, centre, z = drawn(seed)
     other = load()
     starts, columns = make_view(N, edges, annotation.tolist(), [], C).edges
-    graph = SimilarItems(C, N, (starts.to(other), columns.to(other)))
+    graph = KnownEdges(C, N, (starts.to(other), columns.to(other)))
     there = [t.to(other) for t in (annotation, centre, z)]
     with DeviceCounts(other) as counted:
         weight, counts = hop_weights(graph, *there[:2], 2)
@@ -77,7 +77,7 @@ def test_products_on_a_device_equal_brute_force(
         np.testing.assert_allclose(found[hop].cpu().numpy(), expected, rtol=1e-4, atol=1e-5)
         assert counts[hop].tolist() == number
     assert (weight.dtype, counts.dtype) == (torch.float32, torch.int32)
-    here = hop_weights(SimilarItems(C, N, (starts, columns)), annotation, centre, 2)
+    here = hop_weights(KnownEdges(C, N, (starts, columns)), annotation, centre, 2)
     for mine, expected in zip((weight, counts), here):
         torch.testing.assert_close(mine.cpu(), expected)
 
