@@ -96,7 +96,7 @@ class Memo:
                 entries[key].asked = entries[key].asked.now(self._turn)
                 return entries[key].value
         value = build()
-        entry = _Entry(value, self._size(value), writes(value), self._ask(key))
+        entry = _Entry(value, self.size_of(value), writes(value), self._ask(key))
         if self._make_room(entry.asked, entry.bytes):
             self._staying[key] = entry
             self._staying_bytes += entry.bytes
@@ -155,11 +155,12 @@ class Memo:
     def _oldest(self) -> _Entry:
         return next(iter(self._staying.values()))
 
-    def _size(self, value: Any) -> int:
+    def size_of(self, value: Any) -> int:
+        """Bytes that an entry takes beside the maps of shards."""
         if isinstance(value, SparseMatrix):
             return value.most_bytes
         if not isinstance(value, Tensor):
-            return sum(map(self._size, value)) if isinstance(value, tuple | list) else 0
+            return sum(map(self.size_of, value)) if isinstance(value, tuple | list) else 0
         if value.layout != torch.sparse_csr:
             return value.nbytes
         values = value.values()

@@ -2,7 +2,8 @@
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,13 +15,14 @@ from engine.hosts.batch import Batched, Trained, in_one_line, train_batches, wit
 from engine.hosts.device import DeviceLost, cache_bytes, lost, take_device
 from engine.hosts.left import Left, on_processor
 from engine.hosts.memory import keep_freed_memory
+from engine.hosts.next_cell import NextCell
 from engine.hosts.opened_job import OpenedJob
 from engine.hosts.read_only import MethodWrites, ReadOnly, require_unwritten
 from engine.hosts.scored import Scored
 from engine.hosts.visit import Visit
 from engine.rounds.reduction import reduce_cell, upload_bytes
 from engine.rounds.soundness import require_sound
-from engine.wire.bundle import brought, sent
+from engine.wire.bundle import sent
 from engine.wire.cell import Cell, Outcome
 from engine.wire.devices import copied
 from engine.wire.job import Job
@@ -55,7 +57,8 @@ class Host:
         self._opened = OpenedJob(job, device, self._memo)
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
-        """Runs cells one after another; while a client is visited, the data of the next one is opened.
+        """Runs cells one after another; while a client is visited, the data of the next one is opened, and while a
+        device is at work on a cell, what the next one trains on is brought there.
 
         Args:
             job_id: Of the job that they belong to.
@@ -77,11 +80,11 @@ class Host:
         opened.plan(visited, [i for cell in cells for i in cell.ids if i in cell.score], trains)
         shared = _lent(shared, opened.device)
         guard = ReadOnly(shared, "download")
-        for cell in cells:
+        turns = NextCell(opened, self._memo)
+        for cell, following in zip(cells, [*cells[1:], None]):
             try:
-                opened.begin_round(cell.round)
-                self._memo.begin_turn()
-                outcome, uploads = _CellAtWork(opened, cell, shared, guard).run()
+                begun = turns.begin(cell)
+                outcome, uploads = _CellAtWork(opened, begun, shared, guard, partial(turns.bring, following)).run()
             except MethodWrites:
                 # What was written to must not reach the next round or run of this process.
                 self._memo = Memo(self._memo.limit)
@@ -116,16 +119,17 @@ class _CellAtWork:
     before that nobody looks at its numbers.
     """
 
-    def __init__(self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly) -> None:
+    def __init__(
+        self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly, before_waiting: Callable[[], None]
+    ) -> None:
         self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
+        self._before_waiting = before_waiting
         self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
         self._uploads: list[Upload] = []
         self._left: list[Left] = []
         self._on_device = opened.device.type != "cpu"
 
     def run(self) -> tuple[Outcome, list[Upload]]:
-        if self._on_device:
-            self._cell = brought(self._cell, self._opened.device)
         batched = self._train_batches()
         for client_id in self._cell.ids:
             try:
@@ -141,7 +145,7 @@ class _CellAtWork:
                 self._fail(client_id, error)
             if not self._on_device or sum(left.bytes for left in self._left) > MOST_LEFT:
                 self._settle()
-        self._settle()
+        self._settle(self._before_waiting)
         return self._outcome, self._uploads
 
     def _fail(self, client_id: int, error: Exception) -> None:
@@ -211,12 +215,12 @@ class _CellAtWork:
         visit.end()
         self._left.append(Left(client_id, loss, upload, state, counts, scored))
 
-    def _settle(self) -> None:
-        """Takes what clients have left behind so far, in their order."""
+    def _settle(self, before_waiting: Callable[[], None] | None = None) -> None:
+        """Takes what clients have left behind so far, in their order; on a device it waits for it."""
         began = time.perf_counter()
         waiting, self._left = self._left, []
         try:
-            found = on_processor(waiting, self._opened.infos[self._cell.ids[0]].classes)
+            found = on_processor(waiting, self._opened.infos[self._cell.ids[0]].classes, before_waiting)
         except Exception as error:
             # Whose fault it is cannot be told.
             for left in waiting:

@@ -78,14 +78,17 @@ class Left:
         return replace(self, loss=loss, upload=upload, state=state, counts=counts)
 
 
-def on_processor(left: Sequence[Left], classes: int) -> list[Left]:
+def on_processor(left: Sequence[Left], classes: int, before_waiting: Callable[[], None] | None = None) -> list[Left]:
     """The same on the processor: all that lies on a device comes in one copy.
 
     Args:
         left: Of some clients.
         classes: Number of classes C.
+        before_waiting: Called when a device has been told all that there is to do.
     """
     left = _counted(left, classes)
+    if before_waiting is not None:
+        before_waiting()
     away = {id(t): t for one in left for t in one.tensors() if t.device.type != "cpu"}
     if not away:
         return list(left)
