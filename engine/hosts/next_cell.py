@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from algorithms.client import random_of
+from algorithms.backbones.neighbourhood import Inputs
 from algorithms.client_model import ClientModel
 from algorithms.protocol import MODEL
 from engine.hosts.opened_job import OpenedJob
@@ -54,10 +54,10 @@ class NextCell:
             for client in cell.ids:
                 if room <= 0:
                     break
-                room -= self._memo.size_of(self._gathered(client, cell))
+                room -= self._memo.size_of(self._gathered(client))
 
-    def _gathered(self, client: int, cell: Cell) -> object:
+    def _gathered(self, client: int) -> Inputs:
         """What the client's model reads to train; the cache keeps it."""
-        info = self._opened.infos[client]
-        random = random_of(self._opened.job.random(cell.round, client), MODEL)
-        return ClientModel(self._opened.models(info)[MODEL], self._opened.views.get(client), random).gathered("train")
+        flat = self._opened.models(self._opened.infos[client])[MODEL]
+        # Nothing is drawn: models that draw neighbours are not trained in batches.
+        return ClientModel(flat, self._opened.views.get(client), lambda purpose: 0).gathered("train")

@@ -8,6 +8,7 @@ import torch
 from device_counts import DeviceCounts
 from other_device import load
 
+from algorithms.backbones.neighbourhood import Inputs
 from engine.hosts import host
 from engine.hosts.host import Host
 from engine.hosts.next_cell import NextCell
@@ -15,6 +16,7 @@ from engine.rounds.server import Server
 from engine.wire.cell import Cell, Outcome
 from engine.wire.job import Job
 from storage.errors import ShoalError
+from storage.memo import Memo
 from storage.store import shard_path
 
 Run = Callable[..., Server]
@@ -91,10 +93,41 @@ def test_the_order(start: Run, order: Callable[..., list[str]]) -> None:
     assert order(job) == [first[:-1] + second, third, "<"]
 
 
-def test_without_room_for_what_passes_values_alone_are_brought(start: Run, order: Callable[..., list[str]]) -> None:
+@pytest.mark.parametrize(("room", "clients"), [(0, 0), (8, 1), (ROOM, 2)])
+def test_no_more_is_brought_than_may_pass(
+    start: Run, order: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, room: int, clients: int
+) -> None:
+    """Without room values alone; what is one client's data may be more than an eighth of the cache."""
+    brought, gathered = [], NextCell._gathered
+
+    def noted(self: NextCell, client: int) -> Inputs:
+        brought.append(client)
+        return gathered(self, client)
+
     job = start(KEYS).job
-    found, plain = order(job, room=0), order(job, room=0, ahead=False)
-    assert [len(one) - len(other) for one, other in zip(found, plain)] == [1, 0, -1]
+    plain = order(job, room, ahead=False)
+    monkeypatch.setattr(NextCell, "_gathered", noted)
+    found = order(job, room)
+    assert brought == [client for cell in CELLS[1:] for client in cell[:clients]]
+    assert len(found[0]) - len(plain[0]) == 1 + 3 * clients
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_cell_is_one_turn_of_the_cache(
+    start: Run, outcomes: Callable[..., Iterator[Outcome]], monkeypatch: pytest.MonkeyPatch, train: bool
+) -> None:
+    """Of what is brought before, too: else it would seem to be asked for anew. Evaluations bring nothing."""
+    turns, begin_turn = [], Memo.begin_turn
+
+    def noted(self: Memo) -> None:
+        turns.append(1)
+        begin_turn(self)
+
+    monkeypatch.setattr(Memo, "begin_turn", noted)
+    turned = []
+    for _ in outcomes(start(KEYS).job, train=train):
+        turned.append(len(turns))
+    assert turned == ([2, 3, 3] if train else [1, 2, 3])
 
 
 @pytest.mark.parametrize("room", [0, 700, ROOM])
