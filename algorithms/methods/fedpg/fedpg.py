@@ -206,6 +206,7 @@ class FedPG(Algorithm):
     def regularizers(
         self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Targets | None]
     ) -> TermOfSeveral | None:
+        # Clients of a batch were given the like: all of them targets, or none.
         targets = [one for one in given if one is not None]
         if not self.mu or not targets:
             return None

@@ -18,7 +18,7 @@ from algorithms.methods.fedpg.hop_prototypes import hop_prototypes
 from algorithms.methods.fedpg.item_graph import KnownEdges
 from algorithms.padding import padded, training_places
 from algorithms.training.like_sized import like_sized
-from algorithms.training.stacked_inputs import numbers_of_row, stacked_inputs
+from algorithms.training.stacked_inputs import stacked_inputs
 from algorithms.training.stacked_model import outputs
 
 # Of the hops that a pass of the model reads, and of what is computed of every node.
@@ -59,12 +59,12 @@ class SideBySide(NamedTuple):
 
 def at_once(clients: Sequence[Client], levels: int) -> list[list[int]]:
     """Clients by their places, those together that are annotated together."""
-    model = clients[0].model
-    rows, numbers = zip(*(numbers_of_row(client.model.gathered("all"), model.coupled) for client in clients))
-    width = model.flat.embedding_width
-    # Embeddings, these with the weight of every level, and counts by class in float64 and their products.
-    of_node = numbers[0] + (1 + 2 * levels) * width + 6 * clients[0].info.classes
-    return like_sized(rows, 4 * of_node, 4 * len(model.w), BYTES_AT_A_TIME)
+    model, data = clients[0].model, clients[0].data
+    layers = 1 if model.coupled is None else model.coupled.depth
+    # Features; embeddings, and these with the weight of every level; counts by class in float64 and their products.
+    features = data.features * len(model.flat.inputs)
+    of_node = features + (layers + 2 * levels) * model.flat.embedding_width + 6 * data.classes
+    return like_sized([client.data.nodes for client in clients], 4 * of_node, 4 * len(model.w), BYTES_AT_A_TIME)
 
 
 def side_by_side(clients: Sequence[Client], w: Sequence[Tensor], confident: float | None = None) -> SideBySide:

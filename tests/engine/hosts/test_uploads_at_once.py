@@ -159,9 +159,11 @@ def test_sketches(run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("room", [2**28, 9_000, 1], ids=["all", "some", "one by one"])
+@pytest.mark.parametrize(
+    ("room", "sizes"), [(2**28, {5}), (25_000, {2, 3, 4}), (1, {1})], ids=["all", "some", "one by one"]
+)
 def test_neighbourhoods(
-    run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], room: int
+    run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], room: int, sizes: set[int]
 ) -> None:
     """FedPG beside its loop on the processor: the term of the second visit, and what is sent after both."""
     by_momentum = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
@@ -169,7 +171,16 @@ def test_neighbourhoods(
     here = run({**keys, "engine.path": "loop"})
     monkeypatch.setattr(side_by_side, "BYTES_AT_A_TIME", room)
     monkeypatch.setattr("algorithms.training.like_sized.NO_MATTER", 0)
+    found: set[int] = set()
+    of_group = side_by_side.SideBySide.weights
+
+    def noted(self: side_by_side.SideBySide, hops: int) -> tuple[torch.Tensor, torch.Tensor]:
+        found.add(self.clients)
+        return of_group(self, hops)
+
+    monkeypatch.setattr(side_by_side.SideBySide, "weights", noted)
     there = away(keys)
+    assert max(found) in sizes
     same(there, here)
     for client, state in here.state.clients.items():
         assert there.state.clients[client].keys() == state.keys()
