@@ -144,7 +144,7 @@ class Algorithm:
             What the client was given, in the form that the hooks below want; the download itself by default.
         """
         if "w" in down:
-            client.model.load(down["w"])
+            client.model.borrow(down["w"])
         return down
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:

@@ -24,8 +24,11 @@ ROWS_ON_GPU = 65_536
 class ClientModel:
     """The host's model of one kind, holding this client's parameters.
 
+    What is borrowed or taken is copied into the host's model when that is first used: a client that is trained in one
+    batch with others may never use it.
+
     Attributes:
-        flat: The host's model; the next client of a cell trains in the same memory.
+        pattern: The host's model, whatever parameters it has at the moment: for its structure.
         data: View of the client's shard.
         items: Its graphs, or its pairs of rows, where they are what is predicted, or its rows in a graph that the
             method mended (`answer_in`); None: its rows are, in the graph of its shard.
@@ -33,10 +36,15 @@ class ClientModel:
         received: The method replaced the parameters since the client was visited.
     """
 
-    def __init__(self, flat: FlatModel, data: View, random: Callable[[str], int]) -> None:
-        """Takes the parameters that the host's model has now."""
-        self.flat, self.data, self.random = flat, data, random
+    def __init__(self, flat: FlatModel, data: View, random: Callable[[str], int], w: Tensor | None = None) -> None:
+        """Begins with borrowed parameters `[P]`, or with those that the host's model has now."""
+        self.pattern, self.data, self.random = flat, data, random
         self.received = False
+        # Parameters that the host's model does not have yet, and whether they are the client's own memory.
+        if w is not None:
+            flat.require_shape(w)
+        self._waiting = w
+        self._is_own = False
         self.items: ClientGraphs | ClientPairs | MendedNodes | None = None
         if data.graph_ptr is not None:
             self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
@@ -45,8 +53,22 @@ class ClientModel:
         self._logits: Tensor | None = None
 
     @property
+    def flat(self) -> FlatModel:
+        """The host's model with this client's parameters; the next client of a cell trains in the same memory."""
+        self.settle()
+        return self.pattern
+
+    def settle(self) -> None:
+        """Copies parameters that the host's model does not have yet into it."""
+        if self._waiting is not None:
+            self.pattern.load(self._waiting)
+            self._waiting = None
+
+    @property
     def w(self) -> Tensor:
-        """The current parameters, `[P]`; shares memory with the host's model."""
+        """The current parameters, `[P]`: the memory of the host's model, or of what was taken."""
+        if self._waiting is not None and self._is_own:
+            return self._waiting
         return self.flat.w.detach()
 
     @property
@@ -57,7 +79,7 @@ class ClientModel:
     @property
     def coupled(self) -> Coupled | None:
         """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
-        return self.flat.coupled
+        return self.pattern.coupled
 
     def __call__(self, inputs: Inputs) -> Output:
         """Output in the present mode, with gradients."""
@@ -65,9 +87,28 @@ class ClientModel:
 
     def load(self, w: Tensor) -> None:
         """Replaces the parameters, `[P]`."""
-        self.flat.load(w)
+        self._waiting = None
+        self.pattern.load(w)
         self.received = True
         self._logits = None
+
+    def borrow(self, w: Tensor) -> None:
+        """Replaces the parameters by a vector `[P]` that nobody writes to."""
+        self._replace(w, is_own=False)
+
+    def take(self, w: Tensor) -> None:
+        """Replaces the parameters by a vector `[P]` that is this client's alone from now on."""
+        self._replace(w, is_own=True)
+
+    def _replace(self, w: Tensor, is_own: bool) -> None:
+        self.pattern.require_shape(w)
+        self._waiting, self._is_own = w, is_own
+        self.received = True
+        self._logits = None
+
+    def snapshot(self) -> Tensor:
+        """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
+        return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
     def answer_in(self, mended: MendedNodes) -> None:
         """Trains, and answers for the client's nodes, in a mended graph, until the end of the visit."""
@@ -92,8 +133,8 @@ class ClientModel:
         mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
         if rows is None or (mapped and len(rows) == self.data.nodes):
             # All rows, in their order: they lie in the map already.
-            return [self.data.whole(k) for k in self.flat.inputs]
-        return [self.data.memo((part, k), partial(kept_rows, self.data, k, rows)) for k in self.flat.inputs]
+            return [self.data.whole(k) for k in self.pattern.inputs]
+        return [self.data.memo((part, k), partial(kept_rows, self.data, k, rows)) for k in self.pattern.inputs]
 
     @property
     def answered(self) -> bool:
@@ -129,7 +170,7 @@ class ClientModel:
             return
         # One block, too, of a client that has no node: where it trains on none, training may see none.
         for start in range(0, max(self.data.nodes, 1), rows):
-            yield self.output([self.data.block(k, start, start + rows) for k in self.flat.inputs])
+            yield self.output([self.data.block(k, start, start + rows) for k in self.pattern.inputs])
 
     def output(self, inputs: Inputs) -> Output:
         """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
@@ -147,7 +188,7 @@ class ClientModel:
         if self.items is not None:
             return self.items.some(rows)
         if (coupled := self.coupled) is None:
-            return [self.data.rows(k, rows) for k in self.flat.inputs]
+            return [self.data.rows(k, rows) for k in self.pattern.inputs]
         if coupled.fanouts:
             rng = np.random.default_rng(self.random("neighbours of some rows"))
             return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
@@ -159,4 +200,4 @@ class ClientModel:
             return self.items.alike(x_NF)
         if (coupled := self.coupled) is not None:
             return alike(x_NF, coupled.operator, coupled.depth)
-        return [x_NF] * len(self.flat.inputs)
+        return [x_NF] * len(self.pattern.inputs)

@@ -148,10 +148,18 @@ class FlatModel:
         Raises:
             ValueError: They are of another shape.
         """
-        if w.shape != self.w.shape:
-            raise ValueError(f"parameters of shape {list(w.shape)}, the model has {list(self.w.shape)}")
+        self.require_shape(w)
         with torch.no_grad():
             self.w.copy_(w)
+
+    def require_shape(self, w: Tensor) -> None:
+        """Checks that a vector has the shape of the parameters, `[P]`.
+
+        Raises:
+            ValueError: It has not.
+        """
+        if w.shape != self.w.shape:
+            raise ValueError(f"parameters of shape {list(w.shape)}, the model has {list(self.w.shape)}")
 
     def initial(self, seed: int) -> Tensor:
         """Draws fresh parameters, `[P]`; the model keeps them."""

@@ -105,7 +105,7 @@ class FedGTA(Algorithm):
     def begin(self, client: Client, down: Tree) -> Given:
         if "w" not in client.inbox:
             return super().begin(client, down)
-        client.model.load(client.inbox["w"])
+        client.model.borrow(client.inbox["w"])
         return down
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:

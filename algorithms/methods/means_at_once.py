@@ -32,7 +32,7 @@ def means_at_once(clients: Sequence[Client], w: Sequence[Tensor]) -> list[Tensor
     found: dict[int, Tensor] = {}
     for group in like_sized(rows, 4 * numbers[0], 4 * len(w[0]), BYTES_AT_A_TIME):
         inputs = stacked_inputs([gathered[i] for i in group])
-        z_BTH = outputs(model.flat, torch.stack([w[i] for i in group]), inputs).embedding_NH.float()
+        z_BTH = outputs(model.pattern, torch.stack([w[i] for i in group]), inputs).embedding_NH.float()
         found |= zip(group, _means([clients[i] for i in group], z_BTH))
     return [found[i] for i in range(len(clients))]
 

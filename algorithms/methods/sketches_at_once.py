@@ -27,12 +27,12 @@ def at_once(clients: Sequence[Client], form: SketchForm) -> list[list[int]]:
     if model.coupled is not None or any(client.model.items is not None for client in clients):
         return []
     data = clients[0].data
-    if any(isinstance(data.hop(k), SparseMatrix) for k in model.flat.inputs):
+    if any(isinstance(data.hop(k), SparseMatrix) for k in model.pattern.inputs):
         return []
     steps = form.lp_steps if form.moment_steps == "all" else 1
     # The powers, what they are powers of, and the same for central moments.
     labels = 4 * steps * data.classes + form.lp_steps * data.classes
-    numbers = data.features * len(model.flat.inputs) + labels
+    numbers = data.features * len(model.pattern.inputs) + labels
     groups = like_sized([client.data.nodes for client in clients], 4 * numbers, 0, BYTES_AT_A_TIME)
     return [group for group in groups if len(group) > 1]
 
@@ -42,5 +42,5 @@ def sketches(
 ) -> tuple[Tensor, Tensor]:
     """Moments and confidence of what every client predicts with its parameters `[P]`; see `sketch_several`."""
     hops = [padded(list(parts), 0) for parts in zip(*(client.model.gathered("all") for client in clients))]
-    logits_BNC = evaluated(clients[0].model.flat, torch.stack(list(w)), hops)
+    logits_BNC = evaluated(clients[0].model.pattern, torch.stack(list(w)), hops)
     return sketch_several([client.data for client in clients], logits_BNC, form, seed == "labels")

@@ -143,13 +143,14 @@ class LocalTrainer:
         The optimizer's moments are read from `client.state`, and written there after the block.
         """
         own, optimizer = client.models[model], self._optimizers[model]
+        w = own.flat.w
         optimizer.state.clear()
         if kept := kept_moments(client.state, model):
-            optimizer.state[own.flat.w] = kept
+            optimizer.state[w] = kept
         yield optimizer
         own.changed()
         if self.options.opt_state == "keep":
-            keep_moments(client.state, model, optimizer.state[own.flat.w])
+            keep_moments(client.state, model, optimizer.state[w])
 
 
 def finite_loss(loss: float) -> float:

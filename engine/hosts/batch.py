@@ -35,8 +35,10 @@ class Trained:
     upload: Upload | None = None
 
     def resume(self) -> Visit:
-        """The visit, the host's model holding the client's parameters again."""
-        self.visit.client.model.load(self.w)
+        """The visit, its model holding the client's parameters again."""
+        model = self.visit.client.model
+        # What is left behind on the processor must not hold on to the memory of the batch.
+        (model.load if self.w.device.type == "cpu" else model.take)(self.w)
         return self.visit
 
 
@@ -84,7 +86,7 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
             found.clients[client_id] = error
             continue
         if visit.client.info.train:
-            waiting.append(_Waiting(visit, visit.client.model.w.clone(), rows))
+            waiting.append(_Waiting(visit, visit.client.model.snapshot(), rows))
     plain = trainer.method.plain_training
     alike: dict[Hashable, list[_Waiting]] = {}
     for one in waiting:

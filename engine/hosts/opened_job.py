@@ -107,11 +107,11 @@ class OpenedJob:
     def initial(self, info: ClientInfo, name: str) -> torch.Tensor:
         """Initial parameters of one of a client's models; those that all clients of its kind share are drawn once.
 
-        They are drawn on the processor, so that they are the same everywhere; shared ones lie where the host computes.
+        They are drawn on the processor, so that they are the same everywhere, and lie where the host computes.
         """
         kind = kind_of(self._kinds, info, name)
         if kind.choice.init == "own":
-            return self.job.initial(kind, name, info.client)
+            return self.job.initial(kind, name, info.client).to(self.device)
         place = name, info.model
         if place not in self._initials:
             self._initials[place] = self.job.initial(kind, name, info.client).to(self.device)

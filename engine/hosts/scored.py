@@ -43,11 +43,11 @@ def may_wait(algorithm: Algorithm, client: Client) -> bool:
     beside others, and nothing else.
     """
     plain, model = type(algorithm).predict is Algorithm.predict, client.model
-    if not plain or model.items is not None or model.flat.prompted or name_of(model.module) is None:
+    if not plain or model.items is not None or model.pattern.prompted or name_of(model.pattern.module) is None:
         return False
     if model.coupled is not None:
         return model.coupled.stacks and not model.answered
-    return not any(isinstance(client.data.hop(k), SparseMatrix) for k in model.flat.inputs)
+    return not any(isinstance(client.data.hop(k), SparseMatrix) for k in model.pattern.inputs)
 
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
@@ -66,7 +66,7 @@ def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
     found: list[Predicted] = []
     for group in _groups(held, part):
         labels = [class_label(one.client.data, part) for one in group]
-        model = group[0].client.model.flat
+        model = group[0].client.model.pattern
         hops = [padded(list(rows), 0) for rows in zip(*(one.client.model.gathered(part) for one in group))]
         logits_BNC = evaluated(model, torch.stack([one.w for one in group]), hops)
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
@@ -83,7 +83,7 @@ def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
     for places in like_sized(rows, 4 * numbers[0], 4 * len(held[0].w), 4 * NUMBERS_OF_A_PASS):
         group = [held[i] for i in places]
         inputs = stacked_inputs([gathered[i] for i in places])
-        logits_BNC = outputs(model.flat, torch.stack([one.w for one in group]), inputs).logits_NC.float()
+        logits_BNC = outputs(model.pattern, torch.stack([one.w for one in group]), inputs).logits_NC.float()
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
         of_parts = [_chosen(group, part, class_BN, best_BN) for part in PARTS]
         found |= zip(places, zip(*of_parts))
@@ -103,7 +103,7 @@ def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:
     group: list[Held] = []
     most = 0
     for one in held:
-        data, hops = one.client.data, len(one.client.model.flat.inputs)
+        data, hops = one.client.data, len(one.client.model.pattern.inputs)
         rows = len(getattr(data, part))
         if group and (len(group) + 1) * max(most, rows) * data.features * hops > NUMBERS_OF_A_PASS:
             yield group

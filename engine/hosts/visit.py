@@ -58,10 +58,11 @@ class Visit:
         models = {}
         for name, flat in opened.models(info).items():
             kept = state.get(parameters_key(name))
-            flat.load(opened.initial(info, name) if kept is None else kept)
-            models[name] = ClientModel(flat, view, random_of(random, name))
+            models[name] = ClientModel(
+                flat, view, random_of(random, name), opened.initial(info, name) if kept is None else kept
+            )
         self.client = Client(info, view, models, state, inbox, random)
-        self._shapes = {parameters_key(name): model.w.shape for name, model in models.items()}
+        self._shapes = {parameters_key(name): model.pattern.w.shape for name, model in models.items()}
         with code_of(opened.algorithm, "begin"), creating_on(opened.device):
             self.given: Given = opened.algorithm.begin(self.client, {**shared, **private})
 
@@ -115,7 +116,7 @@ class Visit:
         given = self._given_to_score() if self._cell.score_with else self.given
         client = self.scored
         if may_wait(algorithm, client):
-            return Held(client, client.model.w.clone())
+            return Held(client, client.model.snapshot())
         with creating_on(self._opened.device):
             return predicted(algorithm, client, given)
 
@@ -156,8 +157,12 @@ class Visit:
 
     def _snapshot(self, tree: Tree) -> Tree:
         """The tensors as they are now."""
-        own = {model.w.untyped_storage().data_ptr() for model in self.client.models.values()}
-        return {
-            name: t.detach().clone() if t.untyped_storage().data_ptr() in own else t.detach()
-            for name, t in tree.items()
-        }
+        memory = {model.pattern.w.untyped_storage().data_ptr(): model for model in self.client.models.values()}
+        found = {}
+        for name, t in tree.items():
+            if (model := memory.get(t.untyped_storage().data_ptr())) is not None:
+                # A view of the host's model stands for what the client has there.
+                model.settle()
+                t = t.clone()
+            found[name] = t.detach()
+        return found

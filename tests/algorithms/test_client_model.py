@@ -91,6 +91,60 @@ def test_parameters_are_the_host_s(client: Client) -> None:
     assert not any(p.any() for p in model.module.parameters())
 
 
+@pytest.mark.parametrize("how", ["borrow", "take"])
+def test_parameters_are_copied_into_the_host_s_model_when_it_is_used(how: str, client: Client) -> None:
+    model, pattern = client.model, client.model.pattern
+    before, given = model.snapshot(), torch.full_like(model.w, 0.5)
+    logits = model.logits()
+    getattr(model, how)(given)
+    assert model.received
+    assert model.snapshot() is given
+    assert torch.equal(pattern.w, before)
+    # Of two that wait, each has its own.
+    other = ClientModel(pattern, client.data, hash, before)
+    assert not other.received
+    assert torch.equal(other.logits(), logits)
+    assert torch.equal(pattern.w, before)
+    assert not torch.equal(model.logits(), logits)
+    assert torch.equal(pattern.w, given)
+    model.w.zero_()
+    assert torch.equal(given, torch.full_like(given, 0.5))
+    kept = model.snapshot()
+    model.w.fill_(2.0)
+    assert not kept.any()
+
+
+def test_what_is_written_to_parameters_is_kept(client: Client) -> None:
+    """Borrowed ones stay as they are; those that were taken are the client's own."""
+    model = client.model
+    lent, own = torch.ones_like(model.w), torch.ones_like(model.w)
+    model.borrow(lent)
+    model.w.add_(1.0)
+    assert torch.equal(lent, torch.ones_like(lent))
+    assert (model.flat.w == 2.0).all()
+    model.take(own)
+    assert model.w is own
+    model.w.add_(2.0)
+    assert (model.flat.w == 3.0).all()
+
+
+def test_the_last_parameters_count(client: Client) -> None:
+    model = client.model
+    one, two = torch.ones_like(model.w), torch.full_like(model.w, 2.0)
+    model.borrow(one)
+    model.load(two)
+    assert torch.equal(model.flat.w, two)
+    model.borrow(two)
+    model.take(one)
+    assert torch.equal(model.flat.w, one)
+    for put in (model.borrow, model.take, model.load):
+        with pytest.raises(ValueError, match=r"^parameters of shape \[3\], the model has"):
+            put(torch.ones(3))
+    with pytest.raises(ValueError, match=r"^parameters of shape \[3\], the model has"):
+        ClientModel(model.pattern, client.data, hash, torch.ones(3))
+    assert torch.equal(model.flat.w, one)
+
+
 def test_a_call_is_in_the_present_mode_and_has_gradients(client: Client) -> None:
     model = client.model
     inputs = model.gathered("train")

@@ -62,9 +62,9 @@ def at_once(clients: Sequence[Client], levels: int) -> list[list[int]]:
     model, data = clients[0].model, clients[0].data
     layers = 1 if model.coupled is None else model.coupled.depth
     # Features; embeddings, and these with the weight of every level; counts by class in float64 and their products.
-    features = data.features * len(model.flat.inputs)
-    of_node = features + (layers + 2 * levels) * model.flat.embedding_width + 6 * data.classes
-    return like_sized([client.data.nodes for client in clients], 4 * of_node, 4 * len(model.w), BYTES_AT_A_TIME)
+    features = data.features * len(model.pattern.inputs)
+    of_node = features + (layers + 2 * levels) * model.pattern.embedding_width + 6 * data.classes
+    return like_sized([client.data.nodes for client in clients], 4 * of_node, 4 * len(model.pattern.w), BYTES_AT_A_TIME)
 
 
 def side_by_side(clients: Sequence[Client], w: Sequence[Tensor], confident: float | None = None) -> SideBySide:
@@ -77,7 +77,7 @@ def side_by_side(clients: Sequence[Client], w: Sequence[Tensor], confident: floa
     """
     data = [client.data for client in clients]
     inputs = stacked_inputs([client.model.gathered("all") for client in clients])
-    out = outputs(clients[0].model.flat, torch.stack(list(w)), inputs)
+    out = outputs(clients[0].model.pattern, torch.stack(list(w)), inputs)
     logits_VC, most = out.logits_NC.flatten(0, 1).float(), out.logits_NC.shape[1]
     place_R, label_R = training_places(data, most)
     guess_V, nodes, classes = logits_VC.argmax(1), len(logits_VC), data[0].classes

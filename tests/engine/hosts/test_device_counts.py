@@ -82,7 +82,8 @@ def test_a_stacked_cell_waits_once_and_copies_twice(count: Count) -> None:
     counts = count(MANY)
     of_the_call = 1
     assert (counts.synchronisations, counts.copies) == (1, 2 + of_the_call)
-    assert counts.launches / MANY < 6.5
+    # No client has a launch of its own: parameters are lent to the batch, and stay in it.
+    assert counts.launches < 1.5 * MANY
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gcnii"])
@@ -90,21 +91,21 @@ def test_graphs_of_a_cell_side_by_side(count: Count, model: str) -> None:
     """As rows of hops: one wait, in and out; of launches, those of masks are drawn client by client."""
     counts = count(MANY, model={"name": model}, train={"dropout": 0.0})
     assert (counts.synchronisations, counts.copies) == (1, 3)
-    assert counts.launches / MANY < 9.5
+    assert counts.launches / MANY < 4.5
 
 
 def test_fedpg_of_a_cell_at_once(count: Count) -> None:
     """Neither its waits nor its copies depend on the number of clients."""
     counts = count(MANY, algorithm={"name": "fedpg"})
     assert (counts.synchronisations, counts.copies) == (15, 4)
-    assert counts.launches / MANY < 22
+    assert counts.launches / MANY < 18
 
 
 @pytest.mark.parametrize(("method", "copies"), [("fedprox", 3), ("class_means", 2), ("fedproto", 3)])
 def test_losses_of_a_cell_at_once(count: Count, method: str, copies: int) -> None:
     counts = count(MANY, algorithm={"name": method})
     assert (counts.synchronisations, counts.copies) == (1, copies)
-    assert counts.launches / MANY < (14 if method == "fedproto" else 8)
+    assert counts.launches / MANY < (9.5 if method == "fedproto" else 4)
 
 
 def test_a_loop_copies_as_often(count: Count) -> None:
@@ -121,7 +122,7 @@ def test_scores_of_a_cell_cost_what_those_of_a_client_do(count: Count, path: str
     assert (counts.synchronisations, counts.copies) == (2 + losses, 5)
     # Beside two visits of each client: two copies of its parameters, and some operators for all.
     plain = count(engine={"path": path})
-    assert counts.launches - plain.launches < 80 + 6 * FEW
+    assert counts.launches - plain.launches < 90 + (6 * FEW if path == "loop" else 0)
 
 
 def test_scores_of_graphs(count: Count) -> None:
@@ -129,14 +130,14 @@ def test_scores_of_graphs(count: Count) -> None:
     keys = {"model": {"name": "gcn"}, "train": {"dropout": 0.0}}
     scored, plain = count(MANY, evaluation={"every": 1}, **keys), count(MANY, **keys)
     assert (scored.synchronisations, scored.copies) == (2, 5)
-    assert (scored.launches - plain.launches) / MANY < 7
+    assert (scored.launches - plain.launches) / MANY < 2.5
 
 
 def test_fedgta(count: Count) -> None:
     """Moments and confidence of all clients at once, computed and fetched without a look at them."""
     counts = count(MANY, algorithm={"name": "fedgta"})
     assert (counts.synchronisations, counts.copies) == (1, 2)
-    assert counts.launches / MANY < 7.2
+    assert counts.launches / MANY < 3.2
 
 
 def test_what_is_streamed_is_not_waited_for(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
