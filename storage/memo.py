@@ -169,11 +169,16 @@ class Memo:
         return values.nbytes + value.crow_indices().nbytes + value.col_indices().nbytes
 
 
+def write_count(tensor: Tensor) -> int:
+    """How often a tensor was written to, as torch counts it; it does not count for inference tensors."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def writes(value: Any) -> tuple[int, ...]:
-    """How often each tensor of an entry was written to, as torch counts it."""
+    """How often each tensor of an entry was written to."""
+    if isinstance(value, Tensor):
+        return (write_count(value),)
     if isinstance(value, SparseMatrix):
         # The three arrays of a matrix share one count; a transpose may be made at any time.
         return writes(value.csr)
-    if isinstance(value, Tensor):
-        return (0 if value.is_inference() else value._version,)
     return tuple(count for part in value for count in writes(part)) if isinstance(value, tuple | list) else ()

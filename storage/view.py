@@ -11,7 +11,7 @@ from torch import Tensor
 from storage.apart import apart
 from storage.edge_weights import degrees
 from storage.kernel import Kernel
-from storage.memo import Memo, writes
+from storage.memo import Memo, write_count, writes
 from storage.pages import PAGE, touch
 from storage.ranges import ranges
 from storage.rows import CsrRows, Rows
@@ -74,7 +74,7 @@ class View:
         self._hops = [_features(rows) for rows in (shard.x, *hops)]
         self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
         self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
-        self._samples: dict[int, bytes] = {}
+        self._samples: dict[int, tuple[list[np.ndarray], bytes]] = {}
         self._used: set[Hashable] = set()
         self._edges: list[tuple[Tensor, Tensor]] = []
         self._mapped_adjacency: list[tuple[Tensor, tuple[int, ...]]] = []
@@ -91,18 +91,16 @@ class View:
         Torch counts the writes into a tensor. Of features and hops the numbers of one row are compared as well, which
         sees whole arrays that were overwritten behind torch's back.
         """
-        named = {"train": self.train, "val": self.val, "test": self.test}
-        named |= {} if self.graph_ptr is None else {"graph_ptr": self.graph_ptr}
-        made = {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
-        named |= {name: tensor for name, tensor in made.items() if tensor is not None}
+        named = {"train": self.train, "val": self.val, "test": self.test, "graph_ptr": self.graph_ptr}
+        named |= {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
         for name, tensor in named.items():
             # No tensor of these is made by writing into it.
-            if writes(tensor) != (0,):
+            if tensor is not None and write_count(tensor):
                 return name
         for k, hop in enumerate(self._hops):
-            if writes(hop) != (0,) or (k in self._samples and self._sample(k) != self._samples[k]):
+            if any(writes(hop)) or (k in self._samples and _bytes_of(self._samples[k][0]) != self._samples[k][1]):
                 return f"hop({k})" if k else "x"
-        if any(writes(pair) != (0, 0) for pair in self._edges):
+        if any(any(writes(pair)) for pair in self._edges):
             return "edges"
         if any(writes(adjacency) != before for adjacency, before in self._mapped_adjacency):
             return "adjacency"
@@ -112,20 +110,20 @@ class View:
         self._used.clear()
         return None
 
-    def _sample(self, k: int) -> bytes:
-        """Some numbers of a training row, whose page training reads anyway."""
+    def _sample(self, k: int) -> list[np.ndarray]:
+        """Some numbers of a training row, in the map, whose page training reads anyway."""
         hop = self._hops[k]
         if isinstance(hop, Tensor):
-            return hop[self._row : self._row + 1, :16].numpy().tobytes()
+            return [hop[self._row : self._row + 1, :16].numpy()]
         starts, *parts = hop.parts()
-        own = starts[self._row : self._row + 2]
         start = int(starts[self._row])
-        return b"".join(part.numpy().tobytes() for part in (own, *(part[start : start + 16] for part in parts)))
+        return [starts[self._row : self._row + 2].numpy(), *(part[start : start + 16].numpy() for part in parts)]
 
     def _lent(self, k: int) -> Features:
         """Hop k in the map, noted as in the hands of a method."""
         if k not in self._samples:
-            self._samples[k] = self._sample(k)
+            sample = self._sample(k)
+            self._samples[k] = sample, _bytes_of(sample)
         return self._hops[k]
 
     @property
@@ -323,6 +321,10 @@ class View:
 
     def _build(self, build: Callable[[], Any]) -> Any:
         return apart(build) if self.device.type == "cpu" else build()
+
+
+def _bytes_of(sample: list[np.ndarray]) -> bytes:
+    return b"".join(part.tobytes() for part in sample)
 
 
 def _features(rows: Rows) -> Features:
