@@ -70,13 +70,22 @@ def test_make_targets_exist(target: str) -> None:
 
 
 def test_links_exist() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            assert "://" in link or (document.parent / link).exists(), f"{document.name}: {link}"
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for link, place in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", document.read_text()):
+            target = document.parent / link if link else document
+            assert "://" in link or target.exists(), f"{document.name}: {link}"
+            if place and "://" not in link:
+                assert place in headings(target), f"{document.name}: {link}#{place}"
+
+
+def headings(document: Path) -> list[str]:
+    """Headings as links name them."""
+    found = re.findall(r"(?m)^#+ (.*)$", document.read_text())
+    return [re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in found]
 
 
 def test_files_that_are_named_exist() -> None:
-    for document in (*ROOT.glob("*.md"), ROOT / "pyproject.toml", *(ROOT / "docs").glob("*.md")):
+    for document in (*ROOT.glob("*.md"), ROOT / "pyproject.toml", *(ROOT / "docs").rglob("*.md")):
         rooms = "shoal|engine|algorithms|storage|partition|tests|benchmarks|configs|examples"
         for path in re.findall(rf"(?<![\w./])(?:{rooms})/[\w/.-]*\w", document.read_text()):
             assert (ROOT / path).exists(), f"{document.name}: {path}"
