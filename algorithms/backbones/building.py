@@ -19,6 +19,7 @@ from algorithms.backbones.own_readout import own_readout
 from algorithms.backbones.pair_embedding import PairEmbedding
 from algorithms.backbones.prompted import Prompted
 from algorithms.backbones.readout import Pooling, Readout
+from storage.alike import did_you_mean
 from storage.errors import ShoalError
 from storage.option_types import is_own, quoted
 from storage.own_code.own_code import OwnCode, read_own
@@ -203,7 +204,7 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
     for key, value in options.items():
         if key not in known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-            raise ShoalError(f"{place}.{key}: {name} has no such option; {has}")
+            raise ShoalError(f"{place}.{key}: {name} has no such option; {has}{did_you_mean(key, known)}")
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:

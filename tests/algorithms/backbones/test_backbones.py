@@ -144,6 +144,7 @@ def test_many_models_run_as_one_batch(name: str, options: dict) -> None:
             r"model\.name: there is no 'gcnn'; choose one of gamlp, .*, sign, transformer, or my_file\.py:MyModel; .*",
         ),
         ("sgc", {"depth": 2}, 3, 0.5, r"model\.depth: sgc has no such option; it has head_dropout, hidden, layers"),
+        ("sgc", {"hiden": 2}, 3, 0.5, r"model\.hiden: sgc has .*, layers; did you mean 'hidden'\?$"),
         (
             "mlp",
             {"features": 2},
