@@ -19,6 +19,7 @@ from algorithms.protocol import MODEL, Tree, moments_key
 from algorithms.train_options import TrainOptions
 from algorithms.training.batches import batches
 from algorithms.training.closed_form.choice import ClosedForm
+from algorithms.training.flat_step import flat_step
 from storage.errors import ShoalError
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
@@ -87,17 +88,18 @@ class LocalTrainer:
             seed_default(y.device, own.random("train"))
             if not own.module.training:
                 own.module.train()
-            size = self.options.batch_size or len(y)
+            step, count = flat_step(optimizer, own.flat.w), len(y)
+            size = self.options.batch_size or count
             losses: list[Tensor] = []
             for _ in range(self.options.epochs):
-                order = torch.randperm(len(y), device=y.device) if size < len(y) else None
+                order = torch.randperm(count, device=y.device) if size < count else None
                 losses.clear()
-                for start in range(0, len(y), size):
+                for start in range(0, count, size):
                     chosen = None if order is None else order[start : start + size]
                     target = y if chosen is None else y[chosen]
                     value = gradient_of(inputs_of(chosen), target)
-                    optimizer.step()
-                    losses.append(value * (len(target) / len(y)))
+                    step()
+                    losses.append(value if chosen is None else value * (len(target) / count))
         return finite_loss(float(sum(losses)))
 
     def _by_autograd(
