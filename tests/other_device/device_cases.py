@@ -35,7 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedproto": {"algorithm.name": "fedproto"},
     "fedproto, stacked": {"algorithm.name": "fedproto", "engine.path": "stacked", "model.name": "mlp", **MOMENTUM},
     "fedtgp": {"algorithm.name": "fedtgp"},
-    "fml": {"algorithm.name": "fml"},
+    "fml": {"algorithm.name": "fml", **MOMENTUM},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
     "fedkd": {"algorithm.name": "fedkd"},
     "fedgkc": {"algorithm.name": "fedgkc", "algorithm.beta": 0.0, "algorithm.copilot": {"name": "sgc", "layers": 2}},
@@ -90,7 +90,7 @@ MODELS: dict[str, dict[str, Any]] = {
 GRAPHS: dict[str, dict[str, Any]] = {
     "mean": {},
     "sum": {"model.name": "sage", "model.readout": "sum", "train.batch_size": 2},
-    "max, batches": {"model.name": "gin", "model.readout": "max", "train.batch_size": 2},
+    "max, batches": {"model.name": "gin", "model.readout": "max", "train.batch_size": 2, "model.norm": "none", **MOMENTUM},
     "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
     "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2, **MOMENTUM},
     "two encoders": {"model.name": "star", "algorithm.name": "fedstar", "train.batch_size": 2},

@@ -38,9 +38,11 @@ def refused(file: Path, content: str | bytes, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("name: " + "[" * 5000 + "]" * 5000, "line 1: nested more than 32 deep"),
-        ("[" * 100_000, "line 1: nested more than 32 deep"),
-        ("a: " + "{a: " * 100_000, "line 1: nested more than 32 deep"),
+        ("name: " + "[" * 500 + "]" * 500, "line 1: nested more than 32 deep"),
+        ("a: " + "{a: " * 500, "line 1: nested more than 32 deep"),
+        # Some versions of libyaml refuse these themselves.
+        ("[" * 100_000, "nested more than 32 deep|exceeded maximum nesting depth"),
+        ("a: " + "{a: " * 100_000, "nested more than 32 deep|exceeded maximum nesting depth"),
         (LAUGHS, "more than 200,000 values"),
         ("a: &a [*a]", "names nothing before it"),
         (PLAIN + "rounds: !!int abc", r"line 4: a tag \(tag:yaml.org,2002:int\); write the value without it"),
