@@ -90,7 +90,9 @@ MODELS: dict[str, dict[str, Any]] = {
 GRAPHS: dict[str, dict[str, Any]] = {
     "mean": {},
     "sum": {"model.name": "sage", "model.readout": "sum", "train.batch_size": 2},
-    "max, batches": {"model.name": "gin", "model.readout": "max", "train.batch_size": 2, "model.norm": "none", **MOMENTUM},
+    # Without a norm: normalised nodes may be alike but for rounding, which then says whose maximum it is.
+    "max, batches": {"model": {"name": "gin", "norm": "none"}, "model.readout": "max", "train.batch_size": 2}
+    | MOMENTUM,
     "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
     "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2, **MOMENTUM},
     "two encoders": {"model.name": "star", "algorithm.name": "fedstar", "train.batch_size": 2},

@@ -66,8 +66,8 @@ def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
         return f"model.norm: {usual}"
     if model.coupled is not None and model.coupled.conv_head:
         return "model.head: linear"
-    if name == "gat" and model.w.device.type not in ("cpu", "meta"):
-        return "a processor, for gat"
+    if name in ("gamlp", "gat") and model.w.device.type not in ("cpu", "meta"):
+        return f"a processor, for {name}"
     if model.bfloat16:
         return "products in float32 (engine.precision)"
     if not method.plain_training:

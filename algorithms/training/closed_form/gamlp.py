@@ -1,15 +1,17 @@
 """Gradients of GAMLP.
 
-Axes: N rows of a batch, K hops counting hop 0, F features, H hidden width.
+Axes: N rows of a batch, K hops counting hop 0, of which D are summed, F features, H hidden width.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from algorithms.backbones.graph_batch import ItemBatch
+from algorithms.backbones.hop_kernels import unweigh, weigh
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
@@ -19,11 +21,14 @@ from storage.sparse_matrix import Features, SparseMatrix
 
 
 class GAMLPGradients:
-    """The gradients of a weighted sum of hops and an MLP on it; all attentions but `recursive`.
+    """The gradients of a weighted sum of hops and an MLP on it, on a processor; all attentions but `recursive`.
 
     With the gradient G at Z = sum_k w_k X_k W' + b, W has sum_k (w_k G)' X_k, and weight w_k has the row sums of
     G * (X_k W'). From there softmax and sigmoid hand on s, the gradient of the scores, which are linear in the hops.
-    No weighted rows are formed: each hop is multiplied by the first weight for itself, sparse or dense.
+
+    Where several hops are dense, they are summed before they are multiplied, U = sum_k w_k X_k: there are three
+    products, U W', G' U and G W, whose rows times those of X_k sum up to the gradient of w_k, in the place of two for
+    every hop. A sparse hop, or the only dense one, is multiplied by the first weight for itself.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -37,40 +42,53 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `ClosedForm`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = [hop.float() for hop in inputs]
+        hops = _apart([hop.float() for hop in inputs])
         first = self._linears[0]
-        weights_NK, gates_NK = self._weights(hops)
-        products = [self._product(k, hop) for k, hop in enumerate(hops)]
-        out = self._rooms("out", *products[0].shape).copy_(first.bias)
-        for product_NH, weight_N1 in zip(products, weights_NK.split(1, dim=1)):
-            out.addcmul_(product_NH, weight_N1)
+        gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
+        products = {k: self._product(k, hop) for k, hop in hops.others.items()}
+        out = self._rooms("out", len(label_N), len(first.weight)).copy_(first.bias)
+        if hops.summed:
+            out.addmm_(sum_NF, first.weight.t())
+        for k, product_NH in products.items():
+            out.addcmul_(product_NH, weight_NK[:, k : k + 1])
         layers, logits_NC = self._forward(out)
         loss = to_gradient(logits_NC, label_N)
         gradient = self._backward(layers, logits_NC.div_(len(label_N)))
         torch.sum(gradient, 0, out=first.bias.grad)
-        self._first_weight(hops, weights_NK, gradient)
-        of_weights_NK = torch.stack([torch.linalg.vecdot(product_NH, gradient) for product_NH in products], 1)
-        of_gates_NK = weights_NK * (of_weights_NK - (weights_NK * of_weights_NK).sum(1, keepdim=True))
-        self._scores(hops, of_gates_NK * gates_NK * (1 - gates_NK))
+        self._first_weight(hops, sum_NF, weight_NK, gradient)
+        of_score_NK = torch.zeros_like(weight_NK)
+        for k, product_NH in products.items():
+            of_score_NK[:, k] = torch.linalg.vecdot(product_NH, gradient)
+        if hops.summed:
+            # The sum is needed no more.
+            torch.mm(gradient, first.weight, out=sum_NF)
+        self._unweigh(hops, sum_NF, gate_NK, weight_NK, of_score_NK)
         return loss
 
-    def _weights(self, hops: Sequence[Features]) -> tuple[Tensor, Tensor]:
-        """The weight of every hop at every row, and the sigmoids whose softmax it is, `[N, K]`."""
-        module = self._module
+    def _weigh(self, hops: "_Hops", rows: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; the sum of some, `[N, F]`."""
+        module, weight_NK = self._module, torch.empty(rows, k)
+        features = self._linears[0].weight.shape[1]
+        sum_NF = self._rooms("sum", rows, features) if hops.summed else torch.empty(rows, 0)
         if module.attention == "simple":
-            score_NK = module.theta.expand(len(hops[0]), -1)
+            own_F, reference_RF, shared_N = torch.empty(0), torch.empty(0, 0), torch.zeros(rows)
+            gate_NK = module.theta.detach().repeat(rows, 1)
         else:
-            own, reference = self._vectors(module.score.weight)
-            score_NK = torch.cat([times(hop, own) for hop in hops], 1) + module.score.bias
-            for hop, vector in zip(hops, reference):
-                score_NK += times(hop, vector)
-        gates_NK = score_NK.sigmoid()
-        return gates_NK.softmax(1), gates_NK
+            own_F, reference_KF = self._vectors(module.score.weight.detach())
+            reference_RF = reference_KF[hops.referred(len(reference_KF))]
+            gate_NK, shared_N = torch.zeros(rows, k), module.score.bias.detach().repeat(rows)
+            for place, hop in hops.others.items():
+                gate_NK[:, place] = times(hop, own_F)
+                if place < len(reference_KF):
+                    shared_N += times(hop, reference_KF[place])
+        told = (own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF)
+        weigh(hops.read, hops.places, *(tensor.numpy() for tensor in told))
+        return gate_NK, weight_NK, sum_NF
 
-    def _vectors(self, weight: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """The vector that every hop is scored by, and those of the hops that it is compared with, `[F, 1]`."""
-        *reference, own = weight.view(-1, self._linears[0].weight.shape[1], 1)
-        return own, reference
+    def _vectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What every hop is multiplied by for its score, `[F]`, and what those are that all are compared with."""
+        rows = weight.view(-1, self._linears[0].weight.shape[1])
+        return rows[-1], rows[:-1]
 
     def _product(self, k: int, hop: Features) -> Tensor:
         """A hop times the first weight, `[N, H]`."""
@@ -105,36 +123,77 @@ class GAMLPGradients:
             gradient = torch.where(out > 0, gradient, gradient * slope.weight)
         return gradient
 
-    def _first_weight(self, hops: Sequence[Features], weights_NK: Tensor, gradient: Tensor) -> None:
+    def _first_weight(self, hops: "_Hops", sum_NF: Tensor, weight_NK: Tensor, gradient: Tensor) -> None:
         """Writes the gradient of the first weight, of all hops together."""
         into = self._linears[0].weight.grad.t()
-        for k, (hop, weight_N1) in enumerate(zip(hops, weights_NK.split(1, dim=1))):
-            left = hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
-            torch.addmm(into, left, gradient * weight_N1, beta=float(k > 0), out=into)
+        if hops.summed:
+            torch.mm(sum_NF.t(), gradient, out=into)
+        for number, (k, hop) in enumerate(hops.others.items()):
+            add = bool(hops.summed) or number > 0
+            torch.addmm(into, _across(hop), gradient * weight_NK[:, k : k + 1], beta=float(add), out=into)
 
-    def _scores(self, hops: Sequence[Features], scores_NK: Tensor) -> None:
-        """Writes the gradients of what scores are made from."""
+    def _unweigh(
+        self, hops: "_Hops", of_sum_NF: Tensor, gate_NK: Tensor, weight_NK: Tensor, of_score_NK: Tensor
+    ) -> None:
+        """Writes the gradients of what scores are made from; `of_score_NK` has those of the others' weights."""
         module = self._module
         if module.attention == "simple":
-            torch.sum(scores_NK, 0, out=module.theta.grad)
+            of_own_F, of_reference_RF = torch.empty(0), torch.empty(0, 0)
+        else:
+            of_own_F, of_reference_KF = self._vectors(module.score.weight.grad.zero_())
+            referred = hops.referred(len(of_reference_KF))
+            of_reference_RF = torch.zeros(len(referred), len(of_own_F))
+        told = (of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF)
+        unweigh(hops.read, hops.places, *(tensor.numpy() for tensor in told))
+        if module.attention == "simple":
+            torch.sum(of_score_NK, 0, out=module.theta.grad)
             return
-        torch.sum(scores_NK, (0, 1), out=module.score.bias.grad.view(()))
-        own, reference = self._vectors(module.score.weight.grad)
-        everyone_N1 = scores_NK.sum(1, keepdim=True)
-        own.zero_()
-        for k, hop in enumerate(hops):
-            own += back(hop, scores_NK[:, k : k + 1])
-        for hop, vector in zip(hops, reference):
-            vector.copy_(back(hop, everyone_N1))
+        torch.sum(of_score_NK, (0, 1), out=module.score.bias.grad.view(()))
+        of_reference_KF[referred] = of_reference_RF
+        everyone_N = of_score_NK.sum(1)
+        for place, hop in hops.others.items():
+            of_own_F += back(hop, of_score_NK[:, place])
+            if place < len(of_reference_KF):
+                of_reference_KF[place] = back(hop, everyone_N)
 
 
-def times(hop: Features, vector_F1: Tensor) -> Tensor:
-    """The product of a hop with a vector, `[N, 1]`; that with a matrix of one column takes several times as long."""
-    return hop @ vector_F1 if isinstance(hop, SparseMatrix) else torch.mv(hop, vector_F1[:, 0])[:, None]
+class _Hops(NamedTuple):
+    """Rows of all hops, by their number: those that are summed before they are multiplied, and the others."""
+
+    summed: dict[int, Tensor]
+    others: dict[int, Features]
+
+    @property
+    def read(self) -> tuple[np.ndarray, ...]:
+        """The summed ones as the kernels read them."""
+        return tuple(hop.contiguous().numpy() for hop in self.summed.values()) or (np.empty((0, 0), np.float32),)
+
+    @property
+    def places(self) -> np.ndarray:
+        """Their numbers."""
+        return np.array(list(self.summed) or [0])
+
+    def referred(self, references: int) -> list[int]:
+        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
+        return [k for k in self.summed if k < references]
 
 
-def back(hop: Features, score_N1: Tensor) -> Tensor:
-    """The gradient of a vector from that of its product with a hop, `[F, 1]`."""
-    if isinstance(hop, SparseMatrix):
-        return hop.transposed @ score_N1
-    return torch.mv(hop.t(), score_N1[:, 0])[:, None]
+def _apart(hops: Sequence[Features]) -> _Hops:
+    dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
+    summed = dense if len(dense) > 1 else {}
+    return _Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
+
+
+def _across(hop: Features) -> Tensor:
+    """The transpose."""
+    return hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
+
+
+def times(hop: Features, vector_F: Tensor) -> Tensor:
+    """The product of a hop with a vector, `[N]`; dense rows times a matrix of one column take several times as long."""
+    return (hop @ vector_F[:, None])[:, 0] if isinstance(hop, SparseMatrix) else torch.mv(hop, vector_F)
+
+
+def back(hop: Features, score_N: Tensor) -> Tensor:
+    """The gradient of a vector from that of its product with a hop, `[F]`."""
+    return (hop.transposed @ score_N[:, None])[:, 0] if isinstance(hop, SparseMatrix) else torch.mv(hop.t(), score_N)

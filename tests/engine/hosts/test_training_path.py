@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_device import load
 from torch import Tensor
 
 from algorithms.backbones.building import build
@@ -113,6 +114,14 @@ def test_a_closed_form_is_of_one_width_and_of_float32() -> None:
     assert training_paths("auto", "cpu", Algorithm(), half, WHOLE) == ["loop"]
     with pytest.raises(ShoalError, match=r"needs products in float32 \(engine\.precision\); use loop$"):
         training_paths("closed_form", "cpu", Algorithm(), half, WHOLE)
+
+
+@pytest.mark.parametrize("name", ["gamlp", "gat"])
+def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
+    elsewhere = [FlatModel(build(name, 5, 4, 2, 0.5, {}).to(load()))]
+    with pytest.raises(ShoalError, match=rf"^engine\.path: closed_form needs a processor, for {name}; use loop$"):
+        training_paths("closed_form", "cuda", Algorithm(), elsewhere, WHOLE)
+    assert training_paths("closed_form", "cpu", Algorithm(), models(name), WHOLE) == ["closed_form"]
 
 
 @pytest.mark.parametrize(

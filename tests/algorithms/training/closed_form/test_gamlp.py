@@ -33,15 +33,15 @@ def rows_of(rows: int, hops: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("attention", BY_FORMULA)
 @pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (3, 0.5)])
 @pytest.mark.parametrize("hops", [0, 2])
-@pytest.mark.parametrize("which", ["dense", "first sparse", "all sparse"])
+@pytest.mark.parametrize("which", ["dense", "first sparse", "last sparse", "all sparse"])
 def test_gradients_are_those_of_autograd(attention: str, layers: int, dropout: float, hops: int, which: str) -> None:
     model = model_of(attention, layers, dropout, hops, by_column=which != "dense")
     closed = closed_form(model)
     assert model.w.grad is not None
     for rows in (15, 1, 20):
         dense = rows_of(rows, hops)
-        turned = {"dense": 0, "first sparse": 1, "all sparse": hops + 1}[which]
-        inputs: list[Features] = [sparse(hop) if k < turned else hop for k, hop in enumerate(dense)]
+        turned = {"dense": (), "first sparse": (0,), "last sparse": (hops,), "all sparse": range(hops + 1)}[which]
+        inputs: list[Features] = [sparse(hop) if k in turned else hop for k, hop in enumerate(dense)]
         label = torch.arange(rows) % CLASSES
         model.w.grad.zero_()
         torch.manual_seed(1)
