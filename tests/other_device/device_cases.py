@@ -91,8 +91,8 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "mean": {},
     "sum": {"model.name": "sage", "model.readout": "sum", "train.batch_size": 2},
     # Without a norm: normalised nodes may be alike but for rounding, which then says whose maximum it is.
-    "max, batches": {"model": {"name": "gin", "norm": "none"}, "model.readout": "max", "train.batch_size": 2}
-    | MOMENTUM,
+    "max, batches": MOMENTUM
+    | {"model.name": "gin", "model.norm": "none", "model.readout": "max", "train.batch_size": 2},
     "attention": {"model.name": "gat", "model.readout": "attention", "algorithm.name": "fedproto"},
     "hops, batches": {"model.name": "gamlp", "model.readout": "attention", "train.batch_size": 2, **MOMENTUM},
     "two encoders": {"model.name": "star", "algorithm.name": "fedstar", "train.batch_size": 2},
