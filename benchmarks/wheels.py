@@ -3,7 +3,8 @@
     python benchmarks/wheels.py --out DIR [--there numpy scipy …] [--python 3.11] [--platform manylinux_2_28_x86_64]
 
 Downloads into DIR what `engine.backend: local` needs, without Ray, partitioners and drawings, and prints the size of
-every wheel. There:
+every wheel. `--there` names packages that the machine has, or that nothing asks for there: models that read hops do
+without torch-geometric. There:
 
     pip install --no-index --find-links DIR --no-deps DIR/*.whl
     pip install --no-deps --editable FOLDER_OF_SHOAL
@@ -22,7 +23,9 @@ from rich.table import Table
 from engine.commands.missing_package import SPARED
 
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
-LEFT_OUT = {"torch", *(package for package, _ in SPARED.values())}
+# Models that pass messages need it.
+KEPT = "torch-geometric"
+LEFT_OUT = {"torch", *(package for package, _ in SPARED.values())} - {KEPT}
 MIB = 2**20
 GOAL = 60
 
@@ -56,7 +59,7 @@ def download(out: Path, there: set[str], python: str | None, platform: str | Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="an empty folder")
-    parser.add_argument("--there", nargs="*", default=[], help="packages that the machine has beside torch")
+    parser.add_argument("--there", nargs="*", default=[], help="packages to leave out beside torch")
     parser.add_argument("--python", help="its version of Python; by default this one's")
     parser.add_argument("--platform", help="its platform, as pip names it; by default this one's")
     args = parser.parse_args()

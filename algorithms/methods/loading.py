@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from algorithms.base import Algorithm
@@ -86,9 +86,10 @@ def mixing_methods() -> list[str]:
     return [name for name in METHODS if _class(MethodSpec(name, {})).mixed_models]
 
 
-def weighing_methods(task: str) -> list[str]:
-    """Names of our methods for a task that use what edges weigh."""
-    return [name for name in methods_for(task) if _class(MethodSpec(name, {})).weighs_edges]
+def weighing_methods(task: str) -> Iterator[str]:
+    """Names of our methods for a task that use what edges weigh, each read when it is asked for."""
+    classes = ((name, _class(MethodSpec(name, {}))) for name in METHODS)
+    return (name for name, cls in classes if task in cls.tasks and cls.weighs_edges)
 
 
 def methods_for(task: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Tables for people."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def show_next(config_path: str, task: str, models: int) -> None:
     _line("next:")
     if models == 1:
         # Some that can train any graph, with weights or without.
-        names = ",".join(weighing_methods(task)[:MOST_NAMED])
+        names = ",".join(islice(weighing_methods(task), MOST_NAMED))
         _line(f"  shoal sweep {config_path} algorithm.name={names} seed=0,1,2")
         _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
     else:

@@ -199,6 +199,7 @@ def test_damaged_shard_is_mended_by_prepare(tiny: Path, refused: Refused, shoal:
     [
         ("ray", "ray", ["engine.backend=ray"], "engine.backend=local"),
         ("tensorboard.compat.proto", "tensorboard", ["run.tensorboard=true"], "run.tensorboard=false"),
+        ("torch_geometric", "torch-geometric", ["model.name=gcn"], "models that read hops"),
     ],
 )
 def test_a_package_that_is_missing(
@@ -213,6 +214,16 @@ def test_a_package_that_is_missing(
     assert done.returncode == 2, done.stderr
     line = f"shoal: the package {package} is not installed; pip install {package}, or do without it: {without}"
     assert done.stderr.splitlines()[-1] == line
+
+
+def test_a_model_that_reads_hops_runs_without_pyg(tiny: Path, tmp_path: Path) -> None:
+    blocked = "import sys; sys.modules['torch_geometric'] = None; from engine.commands.main import main; main()"
+    store = f"data.store={tmp_path / 'new'}"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, "run", str(tiny), store], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "algorithm.name=local,global,fedavg,fedgta seed=0,1,2" in done.stdout
 
 
 def test_what_is_missing_is_said_by_the_name_that_is_installed() -> None:
