@@ -31,7 +31,7 @@ class PlainClient:
         return parameters_to_vector(self.module.parameters()).detach().clone()
 
     def train(self, round_number: int, w: Tensor, correction: Tensor, penalty: float = 0.0) -> Tensor:
-        """Trains from `w`; to all gradients correction + penalty (theta - w) is added. Gives the mean of the loss alone."""
+        """Trains from `w`, every gradient with correction + penalty (theta - w); gives the mean of the loss alone."""
         vector_to_parameters(w.clone(), self.module.parameters())
         torch.manual_seed(key(0, round_number, self.number, "train"))
         self.module.train()
