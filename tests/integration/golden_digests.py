@@ -204,7 +204,7 @@ def matrix() -> dict[str, Keys]:
         }
     split = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "nodes": 0.7}}
     for name, changes in {"": {}, "away ": {"participation": {"ratio": 0.67}}}.items():
-        for gnn in ("round_accumulate", "per_client_avg"):
+        for gnn in ("round_accumulate", "per_client_avg", *(("frozen", "per_batch_seq") if changes else ())):
             runs[f"graphs fedgpl {name}{gnn}"] = {
                 "task": "graph",
                 "algorithm": {"name": "fedgpl", "gnn": gnn, "noise": "paper"},

@@ -13,7 +13,8 @@ from engine.settings.config import parse_config
 RECORDED = golden()
 # Every method, and every model; of both kinds of models one with each method, and both with some; small graphs with
 # methods whose uploads are of different kinds. The rest is slow.
-ENDS = (" gcn", " fanouts", " batches, sgd", " star", "away round_accumulate")
+ENDS = (" gcn", " fanouts", " batches, sgd", " star")
+SPLIT = "graphs fedgpl away "
 BOTH_KINDS = ("fedavg", "fedgta", "fedpg", "fggp", "edges fedproto")
 SEVERAL_MODELS = ("fedgen", "fedproto", "fedpg", "fml", "fedkd", "fedgkc")
 OF_GRAPHS = ("global", "fedavg", "fedproto", "fedpg", "gcfl_plus", "fedstar", "fedgpl")
@@ -21,6 +22,7 @@ ON_HOSTS = [
     name
     for name in matrix()
     if (name.endswith(ENDS) and (not name.startswith("graphs ") or name.split()[1] in OF_GRAPHS))
+    or name.startswith(SPLIT)
     or name.removesuffix(" gamlp") in BOTH_KINDS
     or name.removesuffix(" several models") in SEVERAL_MODELS
     or name in ("fedavg mlp", "fedavg sign", "fedavg gin", "fedavg gat", "lg_fedavg gin conv head")
@@ -43,7 +45,7 @@ RESUMED = [
     "adafgl gamlp",
     "fedsage_plus gcn",
     "graphs fedstar star",
-    "graphs fedgpl away round_accumulate",
+    *(name for name in matrix() if name.startswith(SPLIT)),
 ]
 
 
