@@ -41,10 +41,10 @@ class ClientModel:
         self.pattern, self.data, self.random = flat, data, random
         self.received = False
         # Parameters that the host's model does not have yet, and whether they are the client's own memory.
-        if w is not None:
-            flat.require_shape(w)
-        self._waiting = w
+        self._waiting: Tensor | None = None
         self._is_own = False
+        if w is not None:
+            self._wait(w, is_own=False)
         self.items: ClientGraphs | ClientPairs | MendedNodes | None = None
         if data.graph_ptr is not None:
             self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
@@ -101,10 +101,14 @@ class ClientModel:
         self._replace(w, is_own=True)
 
     def _replace(self, w: Tensor, is_own: bool) -> None:
-        self.pattern.require_shape(w)
-        self._waiting, self._is_own = w, is_own
+        self._wait(w, is_own)
         self.received = True
         self._logits = None
+
+    def _wait(self, w: Tensor, is_own: bool) -> None:
+        self.pattern.require_shape(w)
+        # What travels in half the bytes is computed with as all parameters are.
+        self._waiting, self._is_own = w.to(self.pattern.w.dtype), is_own
 
     def snapshot(self) -> Tensor:
         """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""

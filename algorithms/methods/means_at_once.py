@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from algorithms.client import Client
-from algorithms.padding import padded
+from algorithms.padding import NO_ROW, padded
 from algorithms.training.like_sized import like_sized
 from algorithms.training.stacked_inputs import numbers_of_row, stacked_inputs
 from algorithms.training.stacked_model import outputs
 
 # Of what the model reads and computes.
 BYTES_AT_A_TIME = 2**28
-NO_ROW = -1
 
 
 def means_at_once(clients: Sequence[Client], w: Sequence[Tensor]) -> list[Tensor]:

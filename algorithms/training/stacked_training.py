@@ -4,6 +4,7 @@ Axes: B clients, N rows of the longest of them, F features, C classes, P paramet
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -13,8 +14,9 @@ from torch.func import vmap
 
 from algorithms.backbones.dropout import masks
 from algorithms.backbones.neighbourhood import Inputs
-from algorithms.base import Algorithm, Given, Output
+from algorithms.base import Algorithm, Given, Output, TermOfSeveral, told_for_several
 from algorithms.client import Client
+from algorithms.faults import code_of, fault
 from algorithms.flat_model import FlatModel
 from algorithms.padding import padded
 from algorithms.protocol import MODEL
@@ -24,7 +26,7 @@ from algorithms.training.stacked_given import StackedGiven
 from algorithms.training.stacked_inputs import StackedInputs, stacked_inputs
 from algorithms.training.stacked_model import logits_of, output_of
 
-NO_ROW = -100
+NO_LABEL = -100
 
 
 def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
@@ -35,8 +37,13 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
         return "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
     if options.batch_size is not None:
         return "whole batches (train.batch_size: null)"
+    name = type(method).__name__
+    if not method.plain_training and not method.loss_of_several:
+        return f"a method of plain cross-entropy or with loss_of_several, which {name} is not"
+    if not method.plain_training and not told_for_several(type(method), "regularizers", "regularizer"):
+        return f"regularizers, for several clients, beside the regularizer of {name}"
     if not method.trained_together():
-        return f"a method of plain cross-entropy or with loss_of_several, which {type(method).__name__} is not"
+        return f"other options of {name}"
     return None
 
 
@@ -87,27 +94,27 @@ class StackedTrainer:
             gathered = [client.model.gathered("train") for client in clients]
         device = w_BP.device
         inputs = stacked_inputs(gathered)
-        label_BN = padded([client.data.train_label for client in clients], NO_ROW)
+        label_BN = padded([client.data.train_label for client in clients], NO_LABEL)
         # A number that is sent to a device is a copy that it waits for.
-        count_B = (label_BN != NO_ROW).sum(1).float()
+        count_B = (label_BN != NO_LABEL).sum(1).float()
         generators = [client.rng("train") for client in clients]
         # A loss that is cross-entropy alone is computed for all clients without `vmap`, in fewer operators.
         stacked, more = None, None
         if not self.method.plain_training:
             given = given or [None] * len(clients)
-            stacked, more = StackedGiven(given), self.method.regularizers(clients, w_BP.detach(), given)
-        beside = None if more is None else _inputs_of(clients, more.rows)
+            stacked, more = StackedGiven(given), self._terms(clients, w_BP.detach(), given)
+        reached = None if more is None else _inputs_of(clients, more.rows)
         self.model.module.train()
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
         if stacked is not None and (alike := self.method.rows_beside(given[0] if given else None)) is not None:
             dropped += [([len(alike)] * len(clients), width, p) for _, width, p in self._drops]
-        if more is not None and beside is not None:
+        if more is not None and reached is not None:
             # A client without a term draws nothing for it.
             asked = [len(rows) > 0 for rows in more.rows]
             for seen, width, p in self._drops:
-                dropped.append(([n if one else 0 for n, one in zip(beside.lengths(seen), asked)], width, p))
+                dropped.append(([n if one else 0 for n, one in zip(reached.lengths(seen), asked)], width, p))
         stack_BP = w_BP.detach().requires_grad_()
         stack_BP.grad = torch.zeros_like(stack_BP)
         leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
@@ -126,15 +133,15 @@ class StackedTrainer:
                 with self.model.precision():
                     logits_BNC = vmap(partial(self._logits, inputs))(stack_BP, kept_BNH, inputs.tensors).float()
                 loss_BN = F.cross_entropy(
-                    logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_ROW, reduction="none"
+                    logits_BNC.flatten(0, 1), label_BN.flatten(), ignore_index=NO_LABEL, reduction="none"
                 ).view_as(label_BN)
                 loss_B = loss_BN.sum(1) / count_B
             else:
-                of_each = vmap(partial(self._loss, inputs, beside, stacked), in_dims=(0, 0, 0, 0, 0, stacked.in_dims))
-                read_beside = [] if beside is None else beside.tensors
-                loss_B, *said = of_each(stack_BP, kept_BNH, inputs.tensors, read_beside, label_BN, stacked.tensors)
+                of_each = vmap(partial(self._loss, inputs, reached, stacked), in_dims=(0, 0, 0, 0, 0, stacked.in_dims))
+                read = [] if reached is None else reached.tensors
+                loss_B, *said = of_each(stack_BP, kept_BNH, inputs.tensors, read, label_BN, stacked.tensors)
                 if more is not None:
-                    loss_B = loss_B + more.term(Output(*said))
+                    loss_B = loss_B + self._term(more, Output(*said), len(clients))
             loss_B.sum().backward()
             self.stepped = True
             optimizer.step()
@@ -142,6 +149,31 @@ class StackedTrainer:
             for leaf, client in zip(leaves, clients):
                 keep_moments(client.state, MODEL, optimizer.state[leaf])
         return loss_B.detach()
+
+    def _terms(self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Given]) -> TermOfSeveral | None:
+        """What the method adds to the loss of each.
+
+        Raises:
+            ShoalError: It failed, or is not of all of them.
+        """
+        with code_of(self.method, "regularizers"), nullcontext() if w_BP.device.type == "cpu" else w_BP.device:
+            more = self.method.regularizers(clients, w_BP, given)
+        if more is not None and len(more.rows) != len(clients):
+            what = f"gives rows of {len(more.rows)} clients, wanted those of {len(clients)}"
+            raise fault(self.method, "regularizers", what)
+        return more
+
+    def _term(self, more: TermOfSeveral, out: Output, clients: int) -> Tensor:
+        """That of a step, `[B]`.
+
+        Raises:
+            ShoalError: It has another shape.
+        """
+        term_B = more.term(out)
+        if term_B.shape != (clients,):
+            what = f"gives a term of shape {list(term_B.shape)}, wanted [{clients}]: a number for each client"
+            raise fault(self.method, "regularizers", what)
+        return term_B
 
     def _logits(
         self, inputs: StackedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
@@ -154,16 +186,16 @@ class StackedTrainer:
     def _loss(
         self,
         inputs: StackedInputs,
-        beside: StackedInputs | None,
+        reached: StackedInputs | None,
         stacked: StackedGiven,
         w_P: Tensor,
         kept_NH: Sequence[Tensor],
         tensors: Sequence[Tensor],
-        tensors_beside: Sequence[Tensor],
+        tensors_reached: Sequence[Tensor],
         label_N: Tensor,
         given: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """The method's loss of one client, a scalar, and what its model says of the nodes beside, if there are any."""
+        """The method's loss of one client, a scalar, and what its model says of nodes in reach, if there are any."""
         own, masks_given = stacked.of_one(given), iter(kept_NH)
 
         def output(read: Inputs) -> Output:
@@ -175,9 +207,9 @@ class StackedTrainer:
         alike = self.method.rows_beside(own)
         if alike is not None:
             loss = loss + self.method.loss_beside(output(inputs.alike(alike)), label_N, own)
-        if beside is None:
+        if reached is None:
             return (loss,)
-        out = output(beside.of_one(tensors_beside))
+        out = output(reached.of_one(tensors_reached))
         return loss, out.logits_NC, out.embedding_NH
 
     def _look(self, inputs: StackedInputs) -> list[tuple[int, int, float]]:

@@ -3,7 +3,7 @@
 # By the name that is imported: the package, and a way that does not need it.
 SPARED: dict[str, tuple[str, str]] = {
     "ray": ("ray", "engine.backend=local"),
-    "torch_geometric": ("torch-geometric", "models that read hops"),
+    "torch_geometric": ("torch-geometric", "models that read hops, on other data than cora, citeseer and pubmed"),
     "pymetis": ("pymetis", "another partition.method"),
     "kaminpar": ("kaminpar", "another partition.method"),
     "networkit": ("networkit", "another partition.method"),

@@ -8,6 +8,7 @@ import torch
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm, told_for_several
 from algorithms.client import Client
+from algorithms.faults import code_of
 from algorithms.protocol import Upload
 from algorithms.training.like_sized import like_sized
 from algorithms.training.stacked_given import form_of
@@ -151,7 +152,8 @@ def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     clients, given = [one.visit.client for one in trained], [one.visit.given for one in trained]
     with creating_on(trained[0].w.device):
         try:
-            made = algorithm.uploads(clients, [one.w for one in trained], given, phase)
+            with code_of(algorithm, "uploads"):
+                made = algorithm.uploads(clients, [one.w for one in trained], given, phase)
         except torch.OutOfMemoryError:
             return
         except Exception as error:

@@ -114,6 +114,17 @@ def test_parameters_are_copied_into_the_host_s_model_when_it_is_used(how: str, c
     assert not kept.any()
 
 
+@pytest.mark.parametrize("how", ["borrow", "take", "load"])
+def test_parameters_of_half_the_bytes_are_widened(how: str, client: Client) -> None:
+    """Also where nobody has the host's model hold them: clients that are trained in one batch."""
+    half = torch.randn(len(client.model.w)).half()
+    getattr(client.model, how)(half)
+    assert torch.equal(client.model.snapshot(), half.float())
+    assert torch.equal(client.model.w, half.float())
+    begun = ClientModel(client.model.pattern, client.data, hash, half)
+    assert begun.snapshot().dtype == torch.float32
+
+
 def test_what_is_written_to_parameters_is_kept(client: Client) -> None:
     """Borrowed ones stay as they are; those that were taken are the client's own."""
     model = client.model

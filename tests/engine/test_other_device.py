@@ -7,6 +7,7 @@ generators of the processor, and would run any operator that a GPU lacks.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,6 +272,34 @@ def test_two_devices_do_not_mix(other: torch.device, name: str) -> None:
     mixes(torch.ones(3, 3), torch.ones(3, 3))[name]()
     with pytest.raises(RuntimeError, match=r"two devices|the same device"):
         mixes(torch.ones(3, 3, device=other), torch.ones(3, 3))[name]()
+
+
+TERMS = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from algorithms.base import TermOfSeveral
+from algorithms.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    loss_of_several: ClassVar[bool] = True
+
+    def regularizer(self, client, given):
+        one = torch.ones(())
+        return lambda: one * client.model.flat.w.sum() * 0
+
+    def regularizers(self, clients, w_BP, given):
+        ones = torch.ones(len(clients))
+        rows = [client.data.train for client in clients]
+        return TermOfSeveral(rows, lambda out: ones * out.logits_NC.sum((1, 2)) * 0)
+"""
+
+
+@pytest.mark.parametrize("path", ["loop", "stacked"])
+def test_what_a_method_makes_for_its_terms_lies_there(run_there: Run, tmp_path: Path, path: str) -> None:
+    (tmp_path / "mine.py").write_text(TERMS)
+    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine", "engine.path": path})
 
 
 def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from algorithms.methods.loading import describe, load
 from algorithms.training.stacked_given import StackedGiven, form_of
 from algorithms.training.stacked_training import StackedTrainer
 from engine.rounds.server import Server
+from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN, VAL
 
 Run = Callable[..., Server]
@@ -152,6 +154,44 @@ def test_a_new_term_has_to_be_told_for_several() -> None:
     assert not FedPG(alignment="prototype", attention="node").trained_together()
     assert not WithTerm().trained_together()
     assert WithTerms().trained_together()
+
+
+TERMS = """
+from dataclasses import dataclass
+from typing import ClassVar
+from algorithms.base import TermOfSeveral
+from algorithms.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    loss_of_several: ClassVar[bool] = True
+
+    def regularizer(self, client, given):
+        return lambda: client.model.flat.w.sum()
+
+    def regularizers(self, clients, w_BP, given):
+        rows = [client.data.train for client in clients]
+        RETURN
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("return TermOfSeveral(rows, lambda out: out.logits_NC.sum())", r"gives a term of shape \[\], wanted \[5\]"),
+        (
+            "return TermOfSeveral(rows, lambda out: out.logits_NC.sum((1, 2))[:, None])",
+            r"gives a term of shape \[5, 1\], wanted \[5\]: a number for each client",
+        ),
+        ("return TermOfSeveral(rows[:1], None)", "gives rows of 1 clients, wanted those of 5"),
+        ("return {}['missing']", r"KeyError: 'missing'"),
+    ],
+)
+def test_a_wrong_term_of_several_is_named(run: Run, tmp_path: Path, given: str, line: str) -> None:
+    (tmp_path / "mine.py").write_text(TERMS.replace("RETURN", given))
+    keys = {**KEYS, "engine.path": "stacked", "participation.ratio": 1.0}
+    with pytest.raises(ShoalError, match=rf"clients \[0, 1, 2, 3, 4\]: .*mine\.py.*regularizers.*{line}"):
+        run({**keys, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine"})
 
 
 def test_forms() -> None:

@@ -132,7 +132,7 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
         (
             "stacked",
             {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "a method of plain cross-entropy or with loss_of_several, which FedPG is not",
+            "other options of FedPG; use loop",
         ),
         ("closed_form", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],
