@@ -20,6 +20,34 @@ from algorithms.training.closed_form.rooms import Rooms
 from storage.sparse_matrix import Features, SparseMatrix
 
 
+class Hops(NamedTuple):
+    """Rows of all hops, by their number: those that are summed before they are multiplied, and the others."""
+
+    summed: dict[int, Tensor]
+    others: dict[int, Features]
+
+    @property
+    def read(self) -> tuple[np.ndarray, ...]:
+        """The summed ones as the kernels read them."""
+        return tuple(hop.contiguous().numpy() for hop in self.summed.values()) or (np.empty((0, 0), np.float32),)
+
+    @property
+    def places(self) -> np.ndarray:
+        """Their numbers."""
+        return np.array(list(self.summed) or [0])
+
+    def referred(self, references: int) -> list[int]:
+        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
+        return [k for k in self.summed if k < references]
+
+
+def apart(hops: Sequence[Features]) -> Hops:
+    """Dense ones are summed if there are several."""
+    dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
+    summed = dense if len(dense) > 1 else {}
+    return Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
+
+
 class GAMLPGradients:
     """The gradients of a weighted sum of hops and an MLP on it, on a processor; all attentions but `recursive`.
 
@@ -42,7 +70,7 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `ClosedForm`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = _apart([hop.float() for hop in inputs])
+        hops = apart([hop.float() for hop in inputs])
         first = self._linears[0]
         gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
         products = {k: self._product(k, hop) for k, hop in hops.others.items()}
@@ -65,7 +93,7 @@ class GAMLPGradients:
         self._unweigh(hops, sum_NF, gate_NK, weight_NK, of_score_NK)
         return loss
 
-    def _weigh(self, hops: "_Hops", rows: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _weigh(self, hops: Hops, rows: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; the sum of some, `[N, F]`."""
         module, weight_NK = self._module, torch.empty(rows, k)
         features = self._linears[0].weight.shape[1]
@@ -123,7 +151,7 @@ class GAMLPGradients:
             gradient = torch.where(out > 0, gradient, gradient * slope.weight)
         return gradient
 
-    def _first_weight(self, hops: "_Hops", sum_NF: Tensor, weight_NK: Tensor, gradient: Tensor) -> None:
+    def _first_weight(self, hops: Hops, sum_NF: Tensor, weight_NK: Tensor, gradient: Tensor) -> None:
         """Writes the gradient of the first weight, of all hops together."""
         into = self._linears[0].weight.grad.t()
         if hops.summed:
@@ -132,9 +160,7 @@ class GAMLPGradients:
             add = bool(hops.summed) or number > 0
             torch.addmm(into, _across(hop), gradient * weight_NK[:, k : k + 1], beta=float(add), out=into)
 
-    def _unweigh(
-        self, hops: "_Hops", of_sum_NF: Tensor, gate_NK: Tensor, weight_NK: Tensor, of_score_NK: Tensor
-    ) -> None:
+    def _unweigh(self, hops: Hops, of_sum_NF: Tensor, gate_NK: Tensor, weight_NK: Tensor, of_score_NK: Tensor) -> None:
         """Writes the gradients of what scores are made from; `of_score_NK` has those of the others' weights."""
         module = self._module
         if module.attention == "simple":
@@ -155,33 +181,6 @@ class GAMLPGradients:
             of_own_F += back(hop, of_score_NK[:, place])
             if place < len(of_reference_KF):
                 of_reference_KF[place] = back(hop, everyone_N)
-
-
-class _Hops(NamedTuple):
-    """Rows of all hops, by their number: those that are summed before they are multiplied, and the others."""
-
-    summed: dict[int, Tensor]
-    others: dict[int, Features]
-
-    @property
-    def read(self) -> tuple[np.ndarray, ...]:
-        """The summed ones as the kernels read them."""
-        return tuple(hop.contiguous().numpy() for hop in self.summed.values()) or (np.empty((0, 0), np.float32),)
-
-    @property
-    def places(self) -> np.ndarray:
-        """Their numbers."""
-        return np.array(list(self.summed) or [0])
-
-    def referred(self, references: int) -> list[int]:
-        """Those of them that all hops are compared with, if the first ones of all hops are, so many."""
-        return [k for k in self.summed if k < references]
-
-
-def _apart(hops: Sequence[Features]) -> _Hops:
-    dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
-    summed = dense if len(dense) > 1 else {}
-    return _Hops(summed, {k: hop for k, hop in enumerate(hops) if k not in summed})
 
 
 def _across(hop: Features) -> Tensor:
