@@ -4,6 +4,7 @@ Both divide what Adam moved by the learning rate and the number of steps, as if 
 quotient is about one in every parameter, whatever the gradients are.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,17 +13,24 @@ import torch
 from algorithms.base import Client, Context, Given, Term, Trainer, Tree
 from algorithms.methods import fedavg, feddc, scaffold
 from algorithms.methods.mean_gradient import steps_of
+from algorithms.protocol import MODEL
 
 
 @dataclass(frozen=True)
 class PeerSCAFFOLD(scaffold.SCAFFOLD):
-    """As `SCAFFOLD` with `variate: steps`, whatever the optimizer, and models weighted by all nodes."""
+    """As `SCAFFOLD` with `variate: steps`, whatever the optimizer, and models weighted by all nodes.
+
+    It begins as the peer does, with a last layer that is not larger by the square root of 2, on which FedAvg and our
+    SCAFFOLD do not depend.
+    """
 
     weight: Literal["nodes", "train", "uniform"] = "nodes"
 
     def setup(self, ctx: Context) -> Tree:
         """As `SCAFFOLD`, which would refuse Adam."""
-        return {**fedavg.FedAvg.setup(self, ctx), "c": torch.zeros_like(ctx.initial)}
+        initial = ctx.initial.clone()
+        initial[ctx.build(MODEL, 0).classifier] /= math.sqrt(2)
+        return {"w": initial, "c": torch.zeros_like(initial)}
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
         """As `SCAFFOLD` under SGD."""
