@@ -306,7 +306,17 @@ def here() -> dict[str, Any]:
     """What the digests of this machine depend on."""
     # Not Shoal itself, whose changes these digests are there to notice.
     of_run = {key: value for key, value in environment("cpu").items() if key not in ("python", "shoal")}
-    return {**of_run, "instructions": torch.backends.cpu.get_cpu_capability()}
+    return {**of_run, "instructions": torch.backends.cpu.get_cpu_capability(), "processor": _processor()}
+
+
+def _processor() -> str:
+    """What tells processors of one name apart: family, model, and a digest of what they can do; empty if not known."""
+    if not (known := Path("/proc/cpuinfo")).exists():
+        return ""
+    found = dict(line.split(":", 1) for line in known.read_text().split("\n\n")[0].splitlines() if ":" in line)
+    told = {name.strip(): value.strip() for name, value in found.items()}
+    can = hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:8]
+    return f"{told.get('cpu family')} {told.get('model')} {can}"
 
 
 def golden() -> dict[str, Any]:
