@@ -101,10 +101,8 @@ def test_whose_fault_it_is(away: Run, tmp_path: Path) -> None:
 
 def test_a_mistake_is_not_hidden(away: Run, tmp_path: Path) -> None:
     """Nobody can tell whose fault it is: all of the batch have failed."""
-    with pytest.raises(
-        ShoalError,
-        match=r"client 0: in one batch with clients \[0, .*4\]: .*own\.py, line 19, in uploads\(\): RuntimeError: no luck",
-    ):
+    line = r"in one batch with clients \[0, .*4\]: .*own\.py, line 19, in uploads\(\): RuntimeError: no luck"
+    with pytest.raises(ShoalError, match=f"client 0: {line}"):
         away(own(tmp_path, fails="code"))
 
 
