@@ -21,7 +21,7 @@ class PeerSCAFFOLD(scaffold.SCAFFOLD):
     """As `SCAFFOLD` with `variate: steps`, whatever the optimizer, and models weighted by all nodes.
 
     It begins as the peer does, with a last layer that is not larger by the square root of 2, on which FedAvg and our
-    SCAFFOLD do not depend.
+    SCAFFOLD do not depend on Cora.
     """
 
     weight: Literal["nodes", "train", "uniform"] = "nodes"

@@ -157,9 +157,9 @@ class EngineConfig:
             gradients, `stacked` all in one batch; the same numbers to rounding. Both others are for methods of plain
             cross-entropy, `stacked` also for losses that several clients can share (`loss_of_several`). `closed_form`
             is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters and GAMLP's recursive
-            attention, gamlp and gat on processors alone, where it pays;
-            `stacked` is for whole batches of decoupled models and of gcn, gin, sage and gcnii on whole graphs, and pays
-            on GPUs. `auto` takes them there where it can, and the loop elsewhere.
+            attention, gamlp and gat on processors alone, where it pays; `stacked` is for whole batches of decoupled
+            models and of gcn, gin, sage and gcnii on whole graphs, and pays on GPUs. `auto` takes them there where it
+            can, and the loop elsewhere.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `path: loop`,
