@@ -1,16 +1,21 @@
 """The study `prompts` of `accuracy.py`: one GNN for clients whose tasks are of nodes, of edges and of graphs.
 
-Settings are named as in `cora-clean`: the graph that small ones are cut out of, and whether these are left as they are
-(`clean`) or filled up with nodes of the label's class (`padded`), as the published code does, in test graphs, too. Nine
-clients, three for each level, GraphTransformer of two layers and width 100 from scratch, dropout 0.5 between them, Adam
-with 0.1 for prompts and classifiers, one epoch a round, batches of 16. In the rows of whole models each client has all
-of GNN, prompt and classifier, trained with 0.001; what is averaged is averaged over all nine. Scope `trained`, best
+Settings are named as in `cora-clean`: the graph that small ones are cut out of, and one of KINDS. They are left as they
+are (`clean`) or filled up with nodes of the label's class (`padded`), as the published code does, in test graphs, too.
+Nine clients, three for each level, GraphTransformer of two layers and width 100 from scratch, dropout 0.5 between them,
+Adam with 0.1 for prompts and classifiers, one epoch a round, batches of 16. In the rows of whole models each client has
+all of GNN, prompt and classifier, trained with 0.001; what is averaged is averaged over all nine. Scope `trained`, best
 validation round: means of accuracy and macro-F1 over the clients of a level, as in the paper, and their mean.
+
+The other kinds change one thing of `clean`: `alpha0.3` deals graphs out by a Dirichlet draw a class, `few` leaves about
+100 training graphs to a client, `pretrained` starts from a GNN that learnt from the training graphs by GraphCL in about
+1,250 steps of 16, `gcn` has a GCN on the server, and `node_edge` has no clients of the third level.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -18,9 +23,19 @@ from figures import print_figures
 from rich.console import Console
 from rich.table import Table
 
-DATASETS = ("cora", "pubmed", "computers", "physics")
-PADDING = {"clean": "none", "padded": "same_class"}
+from algorithms.training.graph_contrast import ContrastOptions
+from engine.commands.pretrain import pretrain
+from engine.settings.config import parse_config
+
+# Their numbers of classes.
+DATASETS = {"cora": 7, "pubmed": 3, "computers": 10, "physics": 5}
 LEVELS = ("induced-node", "induced-edge", "induced-graph")
+ALPHAS = (0.9, 0.6, 0.3, 0.1)
+PAIRS = {"node_edge": LEVELS[:2], "node_graph": LEVELS[::2], "edge_graph": LEVELS[1:]}
+KINDS = ("clean", "padded", *(f"alpha{alpha}" for alpha in ALPHAS), "few", "pretrained", "gcn", *PAIRS)
+FEW, CLIENTS_OF_LEVEL = 100, 3
+# As many steps of 16 graphs as 100 epochs over 200 parts of one graph are; of about 4,000 graphs that is five epochs.
+CONTRAST = ContrastOptions(epochs=5)
 SPLIT = {"name": "fedgpl", "gnn": "per_batch_seq"}
 WHOLE_LR = 0.001
 # The method, the prompt, and the learning rate.
@@ -34,8 +49,13 @@ METHODS: dict[str, tuple[dict[str, Any], Any, float]] = {
     "fedgpl, no prompt": (SPLIT, "none", 0.1),
     "fedgpl, gpf": (SPLIT, "gpf", 0.1),
     "fedgpl, all_in_one": (SPLIT, "all_in_one", 0.1),
+    **{
+        f"fedgpl, {noise} noise, epsilon {epsilon:g}": ({**SPLIT, "noise": noise, "epsilon": epsilon}, "vpg", 0.1)
+        for noise, epsilon in product(("paper", "clipped"), (1000.0, 100.0, 10.0))
+    },
     "local, vpg": ({"name": "local"}, "vpg", WHOLE_LR),
     "local, no prompt": ({"name": "local"}, "none", WHOLE_LR),
+    "local, gpf": ({"name": "local"}, "gpf", WHOLE_LR),
     "fedavg, vpg": ({"name": "fedavg", "weight": "uniform"}, "vpg", WHOLE_LR),
     "fedavg, gpf": ({"name": "fedavg", "weight": "uniform"}, "gpf", WHOLE_LR),
     "fedavg, supt": ({"name": "fedavg", "weight": "uniform"}, "supt", WHOLE_LR),
@@ -43,27 +63,52 @@ METHODS: dict[str, tuple[dict[str, Any], Any, float]] = {
     "fedprox, vpg": ({"name": "fedprox", "weight": "uniform"}, "vpg", WHOLE_LR),
     "scaffold, vpg": ({"name": "scaffold"}, "vpg", WHOLE_LR),
 }
-# Table 1 (pre-trained, fine-tuned GNN), Table 8 (from scratch) and Table 10 (local VPG: node, edge, graph), accuracy.
+# Tables 1 (pre-trained, fine-tuned GNN), 2, 3, 7, 8 (from scratch), 9 and 10 (local VPG: node, edge, graph), accuracy.
+# In Table 2 the level that does not take part counts with what it has alone, for FedGPL in a row without a name.
 PAPER = {
-    ("cora", "fedgpl"): "88.34 (from scratch 89.14)",
-    ("cora", "fedgpl, frozen"): "87.61",
-    ("cora", "fedavg, gpf"): "85.20",
-    ("cora", "fedavg, supt"): "85.74",
-    ("cora", "fedavg, all_in_one"): "86.70",
-    ("cora", "local, vpg"): "79.19 / 90.35 / 91.02",
-    ("physics", "fedgpl"): "90.91",
-    ("physics", "fedavg, gpf"): "89.75",
-    ("physics", "fedavg, supt"): "89.79",
-    ("physics", "fedavg, all_in_one"): "89.05",
-    ("physics", "local, vpg"): "83.37 / 91.03 / 99.50",
+    ("cora-clean", "fedgpl"): "88.34 (from scratch 89.14)",
+    ("cora-clean", "fedgpl, frozen"): "87.61",
+    ("cora-clean", "fedavg, gpf"): "85.20",
+    ("cora-clean", "fedavg, supt"): "85.74",
+    ("cora-clean", "fedavg, all_in_one"): "86.70",
+    ("cora-clean", "local, vpg"): "79.19 / 90.35 / 91.02",
+    ("cora-clean", "local, gpf"): "85.02",
+    ("cora-alpha0.9", "fedgpl"): "88.23",
+    ("cora-alpha0.9", "fedavg, vpg"): "86.93",
+    ("cora-alpha0.6", "fedgpl"): "87.90",
+    ("cora-alpha0.6", "fedavg, vpg"): "87.77",
+    ("cora-alpha0.3", "fedgpl"): "85.07",
+    ("cora-alpha0.3", "fedavg, vpg"): "85.00",
+    ("cora-alpha0.1", "fedgpl"): "83.93",
+    ("cora-alpha0.1", "fedavg, vpg"): "83.43",
+    ("cora-few", "fedgpl"): "86.45",
+    ("cora-pretrained", "fedgpl"): "88.34",
+    ("cora-pretrained", "fedgpl, frozen"): "87.61",
+    ("cora-gcn", "fedgpl"): "86.87",
+    ("cora-node_edge", "fedgpl"): "79.73 / 90.89",
+    ("cora-node_edge", "fedavg, vpg"): "79.02 / 89.34",
+    ("cora-node_graph", "fedgpl"): "80.44 / 92.56",
+    ("cora-node_graph", "fedavg, vpg"): "79.09 / 90.02",
+    ("cora-edge_graph", "fedgpl"): "92.13 / 92.75",
+    ("cora-edge_graph", "fedavg, vpg"): "90.13 / 91.14",
+    ("physics-clean", "fedgpl"): "90.91",
+    ("physics-clean", "fedavg, gpf"): "89.75",
+    ("physics-clean", "fedavg, supt"): "89.79",
+    ("physics-clean", "fedavg, all_in_one"): "89.05",
+    ("physics-clean", "local, vpg"): "83.37 / 91.03 / 99.50",
+    ("physics-clean", "local, gpf"): "88.29",
+    ("physics-few", "fedgpl"): "90.14",
 }
 Finish = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def settings(only: list[str]) -> Iterator[tuple[str, str]]:
-    """Dataset and kind of data of every setting, or of those that are asked for."""
-    for setting in product(DATASETS, PADDING):
-        if not only or "-".join(setting) in only:
+    """Dataset and kind of every setting that is asked for, or of those with graphs of all levels dealt out evenly."""
+    known = {f"{dataset}-{kind}": (dataset, kind) for dataset, kind in product(DATASETS, KINDS)}
+    if wrong := set(only).difference(known):
+        raise SystemExit(f"--only {wrong.pop()}: the study has no such setting; it has {', '.join(known)}")
+    for name, setting in known.items():
+        if name in only or (not only and setting[1] in ("clean", "padded")):
             yield setting
 
 
@@ -71,31 +116,46 @@ def config_of(setting: tuple[str, str], method: str, seed: int, args: argparse.N
     """The config of one run, as plain values."""
     dataset, kind = setting
     algorithm, prompt, lr = METHODS[method]
-    return {
+    levels = list(PAIRS.get(kind, LEVELS))
+    options = {"base": dataset, "padding": "same_class" if kind == "padded" else "none", "seed": seed}
+    partition = {"method": "random", "clients": [CLIENTS_OF_LEVEL] * len(levels), "seed": seed}
+    model = {"name": "transformer", "hidden": 100, "layers": 2, "prompt": prompt, "head_dropout": False}
+    if kind.startswith("alpha"):
+        partition |= {"method": "dirichlet", "alpha": float(kind.removeprefix("alpha"))}
+    if kind == "few":
+        options["shots"] = CLIENTS_OF_LEVEL * FEW // DATASETS[dataset]
+    if kind == "gcn":
+        model["name"] = "gcn"
+    plain = {
         "name": f"{'-'.join(setting)}-{algorithm['name']}",
         "task": "graph",
         "seed": seed,
         "rounds": args.rounds,
-        "data": {
-            "dataset": list(LEVELS),
-            "split": "public",
-            "options": {"base": dataset, "padding": PADDING[kind], "seed": seed},
-        },
-        "partition": {"method": "random", "clients": [3, 3, 3], "seed": seed},
+        "data": {"dataset": levels, "split": "public", "options": options},
+        "partition": partition,
         "propagation": {"hops": 0},
-        "model": {"name": "transformer", "hidden": 100, "layers": 2, "prompt": prompt, "head_dropout": False},
+        "model": model,
         "train": {"epochs": 1, "batch_size": 16, "lr": lr, "weight_decay": 0.0, "dropout": 0.5},
         "algorithm": algorithm,
         "evaluation": {"every": 5},
         "engine": {"backend": "local", "precision": args.precision},
         "run": {"root": args.runs, "checkpoint_every": args.rounds, "tensorboard": False},
     }
+    if kind == "pretrained":
+        model["pretrained"] = str(pretrained(f"{dataset}-{seed}", plain, args))
+    return plain
 
 
-def levels_of(summary: dict[str, Any], scope: str, rate: str) -> list[float]:
-    """Of nodes, edges and graphs, in %, at the best validation round."""
+def pretrained(name: str, plain: dict[str, Any], args: argparse.Namespace) -> Path:
+    """The file of a GNN that has learnt from a config's training graphs, made if it is not there."""
+    path = Path(args.runs) / f"{name}-graphcl.safetensors"
+    return path if path.exists() else pretrain(parse_config(plain, "benchmark"), path, CONTRAST, 200, "train")
+
+
+def levels_of(setting: tuple[str, str], summary: dict[str, Any], scope: str, rate: str) -> list[float]:
+    """Of nodes, edges and graphs, or of those that take part, in %, at the best validation round."""
     domains = summary["scopes"][scope]["best"]["test"]["domains"]
-    return [100 * domains[level][rate] for level in LEVELS]
+    return [100 * domains[level][rate] for level in PAIRS.get(setting[1], LEVELS)]
 
 
 def spread(values: list[float]) -> str:
@@ -117,15 +177,18 @@ def study(args: argparse.Namespace, finish: Finish) -> None:
                 continue
             summaries = [finish(config_of(setting, method, seed, args)) for seed in range(args.seeds)]
             found = {
-                "trained": [levels_of(summary, "trained", "clients") for summary in summaries],
-                "f1": [mean(levels_of(summary, "trained", "f1_clients")) for summary in summaries],
-                "served": [mean(levels_of(summary, "served", "clients")) for summary in summaries],
+                "trained": [levels_of(setting, summary, "trained", "clients") for summary in summaries],
+                "f1": [mean(levels_of(setting, summary, "trained", "f1_clients")) for summary in summaries],
+                "served": [mean(levels_of(setting, summary, "served", "clients")) for summary in summaries],
                 "bytes": [sum(summary["bytes"][way] for way in ("up", "down")) / args.rounds for summary in summaries],
             }
-            by_level = [spread([levels[place] for levels in found["trained"]]) for place in range(3)]
+            by_level = dict.fromkeys(LEVELS, "-")
+            for place, level in enumerate(PAIRS.get(setting[1], LEVELS)):
+                by_level[level] = spread([levels[place] for levels in found["trained"]])
             table.add_row(
-                label, method, *by_level, spread([mean(levels) for levels in found["trained"]]), spread(found["f1"]),
-                spread(found["served"]), f"{mean(found['bytes']) / 1e6:.1f}", PAPER.get((setting[0], method), "-"),
+                label, method, *by_level.values(), spread([mean(levels) for levels in found["trained"]]),
+                spread(found["f1"]), spread(found["served"]), f"{mean(found['bytes']) / 1e6:.1f}",
+                PAPER.get((label, method), "-"),
             )  # fmt: skip
             figures[f"{label} {method}"] = found
     Console(width=180).print(table)
