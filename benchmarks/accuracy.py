@@ -73,6 +73,8 @@ PEER_METHOD = {
     "gcfl+": "gcfl_plus",
     "scaffold, as the peer": "scaffold",
     "feddc, as the peer": "feddc",
+    "fedproto, as the peer": "fedproto",
+    "fedtgp, as the peer": "fedtgp",
 }
 # FedGTA, PVLDB 17(1), Table 3 (Louvain), and FedPG, Table V (GAMLP, METIS); ten clients, each on its own split.
 PAPER = {

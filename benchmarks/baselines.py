@@ -28,6 +28,8 @@ METHODS: dict[str, dict[str, Any]] = {
     # To be held against the peer's: its faults are there.
     "scaffold, as the peer": {"name": f"{FAULTS}:PeerSCAFFOLD"},
     "feddc, as the peer": {"name": f"{FAULTS}:PeerFedDC"},
+    "fedproto, as the peer": {"name": f"{FAULTS}:PeerFedProto"},
+    "fedtgp, as the peer": {"name": f"{FAULTS}:PeerFedTGP"},
 }
 NAMES = ("local", "global", "fedavg", *METHODS, "fedgta", "fedproto", "fedtgp", "fedpg", "class means (ours)")
 # For backbones that pass messages.

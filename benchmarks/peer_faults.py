@@ -1,19 +1,27 @@
-"""SCAFFOLD and FedDC with what differs in OpenFGL, to see whether that explains how far its numbers are from ours.
+"""Methods with what differs in OpenFGL, to see whether that explains how far its numbers are from ours.
 
-Both divide what Adam moved by the learning rate and the number of steps, as if it were a sum of SGD's gradients: the
-quotient is about one in every parameter, whatever the gradients are.
+SCAFFOLD and FedDC divide there what Adam moved by the learning rate and the number of steps, as if it were a sum of
+SGD's gradients: the quotient is about one in every parameter, whatever the gradients are. In FedProto and FedTGP a
+class that a client has not is a prototype of zeros, and the embeddings that are to be near prototypes are dropped out.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Term, Trainer, Tree
-from algorithms.methods import fedavg, feddc, scaffold
+from algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree, Upload
+from algorithms.losses.alignment import NodeAlignment
+from algorithms.methods import fedavg, feddc, fedproto, fedtgp, scaffold
 from algorithms.methods.mean_gradient import steps_of
 from algorithms.protocol import MODEL
+
+# The peer's.
+DROPOUT = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,3 +77,52 @@ class PeerFedDC(feddc.FedDC):
         target = given["w"] - client.state.get(feddc.DRIFT, 0)
         linear = given["scale"] * client.state.get(feddc.UPDATE, torch.zeros_like(target))
         return lambda: alpha / 2 * (w - target).square().sum() + linear @ w
+
+
+class PeerAligned(fedproto.FedProto):
+    """The clients' part: embeddings are read behind ReLU and, in training, behind dropout.
+
+    Errors are summed over classes in the place of their mean weighted by rows. A dropped embedding is about as far from
+    any prototype as it is long, so that all of them are drawn towards zero.
+    """
+
+    loss_of_several = False
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, given: tuple[Tensor, Tensor] | None) -> Tensor:
+        """As `FedProto`, for one client."""
+        plain = super().loss(out, y, w, None)
+        if given is None:
+            return plain
+        z_NH = F.dropout(out.embedding_NH.relu(), DROPOUT)
+        return plain + self.lam / z_NH.shape[1] * NodeAlignment(y, *given)(z_NH)
+
+    def uploads(
+        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+    ) -> Mapping[int, Upload]:
+        """Every class of every client, of zeros if it has none."""
+        return {i: self.all_classes(*self.means_of(client), client.info.nodes) for i, client in enumerate(clients)}
+
+    def rows_of(self, client: Client) -> Tensor:
+        """As `FedProto`."""
+        return super().rows_of(client).relu()
+
+    def all_classes(self, mean_CK: Tensor, counts_C: Tensor, nodes: int) -> Upload:
+        """With the weight of all nodes of the client."""
+        return Upload({"proto": mean_CK}, {"proto": torch.full((len(mean_CK), 1), float(nodes))})
+
+
+@dataclass(frozen=True)
+class PeerFedProto(PeerAligned):
+    """As `FedProto`, with the peer's clients."""
+
+
+@dataclass(frozen=True)
+class PeerFedTGP(PeerAligned, fedtgp.FedTGP):
+    """As `FedTGP`, with the peer's clients, no margin, as its division leaves it, and ten of the server's steps."""
+
+    server_steps: int = 10
+    margin_cap: float = 0.0
+
+    def all_classes(self, mean_CK: Tensor, counts_C: Tensor, nodes: int) -> Upload:
+        """As samples of equal weight."""
+        return self.told(mean_CK, torch.ones_like(counts_C))
