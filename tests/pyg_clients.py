@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from small_graphs import CLASSES, FEATURES
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -30,11 +31,11 @@ class Net(nn.Module):
 
     def embed(self, batch: Batch) -> Tensor:
         first, second = self.backbone.convs
-        x = F.dropout(F.relu(first(batch.x, batch.edge_index)), DROPOUT, self.training)
+        x = dropped(F.relu(first(batch.x, batch.edge_index)), DROPOUT, self.training)
         return global_mean_pool(second(x, batch.edge_index), batch.batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.backbone.head.linears[0](F.dropout(self.embed(batch), DROPOUT, self.training))
+        return self.backbone.head.linears[0](dropped(self.embed(batch), DROPOUT, self.training))
 
     def load(self, w: Tensor) -> None:
         ours = build("gcn", FEATURES, CLASSES, 2, DROPOUT, {"hidden": HIDDEN}, task="graph")

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from algorithms.draws import fill_kept
 
 MaskOf = Callable[[Tensor, float], Tensor]
 
@@ -20,10 +21,7 @@ def drop(x: Tensor, p: float, training: bool) -> Tensor:
     mask_of = _mask_of.get()
     if mask_of is not None:
         return x * mask_of(x, p)
-    if x.device.type == "cpu":
-        return F.dropout(x, p)
-    # A GPU's own dropout draws other masks than `bernoulli_`, which draws for clients trained in one batch.
-    return x * torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
+    return x * fill_kept(torch.empty_like(x), p).div_(1 - p)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from algorithms.backbones.dropout import masks
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm, Given, Output, TermOfSeveral, told_for_several
 from algorithms.client import Client
+from algorithms.draws import fill_kept
 from algorithms.faults import code_of, fault
 from algorithms.flat_model import FlatModel
 from algorithms.padding import padded
@@ -239,5 +240,5 @@ def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:
 def _masks(zeros_BNH: Tensor, rows: Sequence[int], p: float, generators: Sequence[torch.Generator]) -> Tensor:
     """Every client's mask as it would draw it alone, written into the zeros; padded rows keep theirs."""
     for zeros_NH, count, generator in zip(zeros_BNH, rows, generators):
-        zeros_NH[:count].bernoulli_(1 - p, generator=generator)
+        fill_kept(zeros_NH[:count], p, generator)
     return zeros_BNH.div_(1 - p)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.backbones.coupled import Coupled
 from algorithms.backbones.neighbourhood import Neighbourhood
+from algorithms.draws import fill_kept
 from algorithms.training.closed_form.layers import Layer
 from algorithms.training.closed_form.products import heard, product, told, weight_gradient
 from algorithms.training.closed_form.rooms import Rooms, let_through
@@ -39,7 +40,7 @@ class Body(ABC):
         """Dropout in place."""
         if not self.model.dropout:
             return x
-        kept = self.rooms("kept", *x.shape).bernoulli_(1 - self.model.dropout)
+        kept = fill_kept(self.rooms("kept", *x.shape), self.model.dropout)
         return x.mul_(kept.mul_(self.factor()))
 
 

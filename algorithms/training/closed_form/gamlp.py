@@ -13,6 +13,7 @@ from torch import Tensor
 from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.hop_kernels import unweigh, weigh
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
+from algorithms.draws import fill_kept
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
 from algorithms.training.closed_form.products import product, weight_gradient
@@ -130,7 +131,7 @@ class GAMLPGradients:
         for linear in self._linears[1:]:
             passed, kept = torch.prelu(out, head.prelu.weight), None
             if head.dropout:
-                kept = torch.empty_like(passed).bernoulli_(1 - head.dropout).div_(1 - head.dropout)
+                kept = fill_kept(torch.empty_like(passed), head.dropout).div_(1 - head.dropout)
                 passed.mul_(kept)
             layers.append((out, kept, passed))
             out = torch.addmm(linear.bias, passed, linear.weight.t())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.head import Head
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
+from algorithms.draws import fill_kept
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
 from storage.sparse_matrix import Features, SparseMatrix
@@ -77,7 +78,7 @@ class HeadGradients:
                 output.relu_()
                 if self._dropout:
                     # Until the way back the memory of the gradient is free for the mask.
-                    output.mul_(layer.gradient[:n].bernoulli_(1 - self._dropout))
+                    output.mul_(fill_kept(layer.gradient[:n], self._dropout))
             x = output
         return inputs
 

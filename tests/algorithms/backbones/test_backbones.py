@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from torch import Tensor, nn
 
 from algorithms.backbones.building import backbone, build
@@ -226,7 +227,7 @@ def test_hidden_activations_drop_as_in_plain_torch(name: str, options: dict, tra
     *linears, last = model.head.linears
     for linear in linears:
         embedding = F.leaky_relu(linear(hidden), 0.25 if name == "gamlp" else 0.0)
-        hidden = F.dropout(embedding, 0.3, training)
+        hidden = dropped(embedding, 0.3, training)
     torch.testing.assert_close(out.embedding_NH, embedding)
     torch.testing.assert_close(out.logits_NC, last(hidden))
 

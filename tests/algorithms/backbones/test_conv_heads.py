@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
@@ -112,12 +113,12 @@ class PyGStack(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         def between(h: Tensor) -> Tensor:
-            return F.dropout(F.relu(h), 0.3, self.training)
+            return dropped(F.relu(h), 0.3, self.training)
 
         if self.lift is not None:
             z = initial = F.relu(self.lift(x))
             for conv in self.convs:
-                z = F.relu(conv(F.dropout(z, 0.3, self.training), initial, edges))
+                z = F.relu(conv(dropped(z, 0.3, self.training), initial, edges))
         else:
             z = self.convs[0](x, edges)
             for conv in list(self.convs)[1:]:

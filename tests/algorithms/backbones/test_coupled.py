@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
@@ -213,13 +214,13 @@ def test_options_and_dropout_are_those_of_plain_pyg(name: str, training: bool, v
         lift.load_state_dict(model.lift.state_dict())
         x = initial = F.relu(lift(x))
         for conv in layers:
-            x = F.relu(conv(F.dropout(x, 0.3, training), initial, edges))
+            x = F.relu(conv(dropped(x, 0.3, training), initial, edges))
     else:
         x = layers[0](x, edges)
         for conv in layers[1:]:
-            x = conv(F.dropout(between(name, x), 0.3, training), edges)
+            x = conv(dropped(between(name, x), 0.3, training), edges)
     torch.testing.assert_close(out.embedding_NH, x, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(out.logits_NC, last(F.dropout(x, 0.3, training)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out.logits_NC, last(dropped(x, 0.3, training)), rtol=1e-4, atol=1e-5)
 
 
 def test_defaults(view: View) -> None:

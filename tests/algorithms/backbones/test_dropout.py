@@ -2,11 +2,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.nn.functional as F
 from other_device import load
+from plain_dropout import dropped
 from torch import Tensor
 
 from algorithms.backbones.dropout import drop, masks
+from algorithms.draws import Stream, fill_kept, generator_on
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def test_outside_training_and_at_zero_nothing_happens() -> None:
@@ -21,23 +24,75 @@ def test_outside_training_and_at_zero_nothing_happens() -> None:
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.75])
-def test_the_processor_draws_as_torch_does(p: float) -> None:
-    x = torch.randn(50, 20)
+def test_the_processor_keeps_by_sixteen_bits_an_entry(p: float) -> None:
+    x = torch.randn(50, 21)
     torch.manual_seed(3)
-    expected = F.dropout(x, p, training=True)
+    expected = dropped(x, p)
     torch.manual_seed(3)
-    assert torch.equal(drop(x, p, training=True), expected)
+    torch.testing.assert_close(drop(x, p, training=True), expected)
+
+
+@pytest.mark.parametrize("p", [0.0003, 0.1, 0.5, 0.9, 0.9997])
+def test_entries_are_dropped_as_often_as_asked_whatever_the_others_are(p: float) -> None:
+    """Counts are binomial: by place within a word, in all, and of pairs of neighbours; within five deviations."""
+    count = 400_000
+    generator = torch.Generator().manual_seed(7)
+    kept = fill_kept(torch.empty(count), p, generator).double()
+    assert set(kept.unique().tolist()) == {0.0, 1.0}
+    by_place = kept.view(-1, 4).sum(0).tolist()
+    both = [float((kept[:-lag] * kept[lag:]).sum()) for lag in (1, 2, 4)]
+    for found, draws, share in [
+        *((of_place, count // 4, 1 - p) for of_place in by_place),
+        (float(kept.sum()), count, 1 - p),
+        *((together, count, (1 - p) ** 2) for together in both),
+    ]:
+        assert abs(found - draws * share) < 5 * (3 * draws * share * (1 - share)) ** 0.5 + 1
+
+
+def test_dropout_leaves_the_mean_and_gradients_pass_where_entries_are_kept() -> None:
+    torch.manual_seed(1)
+    x = torch.ones(1000, 100, requires_grad=True)
+    out = drop(x, 0.3, training=True)
+    assert float(out.detach().mean()) == pytest.approx(1, abs=0.01)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())
+
+
+@pytest.mark.parametrize("out", [torch.empty(0), torch.empty(3, 0), torch.empty(1), torch.empty(5, 3), torch.empty(7)])
+def test_any_shape_is_filled_and_every_draw_goes_on_in_the_stream(out: Tensor) -> None:
+    generator = torch.Generator().manual_seed(2)
+    first = fill_kept(out.fill_(9), 0.5, generator).clone()
+    again = fill_kept(torch.empty(out.shape), 0.5, torch.Generator().manual_seed(2))
+    assert first.shape == out.shape
+    assert torch.equal(first, again)
+    assert ((first == 0) | (first == 1)).all()
+    many = torch.stack([fill_kept(torch.empty(64), 0.5, generator) for _ in range(2)])
+    assert not torch.equal(many[0], many[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_type_changes_no_draw_and_neither_do_strides(dtype: torch.dtype) -> None:
+    plain = fill_kept(torch.empty(6, 5), 0.4, torch.Generator().manual_seed(5))
+    assert torch.equal(fill_kept(torch.empty(6, 5, dtype=dtype), 0.4, torch.Generator().manual_seed(5)).float(), plain)
+    turned = torch.empty(5, 6).t()
+    assert torch.equal(fill_kept(turned, 0.4, torch.Generator().manual_seed(5)), plain)
+
+
+def test_what_is_nearly_always_dropped_has_no_factor_of_infinity() -> None:
+    torch.manual_seed(0)
+    assert drop(torch.ones(1000), 1 - 2**-20, training=True).isfinite().all()
 
 
 @pytest.mark.parametrize("p", [0.2, 0.75])
-def test_another_device_draws_what_clients_of_one_batch_draw(p: float) -> None:
-    """Bernoulli masks from the default stream, as the stacked trainer draws them from a client's own."""
-    other = load()
-    x = torch.randn(50, 20)
-    torch.manual_seed(3)
-    dropped = drop(x.to(other), p, training=True).cpu()
-    kept = torch.zeros(50, 20).bernoulli_(1 - p, generator=torch.Generator().manual_seed(3)).bool()
-    torch.testing.assert_close(dropped, torch.where(kept, x / (1 - p), torch.zeros(())))
+@pytest.mark.parametrize("place", ["other", pytest.param("cuda", marks=GPU)])
+def test_another_device_draws_what_clients_of_one_batch_draw(place: str, p: float) -> None:
+    """From its default stream, as the stacked trainer draws from a client's own; a GPU draws other bits."""
+    device = load() if place == "other" else torch.device(place)
+    x = torch.randn(50, 20).to(device)
+    with Stream(device, 3):
+        out = drop(x, p, training=True).cpu()
+    kept = fill_kept(torch.empty_like(x), p, generator_on(device).manual_seed(3)).cpu().bool()
+    torch.testing.assert_close(out, torch.where(kept, x.cpu() / (1 - p), torch.zeros(())))
 
 
 def test_masks_are_taken_in_the_order_of_calls_and_given_back() -> None:
@@ -63,7 +118,7 @@ def test_masks_are_taken_in_the_order_of_calls_and_given_back() -> None:
     assert [p for _, p in asked] == [0.1, 0.6, 0.1]
     assert torch.equal(asked[1][0], 2 * x)
     torch.manual_seed(0)
-    expected = F.dropout(x, 0.5)
+    expected = dropped(x, 0.5)
     torch.manual_seed(0)
     assert torch.equal(drop(x, 0.5, training=True), expected)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, JumpingKnowledge
@@ -62,9 +63,9 @@ def test_is_pyg_s_layers_and_their_maximum(layers: int, training: bool, as_spars
     edges = view.adjacency.to_sparse_coo().indices().flip(0).long()
     outputs = [F.relu(twins[0](view.x, edges))]
     for twin in list(twins)[1:-1]:
-        outputs.append(F.relu(twin(F.dropout(outputs[-1], 0.3, training), edges)))
+        outputs.append(F.relu(twin(dropped(outputs[-1], 0.3, training), edges)))
     embedding_NH = JumpingKnowledge("max")(outputs)
-    logits_NC = twins[-1](F.dropout(embedding_NH, 0.3, training))
+    logits_NC = twins[-1](dropped(embedding_NH, 0.3, training))
 
     # Head first among the model's parameters, last among the twins'.
     expected = with_gradients(logits_NC, embedding_NH, nn.ModuleList([twins[-1], *list(twins)[:-1]]))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -64,14 +65,14 @@ class PyGStack(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         def between(h: Tensor) -> Tensor:
-            return F.dropout(F.relu(self.norm(h)), 0.3, self.training)
+            return dropped(F.relu(self.norm(h)), 0.3, self.training)
 
         s = self.convs[0](x, edges)
         for conv in list(self.convs)[1:]:
             s = conv(between(s), edges)
         if self.conv_head:
             return self.last(between(s), edges), s
-        return self.last(F.dropout(s, 0.3, self.training)), s
+        return self.last(dropped(s, 0.3, self.training)), s
 
 
 def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> dict[str, Tensor | None]:

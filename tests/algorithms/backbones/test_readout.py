@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
@@ -98,9 +99,9 @@ class InPyG(nn.Module):
         self.pool = pyg_pool(model)
 
     def forward(self, batch: Batch) -> Tensor:
-        x = F.dropout(F.relu(self.convs[0](batch.x, batch.edge_index)), 0.5, self.training)
+        x = dropped(F.relu(self.convs[0](batch.x, batch.edge_index)), 0.5, self.training)
         x = self.pool(self.convs[1](x, batch.edge_index), batch.batch)
-        return self.classifier(F.dropout(x, 0.5, self.training))
+        return self.classifier(dropped(x, 0.5, self.training))
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -149,11 +150,11 @@ def test_models_that_read_hops(graph_view: GraphView, pyg_graphs: list[Data], na
     *hidden, last = model.head.linears
     for number, linear in enumerate(hidden):
         x = F.relu(linear(x))
-        x = F.dropout(x, 0.5) if number < len(hidden) - 1 else x
+        x = dropped(x, 0.5) if number < len(hidden) - 1 else x
     sizes = view.graph_ptr.diff()[chosen].tolist()
     pooled = torch.stack([rows.sum(0) for rows in x.split(sizes)])
     torch.testing.assert_close(out.embedding_NH, pooled)
-    torch.testing.assert_close(out.logits_NC, last(F.dropout(pooled, 0.5)))
+    torch.testing.assert_close(out.logits_NC, last(dropped(pooled, 0.5)))
 
 
 @pytest.mark.parametrize("name", ["gcn", "sgc"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool
@@ -65,11 +66,11 @@ def by_pyg(model: Any, graphs: Sequence[Data], pool: Callable[..., Tensor], trai
             gin, gcn = GINConv(mlp, train_eps=True), GCNConv(HIDDEN, HIDDEN)
         gin.load_state_dict(ours.state_dict())
         gcn.load_state_dict(of_structure.state_dict())
-        x = F.dropout(x, 0.5, training) if layer else x
+        x = dropped(x, 0.5, training) if layer else x
         x, s = F.relu(gin(torch.cat([x, s], 1), batch.edge_index)), torch.tanh(gcn(s, batch.edge_index))
     embedding = pool(torch.cat([x, s], 1), batch.batch)
     top = star.head.linears[0]
-    return F.linear(F.dropout(embedding, 0.5, training), top.weight, top.bias), embedding
+    return F.linear(dropped(embedding, 0.5, training), top.weight, top.bias), embedding
 
 
 @pytest.mark.parametrize(("layers", "readout"), [(1, "mean"), (2, "sum"), (3, "mean")])

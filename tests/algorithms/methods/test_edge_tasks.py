@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -63,7 +64,7 @@ class Net(nn.Module):
             *before, _ = self.backbone.head.linears
             return F.relu(before[0](client.hop)) if before else client.hop
         first, second = self.backbone.convs
-        x = F.dropout(F.relu(first(client.x, client.edges)), DROPOUT, self.training)
+        x = dropped(F.relu(first(client.x, client.edges)), DROPOUT, self.training)
         return second(x, client.edges)
 
     def embed(self, client: "PlainClient", items: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class Net(nn.Module):
         return torch.stack([z[a] * z[b] for a, b in client.pairs[items].tolist()])
 
     def forward(self, client: "PlainClient", items: Tensor) -> Tensor:
-        return self.backbone.head.linears[-1](F.dropout(self.embed(client, items), DROPOUT, self.training))
+        return self.backbone.head.linears[-1](dropped(self.embed(client, items), DROPOUT, self.training))
 
     def load(self, w: Tensor) -> None:
         name, _, rest = self.kind.partition(" ")

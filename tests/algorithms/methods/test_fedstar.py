@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from pyg_clients import DROPOUT, EPOCHS, PlainClient
 from safetensors.torch import load_file
 from small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
@@ -74,12 +75,12 @@ class Net(nn.Module):
         inner = self.backbone
         x, s = inner.lift(batch.x), inner.structure.lift(batch.codes)
         for layer in range(2):
-            x = F.dropout(x, DROPOUT, self.training) if layer else x
+            x = dropped(x, DROPOUT, self.training) if layer else x
             heard = torch.cat([x, s], 1)
             s = torch.tanh(inner.structure.convs[layer](s, batch.edge_index))
             x = F.relu(inner.convs[layer](heard, batch.edge_index))
         pooled = global_mean_pool(torch.cat([x, s], 1), batch.batch)
-        return inner.head.linears[0](F.dropout(pooled, DROPOUT, self.training))
+        return inner.head.linears[0](dropped(pooled, DROPOUT, self.training))
 
     def load(self, w: Tensor) -> None:
         ours = build("star", FEATURES, CLASSES, 2, DROPOUT, {"hidden": HIDDEN}, task="graph")

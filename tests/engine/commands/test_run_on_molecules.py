@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Config:
     return load_config(
         ROOT / "configs/molhiv.yaml",
         [
-            f"data.root={tmp_path}", f"run.root={tmp_path / 'runs'}", "partition.clients=3", "rounds=4",
+            f"data.root={tmp_path}", f"run.root={tmp_path / 'runs'}", "partition.clients=3", "rounds=8",
             "model.hidden=8", "train.batch_size=16", "train.lr=0.01", "engine.backend=local", "run.tensorboard=false",
         ],
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_from_raw_files_to_the_best_round(config: Config) -> None:
     host.open(job)
     areas = []
     for client in range(3):
-        visit = host.visit(client, evaluation_cell(4, [client], {}, {}), {"w": kept.state.server["w"]})
+        visit = host.visit(client, evaluation_cell(8, [client], {}, {}), {"w": kept.state.server["w"]})
         rows = visit.client.data.test
         score = scores_of(job.algorithm(), visit.client, visit.given, "test", len(rows)).detach().double().numpy()
         label = visit.client.data.label[rows].numpy()

@@ -15,18 +15,18 @@ NAMES = [
     (
         "cora",
         [],
-        ("cora-60fa3225", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-677d4c3f", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         [],
-        ("pubmed-b414ddf0", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-e693a40b", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         [],
         (
-            "quickstart-286fc294",
+            "quickstart-3d345f54",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -35,13 +35,13 @@ NAMES = [
     (
         "sbm-200",
         [],
-        ("sbm-200-ac5dd18d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-cf7f649d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "cora-heterogeneous",
         ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
         (
-            "cora-heterogeneous-65e42724",
+            "cora-heterogeneous-810a67df",
             "cora-louvain10-c4c76723",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -51,7 +51,7 @@ NAMES = [
         "quickstart",
         ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
         (
-            "quickstart-3ae19995",
+            "quickstart-4ffc0734",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.0-k2-float16-labelled",
@@ -61,7 +61,7 @@ NAMES = [
         "quickstart",
         ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
         (
-            "quickstart-6b42a684",
+            "quickstart-429214ba",
             "digits-louvain10-9f9415de",
             "per_client-60-20-20-seed3",
             "r0.5-k3-float32",
@@ -71,7 +71,7 @@ NAMES = [
         "quickstart",
         ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
         (
-            "quickstart-2d158150",
+            "quickstart-ae43e78f",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -81,7 +81,7 @@ NAMES = [
         "quickstart",
         ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
         (
-            "quickstart-f6b85bcd",
+            "quickstart-517428df",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -91,7 +91,7 @@ NAMES = [
         "sbm-200",
         ["partition.method=semi-external", "partition.imbalance=1.1", "partition.seed=5", "engine.memory_limit=8GiB"],
         (
-            "sbm-200-39fc0237",
+            "sbm-200-6b5424f7",
             "sbm-semi-external200-3199cccf",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -100,28 +100,28 @@ NAMES = [
     (
         "sbm-200",
         ["partition.method=file", "partition.file=FILE"],
-        ("sbm-200-6b917d1d", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-c19ad1ec", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     # The names of runs and stores without a key for the layout, when all features were dense.
     (
         "cora",
         ["data.layout=dense"],
-        ("cora-a8f44211", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-c75d4129", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         ["data.layout=dense"],
-        ("pubmed-ef0c2abd", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-ec630a4f", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         ["data.layout=dense"],
-        ("quickstart-4f4179c8", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("quickstart-e1fe0110", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "sbm-200",
         ["data.layout=dense"],
-        ("sbm-200-ac5dd18d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-cf7f649d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
 ]
 

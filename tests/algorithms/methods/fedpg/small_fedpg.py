@@ -12,6 +12,7 @@ from typing import Any
 import pyg_clients
 import torch
 import torch.nn.functional as F
+from plain_dropout import dropped
 from torch import Tensor, nn
 
 from engine.wire.randomness import key
@@ -171,7 +172,7 @@ class GraphClient(PlainClient):
     def output(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         batch = self.batch(torch.arange(self.view.items)[rows].numpy())
         z, head = self.module.embed(batch), self.module.backbone.head.linears[0]
-        return head(F.dropout(z, pyg_clients.DROPOUT, self.module.training)), unit(z)
+        return head(dropped(z, pyg_clients.DROPOUT, self.module.training)), unit(z)
 
 
 class PlainServer:

@@ -138,7 +138,7 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 # How many clusters there are after every round.
 DIVIDED = {
     "body": [1, 1, 2, 2, 3, 3, 4],
-    "all, until nobody goes far": [1, 2, 3, 3, 3, 3, 3],
+    "all, until nobody goes far": [1, 2, 2, 2, 2, 2, 2],
     "train, once all go less far": [1, 1, 1, 2, 2, 2, 3],
     "uniform": [1, 1, 1, 1, 1, 2, 2],
     "away": [1, 1, 1, 1, 1, 2, 2],
