@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from algorithms.backbones.dropout import masks
+from algorithms.backbones.dropout import fill_kept, masks
 from algorithms.backbones.neighbourhood import Inputs
 from algorithms.base import Algorithm, Given, Output, TermOfSeveral, told_for_several
 from algorithms.client import Client
-from algorithms.draws import fill_kept
 from algorithms.faults import code_of, fault
 from algorithms.flat_model import FlatModel
 from algorithms.padding import padded

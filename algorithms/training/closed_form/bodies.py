@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.dropout import fill_kept
 from algorithms.backbones.neighbourhood import Neighbourhood
-from algorithms.draws import fill_kept
 from algorithms.training.closed_form.layers import Layer
 from algorithms.training.closed_form.products import heard, product, told, weight_gradient
 from algorithms.training.closed_form.rooms import Rooms, let_through

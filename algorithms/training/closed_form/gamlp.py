@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from algorithms.backbones.dropout import fill_kept
 from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.hop_kernels import unweigh, weigh
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
-from algorithms.draws import fill_kept
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
 from algorithms.training.closed_form.products import product, weight_gradient

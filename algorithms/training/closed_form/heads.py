@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from algorithms.backbones.dropout import fill_kept
 from algorithms.backbones.graph_batch import ItemBatch
 from algorithms.backbones.head import Head
 from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
-from algorithms.draws import fill_kept
 from algorithms.flat_model import FlatModel
 from algorithms.training.closed_form.cross_entropy import to_gradient
 from storage.sparse_matrix import Features, SparseMatrix

@@ -6,8 +6,8 @@ from other_device import load
 from plain_dropout import dropped
 from torch import Tensor
 
-from algorithms.backbones.dropout import drop, masks
-from algorithms.draws import Stream, fill_kept, generator_on
+from algorithms.backbones.dropout import drop, fill_kept, masks
+from algorithms.draws import Stream, generator_on
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
