@@ -23,6 +23,7 @@ FEDGPL = {
     "model": {"name": "gcn", "hidden": 32, "prompt": "vpg"},
     "train": {"epochs": 3, "batch_size": 8},
     "algorithm": {"name": "fedgpl", "gnn": "per_client_avg"},
+    "seed": 2,
 }
 CASES = {
     **{method.name: {"algorithm": f"{FILE}:{method.name}"} for method in METHODS},
@@ -48,7 +49,7 @@ def test_killed_and_resumed(tmp_path_factory: pytest.TempPathFactory, name: str)
     assert_same_numbers(runs.here(resume=True), expected)
     *_, last = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
     # Each of them learns: three or six classes.
-    assert last["scopes"]["served"]["test"]["nodes"] > (0.45 if name == "fedgpl" else 0.3)
+    assert last["scopes"]["served"]["test"]["nodes"] > (0.5 if name == "fedgpl" else 0.3)
 
 
 def test_they_are_short() -> None:

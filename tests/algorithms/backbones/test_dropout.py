@@ -30,24 +30,25 @@ def test_the_processor_keeps_by_sixteen_bits_an_entry(p: float) -> None:
     torch.manual_seed(3)
     expected = dropped(x, p)
     torch.manual_seed(3)
-    torch.testing.assert_close(drop(x, p, training=True), expected)
+    assert torch.equal(drop(x, p, training=True), expected)
 
 
 @pytest.mark.parametrize("p", [0.0003, 0.1, 0.5, 0.9, 0.9997])
 def test_entries_are_dropped_as_often_as_asked_whatever_the_others_are(p: float) -> None:
-    """Counts are binomial: by place within a word, in all, and of pairs of neighbours; within five deviations."""
+    """Counts by place within a word, in all, and of pairs of neighbours, which overlap: within five deviations."""
     count = 400_000
     generator = torch.Generator().manual_seed(7)
     kept = fill_kept(torch.empty(count), p, generator).double()
     assert set(kept.unique().tolist()) == {0.0, 1.0}
     by_place = kept.view(-1, 4).sum(0).tolist()
     both = [float((kept[:-lag] * kept[lag:]).sum()) for lag in (1, 2, 4)]
-    for found, draws, share in [
-        *((of_place, count // 4, 1 - p) for of_place in by_place),
-        (float(kept.sum()), count, 1 - p),
-        *((together, count, (1 - p) ** 2) for together in both),
+    # A pair shares each of its entries with another one: at most three times the variance.
+    for found, draws, share, times in [
+        *((of_place, count / 4, 1 - p, 1) for of_place in by_place),
+        (float(kept.sum()), count, 1 - p, 1),
+        *((together, count, (1 - p) ** 2, 3) for together in both),
     ]:
-        assert abs(found - draws * share) < 5 * (3 * draws * share * (1 - share)) ** 0.5 + 1
+        assert abs(found - draws * share) < 5 * (times * draws * share * (1 - share)) ** 0.5 + 5
 
 
 def test_dropout_leaves_the_mean_and_gradients_pass_where_entries_are_kept() -> None:

@@ -153,7 +153,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "server_steps": 2,
     },
     # Of small graphs.
-    "graphs, node": {"similar": 2, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
+    "graphs, node": {"similar": 1, "mu": 0.8, "lam": 0.9, "pseudo_centres": 0.5},
     "graphs, prototype": {"similar": 4, "alignment": "prototype", "hops": 1, "cross_hop": 1.0, "noise": 0.25},
     "graphs, attention": {"similar": 2, "alignment": "prototype", "attention": "node", "attention_lr": 0.1},
     "graphs, own": {"similar": 3, "mu": 0.6, "targets": "own"},
