@@ -49,8 +49,9 @@ class AdaFGL(FedAvg):
 
     It predicts HCS (softmax(homo) + P^) / 2 + (1 - HCS) (softmax(own) + softmax(smooth) + softmax(message)) / 3, where
     HCS tells how far its neighbours are alike (see `homophily`; the authors' code chooses one of the two by a
-    threshold), measured once. A client without a training node predicts by w. Features are written out, (K + 1) F
-    numbers a node, and a step makes tables of n x n numbers, for which a client may be too large.
+    threshold), measured once. A client without a training node predicts by w. A step makes tables of n x n numbers, for
+    which a client may be too large. Propagated features are written out, (K + 1) F numbers a node, unless they are
+    sparse and wide (see `knowledge`).
 
     Down: in the first phase w `[P]`, in the second w once a client. Up: in the first w_i `[P]` and n_i, in the second
     nothing. Scope `global` is w. With `shared_rounds` of all rounds it is FedAvg, to the bit with `engine.path: loop`.
@@ -142,7 +143,7 @@ class AdaFGL(FedAvg):
         with own_optimizer(client, trainer, BRANCHES, flat.w) as optimizer:
             for _ in range(options.epochs):
                 gradient.zero_()
-                loss = self._objective(client, known, flat.module(known))
+                loss = self._objective(client, known, flat.module(known, client.data.whole(0)))
                 loss.backward()
                 optimizer.step()
         given.scores_NC = None
@@ -191,6 +192,6 @@ class AdaFGL(FedAvg):
     def _predicted(self, client: Client) -> Tensor:
         known, module = self._known(client), self._branches(client).module
         with torch.no_grad():
-            homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known))
+            homo, *hetero = (of_branch.softmax(1) for of_branch in module.eval()(known, client.data.whole(0)))
         share = float(client.state[HOMOPHILY])
         return share * (homo + known.p_NC) / 2 + (1 - share) * torch.stack(hetero).mean(0)

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from algorithms.backbones.head import Head
-from algorithms.methods.adafgl.knowledge import Knowledge, likeness
+from algorithms.losses.prototypes import unit
+from algorithms.methods.adafgl.knowledge import Knowledge, propagated
+from storage.sparse_matrix import Features
 
 
 class Scores(NamedTuple):
@@ -56,45 +58,45 @@ class Branches(nn.Module):
         self.smooth = Head(wide, hidden, classes, 3, dropout, activation="prelu")
         self.message = Head(wide, hidden, classes, 3, dropout, activation="prelu")
 
-    def forward(self, known: Knowledge) -> Scores:
-        """Scores by what is known."""
-        smooth_NG = known.smooth_NG
+    def forward(self, known: Knowledge, x_NF: Features) -> Scores:
+        """Scores by what is known and by the features, `[N, F]`."""
+        weights = [branch.first_weights()[0] for branch in (self.homo, self.smooth, self.message)]
+        homo_NH, smooth_NH, message_NH = propagated(known, x_NF, weights)
         return Scores(
-            self.homo(smooth_NG).logits_NC,
-            self.own(smooth_NG[:, : self.features]).logits_NC,
-            self.smooth(smooth_NG).logits_NC,
-            signed_messages(self.message(smooth_NG).logits_NC, known.alike_NN, self.beta),
+            _after(self.homo, homo_NH),
+            self.own(x_NF).logits_NC,
+            _after(self.smooth, smooth_NH),
+            signed_messages(_after(self.message, message_NH), known.alike_NN, self.beta),
         )
+
+
+def _after(branch: Head, product_NH: Tensor) -> Tensor:
+    """Scores of a branch whose first weight is multiplied already."""
+    return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
 def signed_messages(y_NC: Tensor, alike_NN: Tensor, beta: float) -> Tensor:
     """(y + softmax(R+ y) - softmax(R- y)) / 2, `[N, C]`: nodes that are alike attract, others repel.
 
+    R+ and R- are the positive and negative parts of R, which tells how much more, or less, alike than the mean pair
+    two nodes are: 1 as much as the most alike pair, -1 not at all; 1 on the diagonal. The authors' code turns the
+    negative half round, so that the least alike nodes say least.
+
+    With M = beta S + (1 - beta) S(softmax(y)), m its mean off the diagonal and M* its largest entry, R is
+    (M - m) / (M* - m) where M is above m, and (M - m) / m elsewhere. Both divisors are taken out of the products, which
+    have fewer entries.
+
     Args:
         y_NC: Scores, differentiable.
-        alike_NN: S of the common model.
-        beta: R is `signed` of beta S + (1 - beta) S(softmax(y)); R+ and R- are its positive and negative parts.
+        alike_NN: S of the common model, zero on the diagonal.
+        beta: Share of S.
     """
-    signed_NN = signed(beta * alike_NN + (1 - beta) * likeness(y_NC.softmax(1)))
-    heard_NC = (F.relu(signed_NN) @ y_NC).softmax(1) - (F.relu(-signed_NN) @ y_NC).softmax(1)
-    return (y_NC + heard_NC) / 2
-
-
-def signed(alike_NN: Tensor) -> Tensor:
-    """How much more, or less, alike than the mean pair two nodes are, `[N, N]`, in [-1, 1]; 1 on the diagonal.
-
-    1 is as much as the most alike pair, -1 not at all. The authors' code turns the negative half round, so that the
-    least alike nodes say least.
-
-    Args:
-        alike_NN: Not negative, zero on the diagonal.
-    """
-    nodes = len(alike_NN)
-    least = torch.finfo(alike_NN.dtype).eps
-    mean = alike_NN.sum() / max(nodes * (nodes - 1), 1)
-    above_NN = alike_NN - mean
-    scaled_NN = torch.where(
-        above_NN > 0, above_NN / (alike_NN.max() - mean).clamp_min(least), above_NN / mean.clamp_min(least)
-    )
-    same_NN = torch.eye(nodes, dtype=alike_NN.dtype, device=alike_NN.device)
-    return scaled_NN * (1 - same_NN) + same_NN
+    nodes, least = len(y_NC), torch.finfo(y_NC.dtype).eps
+    direction_NC = unit(y_NC.softmax(1))
+    mixed_NN = torch.addmm(alike_NN, direction_NC, direction_NC.T, beta=beta, alpha=1 - beta).fill_diagonal_(0)
+    mean = mixed_NN.sum() / max(nodes * (nodes - 1), 1)
+    above_NN = mixed_NN - mean
+    near_NC = F.relu(above_NN) @ y_NC / (mixed_NN.max() - mean).clamp_min(least) + y_NC
+    # The diagonal, -m, is no node that is less alike.
+    far_NC = (above_NN.clamp_max(0) @ y_NC + mean * y_NC) / -mean.clamp_min(least)
+    return (y_NC + near_NC.softmax(1) - far_NC.softmax(1)) / 2

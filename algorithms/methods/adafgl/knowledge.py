@@ -3,6 +3,7 @@
 Axes: N nodes, C classes, F features, K steps of propagation.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from algorithms.losses.label_propagation import propagate_labels
 from algorithms.losses.prototypes import unit
-from storage.sparse_matrix import SparseMatrix
+from storage.sparse_matrix import Features, SparseMatrix
 from storage.view import View
 
 # Of the label propagation that measures homophily, as in the authors' code.
@@ -25,16 +26,21 @@ class Knowledge(NamedTuple):
     Attributes:
         p_NC: P^, class probabilities by the common model.
         alike_NN: S, how alike these are, see `likeness`.
-        smooth_NG: X, P~ X, …, P~^K X side by side, `[N, (K + 1) F]`.
+        mixed_NN: P~; empty where features are written out.
+        hops_NG: X, P~ X, …, P~^K X side by side, `[N, (K + 1) F]`; empty where they are not written out.
     """
 
     p_NC: Tensor
     alike_NN: Tensor
-    smooth_NG: Tensor
+    mixed_NN: Tensor
+    hops_NG: Tensor
 
 
 def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) -> Knowledge:
-    """P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the sums of the rows in between, and what it makes of X.
+    """P~ = D^-1/2 (alpha A + (1 - alpha) S + I) D^-1/2, D the sums of the rows in between, or what it makes of X.
+
+    P~^k X is written out for k up to K, but where X is sparse and so wide that it is cheaper to multiply a product of X
+    by P~ K times, `[N, N]`, than all that is written out by a weight.
 
     Args:
         data: The client's graph.
@@ -51,11 +57,31 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
     mixed_NN.diagonal().add_(1)
     root_N = mixed_NN.sum(1).rsqrt()
     mixed_NN.mul_(root_N[:, None]).mul_(root_N)
-    x: Tensor | SparseMatrix = data.whole(0)
-    hops = [x.to_dense() if isinstance(x, SparseMatrix) else x]
+    x_NF, none = data.whole(0), p_NC.new_empty(0, 0)
+    if isinstance(x_NF, SparseMatrix) and steps * data.nodes < (steps + 1) * data.features:
+        return Knowledge(p_NC, alike_NN, mixed_NN, none)
+    hops = [x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF]
     for _ in range(steps):
         hops.append(mixed_NN @ hops[-1])
-    return Knowledge(p_NC, alike_NN, torch.cat(hops, dim=1))
+    return Knowledge(p_NC, alike_NN, none, torch.cat(hops, dim=1))
+
+
+def propagated(known: Knowledge, x_NF: Features, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """[X, P~ X, …, P~^K X] W^T of weights W `[H, (K + 1) F]`, `[N, H]` each.
+
+    Args:
+        known: As `knowledge` makes it of this X.
+        x_NF: X.
+        weights: W, all of one H.
+    """
+    if known.hops_NG.numel():
+        product = known.hops_NG @ torch.cat(tuple(weights)).t()
+        return product.chunk(len(weights), dim=1)
+    of_hops = [torch.cat(parts, dim=1) for parts in zip(*(w.t().split(x_NF.shape[1]) for w in weights))]
+    *nearer, product = (x_NF @ torch.cat(of_hops, dim=1)).chunk(len(of_hops), dim=1)
+    for of_hop in reversed(nearer):
+        product = of_hop + known.mixed_NN @ product
+    return product.chunk(len(weights), dim=1)
 
 
 def likeness(p_NC: Tensor, cut: float = 0.0) -> Tensor:

@@ -15,18 +15,18 @@ NAMES = [
     (
         "cora",
         [],
-        ("cora-677d4c3f", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-b9f4ede0", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         [],
-        ("pubmed-e693a40b", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-825f9a2e", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         [],
         (
-            "quickstart-3d345f54",
+            "quickstart-12d11a2f",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -35,13 +35,13 @@ NAMES = [
     (
         "sbm-200",
         [],
-        ("sbm-200-cf7f649d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-7cd20416", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "cora-heterogeneous",
         ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
         (
-            "cora-heterogeneous-810a67df",
+            "cora-heterogeneous-20c520fb",
             "cora-louvain10-c4c76723",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -51,7 +51,7 @@ NAMES = [
         "quickstart",
         ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
         (
-            "quickstart-4ffc0734",
+            "quickstart-2f933410",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.0-k2-float16-labelled",
@@ -61,7 +61,7 @@ NAMES = [
         "quickstart",
         ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
         (
-            "quickstart-429214ba",
+            "quickstart-b26e6007",
             "digits-louvain10-9f9415de",
             "per_client-60-20-20-seed3",
             "r0.5-k3-float32",
@@ -71,7 +71,7 @@ NAMES = [
         "quickstart",
         ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
         (
-            "quickstart-ae43e78f",
+            "quickstart-7a833770",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -81,7 +81,7 @@ NAMES = [
         "quickstart",
         ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
         (
-            "quickstart-517428df",
+            "quickstart-233dcc43",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -91,7 +91,7 @@ NAMES = [
         "sbm-200",
         ["partition.method=semi-external", "partition.imbalance=1.1", "partition.seed=5", "engine.memory_limit=8GiB"],
         (
-            "sbm-200-6b5424f7",
+            "sbm-200-d910ce44",
             "sbm-semi-external200-3199cccf",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -100,28 +100,28 @@ NAMES = [
     (
         "sbm-200",
         ["partition.method=file", "partition.file=FILE"],
-        ("sbm-200-c19ad1ec", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-be68968d", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     # The names of runs and stores without a key for the layout, when all features were dense.
     (
         "cora",
         ["data.layout=dense"],
-        ("cora-c75d4129", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-a7e35f40", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         ["data.layout=dense"],
-        ("pubmed-ec630a4f", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-4daa0b7f", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         ["data.layout=dense"],
-        ("quickstart-e1fe0110", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("quickstart-8a4acfef", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "sbm-200",
         ["data.layout=dense"],
-        ("sbm-200-cf7f649d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-7cd20416", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
 ]
 

@@ -11,8 +11,8 @@ import torch
 from algorithms.backbones.building import build
 from algorithms.client import Client
 from algorithms.methods.adafgl.adafgl import AdaFGL, Given
-from algorithms.methods.adafgl.branches import signed, signed_messages
-from algorithms.methods.adafgl.knowledge import homophily, knowledge, likeness
+from algorithms.methods.adafgl.branches import signed_messages
+from algorithms.methods.adafgl.knowledge import homophily, knowledge, likeness, propagated
 from algorithms.train_options import TrainOptions
 from algorithms.training.local_training import LocalTrainer
 from engine.rounds.server import Server
@@ -34,20 +34,38 @@ def test_likeness_by_hand() -> None:
     assert likeness(p, 0.7).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
 
 
-def test_signs_by_hand() -> None:
-    # Of six entries the mean is 0.4; 0.9 is the most, 0.3 and 0 are less than the mean.
-    alike = torch.tensor([[0, 0.9, 0.3], [0.9, 0, 0.0], [0.3, 0.0, 0]])
-    expected = torch.tensor([[1, 1, -0.25], [1, 1, -1], [-0.25, -1, 1]])
-    torch.testing.assert_close(signed(alike), expected)
-    assert signed(torch.zeros(1, 1)).tolist() == [[1]]
-    assert signed(torch.zeros(3, 3)).tolist() == torch.eye(3).tolist()
+@pytest.mark.parametrize(
+    ("alike", "signs"),
+    [
+        # Of six entries the mean is 0.4; 0.9 is the most, 0.3 and 0 are less than the mean.
+        ([[0, 0.9, 0.3], [0.9, 0, 0], [0.3, 0, 0]], [[1, 1, -0.25], [1, 1, -1], [-0.25, -1, 1]]),
+        # Nobody is alike, or there is nobody else.
+        ([[0, 0, 0], [0, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+        ([[0]], [[1]]),
+        # Two nodes are as alike as the mean pair: they hear nothing of each other.
+        ([[0, 0.5], [0.5, 0]], [[1, 0], [0, 1]]),
+    ],
+)
+def test_messages_by_hand(alike: list[list[float]], signs: list[list[float]]) -> None:
+    y = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, -1.0]])[: len(alike)]
+    r = torch.tensor(signs, dtype=torch.float32)
+    expected = (y + (r.clamp_min(0) @ y).softmax(1) - ((-r).clamp_min(0) @ y).softmax(1)) / 2
+    torch.testing.assert_close(signed_messages(y, torch.tensor(alike, dtype=torch.float32), 1.0), expected)
 
 
-def test_messages_by_hand() -> None:
-    y = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-    # Two nodes are as alike as the mean pair: they hear nothing of each other.
-    alone = (y + y.softmax(1) - 0.5) / 2
-    torch.testing.assert_close(signed_messages(y, torch.tensor([[0, 0.5], [0.5, 0]]), 1.0), alone)
+def test_messages_by_what_a_client_says_itself() -> None:
+    """Cosines of softmax(y) are 1, c, c; with S they are mixed half and half, and the least alike pair counts -1."""
+    y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    q = y.softmax(1)
+    c = float(2 * q[0, 0] * q[0, 1] / (q[0] ** 2).sum())
+    alike = torch.tensor([[0, 0.2, 0.8], [0.2, 0, 0.1], [0.8, 0.1, 0]])
+    mixed = {(0, 1): 0.6, (0, 2): (0.8 + c) / 2, (1, 2): (0.1 + c) / 2}
+    mean, most = sum(mixed.values()) / 3, max(mixed.values())
+    r = torch.eye(3)
+    for (i, j), m in mixed.items():
+        r[i, j] = r[j, i] = (m - mean) / (most - mean if m > mean else mean)
+    expected = (y + (r.clamp_min(0) @ y).softmax(1) - ((-r).clamp_min(0) @ y).softmax(1)) / 2
+    torch.testing.assert_close(signed_messages(y, alike, 0.5), expected)
 
 
 @pytest.mark.parametrize("weight", [None, 3.0])
@@ -60,7 +78,11 @@ def test_knowledge_by_hand(make_view: Callable[..., View], weight: float | None)
     found = knowledge(view, p, 0.25, 1, 0.5)
     m = np.array([[1, edge, 0], [edge, 1, 0.75], [0, 0.75, 1]])
     root = m.sum(1) ** -0.5
-    np.testing.assert_allclose(found.smooth_NG, np.concatenate([x, (root[:, None] * m * root) @ x], 1), rtol=1e-6)
+    hops = np.concatenate([x, (root[:, None] * m * root) @ x], 1)
+    np.testing.assert_allclose(found.hops_NG, hops, rtol=1e-6)
+    assert not found.mixed_NN.numel()
+    products = propagated(found, view.whole(0), [torch.eye(4), torch.full((4, 4), 2.0)])
+    np.testing.assert_allclose(torch.cat(products, 1), np.concatenate([hops, hops @ np.full((4, 4), 2)], 1), rtol=1e-6)
 
 
 def test_homophily_of_graphs_that_are_so_and_that_are_not(make_view: Callable[..., View]) -> None:
@@ -113,13 +135,30 @@ def test_cells_and_a_resume_change_no_bit(start: Run, run: Run) -> None:
             assert all(torch.equal(tensor, other.state.clients[i][name]) for name, tensor in tree.items())
 
 
-def test_sparse_features_are_written_out(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("copies", [1, 12])
+def test_sparse_features_change_nothing(
+    start: Run,
+    torch_clients: Callable[..., list[Any]],
+    graphs: Mapping[str, Path],
+    tmp_path: Path,
+    copies: int,
+) -> None:
+    """They are written out, as dense ones are, but where they are wide."""
     arrays = {file.stem: np.load(file) for file in graphs["plain"].glob("*.npy")}
+    arrays["x"] = np.tile(arrays["x"], copies) * (np.arange(arrays["x"].shape[1] * copies) % 3 + 1) / copies
     np.savez(tmp_path / "graph.npz", **arrays)
-    found = []
+    found, written = [], []
     for layout in ("dense", "sparse"):
         data = {"data.path": str(tmp_path / "graph.npz"), "data.store": str(tmp_path / layout), "data.layout": layout}
-        found.append(run({**KEYS, **data}, rounds=3).state.clients)
+        server = start({**KEYS, **data})
+        for _ in range(4):
+            server.round()
+        found.append(server.state.clients)
+        view = torch_clients(server)[0].view
+        known = knowledge(view, torch.ones(view.nodes, 3), 0.5, 3, 0.9)
+        assert bool(known.hops_NG.numel()) != bool(known.mixed_NN.numel())
+        written.append(bool(known.hops_NG.numel()))
+    assert written == [True, copies == 1]
     for i in range(5):
         torch.testing.assert_close(found[1][i]["branches"], found[0][i]["branches"], rtol=1e-3, atol=1e-4)
 
