@@ -211,8 +211,8 @@ def choose_eps(setting: Setting, args: argparse.Namespace) -> tuple[float, dict[
 
 
 def peer_of(setting: Setting, method: str, args: argparse.Namespace) -> tuple[float, float | None] | None:
-    """The peer's accuracies before and after the download, mean over its seeds."""
-    if reference_folder(setting, args) is None:
+    """The peer's accuracies before and after the download, mean over its seeds; of baselines by the same model only."""
+    if reference_folder(setting, args) is None or (args.study == "baselines" and setting.backbone == "gamlp"):
         return None
     runs = json.loads((Path(args.reference) / "reference.json").read_text())["runs"]
     for backbone in PEER_BACKBONE.get(setting.backbone, ()):
