@@ -39,6 +39,7 @@ class Context:
 
     Attributes:
         clients: Sizes of every client, by number.
+        scored: Sizes of what every client is scored on: more where training sees training nodes alone.
         classes: Number of classes C.
         features: Width F of the features and of every hop.
         hops: Hops K beyond the features.
@@ -58,6 +59,7 @@ class Context:
     """
 
     clients: Sequence[ClientInfo]
+    scored: Sequence[ClientInfo]
     classes: int
     features: int
     hops: int

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Given, Term, Trainer
+from algorithms.base import Client, Context, Given, Term, Trainer, Tree
 from algorithms.methods.fedavg import FedAvg
+from storage.errors import ShoalError
 
 # Where a client's state holds the parameters that its last training left, `[P]`.
 PREVIOUS = "previous"
@@ -28,6 +29,9 @@ class FedGL(FedAvg):
     client's first visit there is none. Edges between nodes of like embeddings, which the paper's server adds, are left
     out; OpenFGL has them off, and gives clients the pseudo labels of the first round for ever.
 
+    Where every node that training sees is a training node, as with `data.inductive`, there is nobody to label, and the
+    method is refused.
+
     All pseudo labels are read in every step, whatever rows its cross-entropy has. Messages are FedAvg's; with a weight
     of 0 it is FedAvg, to the bit with `engine.path: loop`.
 
@@ -46,6 +50,14 @@ class FedGL(FedAvg):
             raise ValueError("pseudo must not be negative")
         if not 0 <= self.threshold <= 1:
             raise ValueError("threshold must lie in [0, 1]")
+
+    def setup(self, ctx: Context) -> Tree:
+        if self.pseudo and all(info.nodes == info.train for info in ctx.clients):
+            raise ShoalError(
+                "algorithm.pseudo: all nodes that training sees are training nodes (data.inductive?), so that FedGL "
+                "has none to label; take algorithm.name: fedavg, or data with unlabelled nodes"
+            )
+        return super().setup(ctx)
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
         loss = trainer.fit(client, given)

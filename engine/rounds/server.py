@@ -69,7 +69,8 @@ class Server:
         self._version = self._initial._version
         records = store.manifest.domains
         domains = Domains(records, self.graphs, job.metric) if records else None
-        self._evaluator = Evaluator(self.algorithm, job.infos(store), domains, job.metric)
+        self._scored = job.infos(store)
+        self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metric)
         if state is None:
             state = FederationState(server=moved(self._set_up(), CPU))
         self.state = state
@@ -138,6 +139,7 @@ class Server:
     def _context(self, round_number: int, records: Tree | None = None) -> Context:
         return Context(
             clients=self.infos,
+            scored=self._scored,
             classes=self.infos[0].classes,
             features=self._features,
             hops=self.job.hops,

@@ -23,8 +23,10 @@ SMALL, LARGE, COPILOT = (ModelInfo(name, {"a": (2, 3), "b": (4,), "slope": ()}, 
 
 
 def context(round_number: int = 1, **models: Sequence[ModelInfo]) -> Context:
+    infos = [ClientInfo(i, 10, 5, 3, model) for i, model in enumerate((1, 0, 1))]
     return Context(
-        clients=[ClientInfo(i, 10, 5, 3, model) for i, model in enumerate((1, 0, 1))],
+        clients=infos,
+        scored=infos,
         classes=3,
         features=4,
         hops=2,

@@ -99,7 +99,7 @@ class AdaFGL(FedAvg):
             return state
         if ctx.train.batch_size is not None:
             raise ShoalError("train.batch_size: AdaFGL's second phase takes all rows in one step; leave it out")
-        self._require_room(max(ctx.clients, key=lambda info: info.nodes))
+        self._require_room(max(ctx.scored, key=lambda info: info.nodes))
         return {**state, "switched": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
     def _require_room(self, client: ClientInfo) -> None:
@@ -151,8 +151,6 @@ class AdaFGL(FedAvg):
 
     def _known(self, client: Client) -> Knowledge:
         """What w says of the client's graph; the host keeps it while there is room."""
-        # Where training sees training nodes alone, the server knows of these only, and all of them are scored.
-        self._require_room(client.info)
         # A host may keep data of several runs, whose models differ.
         key = "knowledge", hash(client.model.w.cpu().numpy().tobytes()), self.alpha, self.steps, self.cut
 

@@ -3,6 +3,7 @@
 Axes: V shown nodes, M generated ones, m shown nodes that others see, k generators, Q parameters of a maker.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,11 +96,15 @@ class ClientGenerator:
     def train(self, trainer: Trainer, steps: int, of_others_Q: Tensor | None = None) -> float:
         """Takes some steps of all shown nodes; gives the last one's loss, without the part of other clients.
 
+        NaN without a step where there is no node, as of a client without training nodes where training sees no others.
+
         Args:
             trainer: Whose optimizer is used.
             steps: How many.
             of_others_Q: Gradient by the hidden nodes of other clients, held in all steps; None: there are none.
         """
+        if not self._data.nodes:
+            return math.nan
         flat, noise, loss = self._flat, self._client.rng("noise"), torch.zeros(())
         gradient = flat.w.grad
         assert gradient is not None

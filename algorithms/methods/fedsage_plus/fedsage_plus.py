@@ -40,7 +40,9 @@ class MendedGraphs(Algorithm):
     At its first visit after these rounds a client takes the steps of those that it missed, without the others, then
     mends its graph for good: every node of the whole graph gets its generated neighbours. Models train on that graph,
     and are scored on it for the client's own nodes, as `trained` and `served`; those of a client that did not come yet,
-    and the server's own model, on the graph as it is.
+    and the server's own model, on the graph as it is. Where training sees training nodes alone (`data.inductive`),
+    their graph is mended for training, and that of all nodes, by the same generator, for scores; a client without any
+    has no generator, and is scored on its graph as it is.
 
     In the paper all other clients judge, by all of their nodes, and are added up; squares are added up, too, of which
     its code takes means, as here. Generators of the code are of widths 256 and 2048, with dropout. The number of
@@ -111,7 +113,7 @@ class MendedGraphs(Algorithm):
                 f"algorithm.generator_rounds: {self.generator_rounds} rounds of generators leave none of {ctx.rounds} "
                 "to average models in; take fewer, or more rounds"
             )
-        largest = max(ctx.clients, key=lambda info: info.nodes)
+        largest = max(ctx.scored, key=lambda info: info.nodes)
         size = 4 * self.most_neighbours * largest.nodes * ctx.features
         if size > self.most_bytes:
             raise ShoalError(
@@ -159,13 +161,19 @@ class MendedGraphs(Algorithm):
         if phase == LEARN:
             state[ROUNDS] = torch.tensor(done + 1)
             return ClientGenerator(client, self._options).train(trainer, epochs, given.get("gradient"))
-        if self.generator_rounds and MENDED not in state:
+        if self.generator_rounds and client.data.nodes and MENDED not in state:
             generator = ClientGenerator(client, self._options)
             if done < self.generator_rounds:
                 generator.train(trainer, epochs * (self.generator_rounds - done))
             generator.settle()
             self._answer_in_mended(client, generator)
         return super().train(client, given, trainer, phase)
+
+    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+        if MENDED in client.state and client.model.items is None:
+            # Training sees training nodes alone: all nodes, which are scored, are mended by the same generator.
+            self._answer_in_mended(client, ClientGenerator(client, self._options))
+        return super().predict(client, given, part)
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         if phase == SHOW:

@@ -36,11 +36,11 @@ def others_loss(new_MF: Tensor, nodes: int, rows: Tensor, data: View) -> Tensor:
 
     Args:
         new_MF: Features, differentiable.
-        nodes: Number of nodes that they are neighbours of.
+        nodes: Number of nodes that they are neighbours of; of none there is nothing to sum up.
         rows: Rows of `data`, int64; at least one.
         data: The graph of another client than the nodes'.
     """
-    return _squares(new_MF, nearest_row(new_MF.detach(), rows, data), data) / nodes
+    return _squares(new_MF, nearest_row(new_MF.detach(), rows, data), data) / max(nodes, 1)
 
 
 def nearest_lost(new_MF: Tensor, owner_M: Tensor, impaired: Impaired, data: View) -> tuple[Tensor, Tensor]:

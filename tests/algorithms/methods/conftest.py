@@ -37,6 +37,7 @@ def context(clients: int, classes: int) -> Context:
     infos = [ClientInfo(i, 5, 3, classes) for i in range(clients)]
     return Context(
         clients=infos,
+        scored=infos,
         classes=classes,
         features=2,
         hops=0,

@@ -76,6 +76,21 @@ def test_loss_by_hand() -> None:
     assert float(MOON().loss(out, torch.tensor([0, 1]), torch.zeros(1), None)) == pytest.approx(math.log(3))
 
 
+def test_a_resume_changes_no_bit(start: Run, run: Run) -> None:
+    """Clients that stayed away for a round still know their model of before."""
+    keys = {"algorithm.name": "moon", "algorithm.mu": 5.0, "train.dropout": 0.5, "participation.ratio": 0.5}
+    whole, forgetful = run(keys, rounds=5), run({**keys, "algorithm.mu": 0.0}, rounds=5)
+    resumed = start(keys, state=run(keys, rounds=2).state)
+    for _ in range(3):
+        resumed.round()
+    assert torch.equal(resumed.state.server["w"], whole.state.server["w"])
+    assert not torch.allclose(forgetful.state.server["w"], whole.state.server["w"], atol=1e-4)
+    assert resumed.state.clients.keys() == whole.state.clients.keys()
+    for i, tree in whole.state.clients.items():
+        assert tree.keys() == resumed.state.clients[i].keys()
+        assert all(torch.equal(t, resumed.state.clients[i][name]) for name, t in tree.items())
+
+
 def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
     fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]

@@ -139,6 +139,20 @@ METHODS: dict[str, Keys] = {
         "heterogeneity.embedding": 8,
     },
     "global gcn": {"algorithm.name": "global", "model.name": "gcn"},
+    "fedprox gcn": {"algorithm.name": "fedprox", "algorithm.mu": 0.1, "model.name": "gcn"},
+    "scaffold gcn": {"algorithm.name": "scaffold", "model.name": "gcn"},
+    "feddc gcn": {"algorithm.name": "feddc", "model.name": "gcn"},
+    "moon gcn": {"algorithm.name": "moon", "model.name": "gcn"},
+    "fgssl gcn": {"algorithm.name": "fgssl", "model.name": "gcn"},
+    "fedpub gcn": {"algorithm.name": "fedpub", "model.name": "gcn"},
+    "gcfl_plus gcn": {"algorithm.name": "gcfl_plus", "algorithm.warmup": 1, "model.name": "gcn"},
+    "adafgl gcn": {"algorithm.name": "adafgl", "algorithm.shared_rounds": 1, "model.name": "gcn"},
+    "fedsage_plus sage": {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "model.name": "sage"},
+    "fedsage_plus_fedgta sage": {
+        "algorithm.name": "fedsage_plus_fedgta",
+        "algorithm.generator_rounds": 1,
+        "model.name": "sage",
+    },
 }
 
 
@@ -248,17 +262,27 @@ def test_all_nodes_are_read_only_too(start: Start, places: dict[str, Keys]) -> N
         server.round()
 
 
-def test_tables_over_all_nodes_are_refused_where_there_is_no_room(start: Start, places: dict[str, Keys]) -> None:
-    keys = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 1, "algorithm.most_nodes": NODES - 1}
-    server = start({**places["plain"], **keys, "model.name": "sgc", "rounds": 2})
-    server.round()
-    with pytest.raises(
-        ShoalError, match=r"client 0: algorithm\.most_nodes: client 0 has 30 nodes, and AdaFGL's second"
+def test_what_all_nodes_need_is_refused_before_the_first_round(start: Start, places: dict[str, Keys]) -> None:
+    adafgl = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 1, "model.name": "sgc", "rounds": 2}
+    sage = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "model.name": "sage", "rounds": 2}
+    size = 4 * 5 * NODES * 5
+    for keys, key, enough, line in (
+        (adafgl, "most_nodes", NODES, "client 0 has 30 nodes, and AdaFGL's second"),
+        (sage, "most_bytes", size, "client 0 has 30 nodes, whose generated neighbours take up to 3,000 bytes"),
     ):
-        server.round()
-    enough = start({**places["plain"], **keys, "model.name": "sgc", "rounds": 2, "algorithm.most_nodes": NODES})
-    rounds(enough, 2)
-    assert enough.state.scores["trained"][0][:, 0].sum() == 20
+        with pytest.raises(ShoalError, match=rf"^algorithm\.{key}: {line}"):
+            start({**places["plain"], **keys, f"algorithm.{key}": enough - 1})
+        server = start({**places["plain"], **keys, f"algorithm.{key}": enough})
+        rounds(server, 2)
+        assert server.state.scores["trained"][0][:, 0].sum() == 20
+
+
+def test_a_method_that_labels_other_nodes_is_refused(start: Start, places: dict[str, Keys]) -> None:
+    keys = {"algorithm.name": "fedgl", "model.name": "gcn"}
+    with pytest.raises(ShoalError, match=r"^algorithm\.pseudo: all nodes that training sees are training nodes"):
+        start({**places["plain"], **keys})
+    start({**places["plain"], **keys, "algorithm.pseudo": 0.0})
+    start({**places["plain"], **keys, "data.inductive": False})
 
 
 def test_goes_on_from_a_state(start: Start, places: dict[str, Keys]) -> None:

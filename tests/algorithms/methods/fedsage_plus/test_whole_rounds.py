@@ -115,6 +115,34 @@ def test_rounds_written_out(
     assert generated > 20
 
 
+def test_all_nodes_are_mended_where_training_sees_training_nodes_alone(
+    start: Start, unequal: dict[str, Any], views: Callable[..., list[View]]
+) -> None:
+    """By the generator that learnt on these; client 5 has none, and is scored on its graph as it is."""
+    keys = {"algorithm.name": "fedsage_plus", "algorithm.generator_rounds": 1, "algorithm.hidden": 6, "model": MODEL}
+    keys |= {"data.inductive": True, "participation.ratio": 1.0, "rounds": 3}
+    without = "participation.trace", "model.name", "model.hidden"
+    server = start({k: v for k, v in {**unequal, **keys}.items() if k not in without})
+    for _ in range(3):
+        server.round()
+    w, generated, scores = by_name(server, server.state.server["w"]), 0, server.state.scores
+    for i, view in enumerate(views(server)):
+        kept, person = server.state.clients[i], Person(view, {**DEFAULTS, "hidden": 6}, 2)
+        assert view.nodes > len(view.train)
+        if len(view.train):
+            names = initial_of(view, 2, person.options)
+            parts = kept["generator"].split([t.numel() for t in names.values()])
+            person.p = {name: part.view(t.shape) for (name, t), part in zip(names.items(), parts)}
+            assert int(kept["mended"]) == key(0, 2, i, "mended")
+            person.mend(2)
+            generated += len(person.graph[0]) - view.nodes  # type: ignore[index]
+        assert ("mended" in kept) == (i != 5)
+        np.testing.assert_array_equal(scores["served"][i], counts_of(person, w))
+        np.testing.assert_array_equal(scores["global"][i], counts_of(person, w, mended=False))
+    assert generated >= 10
+    assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
+
+
 def bytes_of(people: dict[int, Person], cohort: list[int], options: dict[str, Any]) -> tuple[int, int]:
     """Of a round of generators, by the formulas of the docs."""
     if not options["across"]:
