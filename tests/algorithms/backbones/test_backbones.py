@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_dropout import dropped
+from reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
 
 from algorithms.backbones.building import backbone, build
@@ -99,16 +100,7 @@ def test_float16_rows_are_computed_in_float32(name: str, options: dict) -> None:
 
 @every_variant
 def test_reset_equals_a_fresh_model_of_the_same_seed(name: str, options: dict) -> None:
-    fresh, model = make(name, options, seed=7), make(name, options, seed=8)
-    storage = [p.data_ptr() for p in model.parameters()]
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(3.0)
-    torch.manual_seed(7)
-    model.reset_parameters()
-    for (parameter_name, p), q in zip(model.named_parameters(), fresh.parameters()):
-        assert torch.equal(p, q), parameter_name
-    assert storage == [p.data_ptr() for p in model.parameters()]
+    assert_reset_as_fresh(make(name, options, seed=7), make(name, options, seed=8), 7)
 
 
 @every_variant

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_dropout import dropped
+from reset_models import assert_reset_as_fresh
 from sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
@@ -232,14 +233,8 @@ def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
         torch.manual_seed(seed)
         return build(name, FEATURES, CLASSES, 0, 0.0, {"head": "conv"})
 
-    first, other = fresh(7), fresh(8)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.fill_(3.0)
-    torch.manual_seed(7)
-    other.reset_parameters()
-    for (key, p), q in zip(first.named_parameters(), other.parameters()):
-        assert torch.equal(p, q), key
+    first = fresh(7)
+    assert_reset_as_fresh(first, fresh(8), 7)
     # The vectors of attention and the layers of messages are drawn, as PyG's.
     drawn = [p for key, p in first.named_parameters() if key.startswith("head.messages") and "eps" not in key]
     assert all(p.std() > 0 for p in drawn)

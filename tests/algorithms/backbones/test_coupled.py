@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
 from plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
-from algorithms.backbones.building import backbone, build
-from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.names import BACKBONES
+from algorithms.backbones.building import build
 from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
 from algorithms.flat_model import FlatModel
 from algorithms.methods.fedavg import FedAvg
@@ -20,16 +19,7 @@ from algorithms.training.closed_form.choice import needed_for_closed_form
 from storage.errors import ShoalError
 from storage.view import View
 
-NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
-every_backbone = pytest.mark.parametrize("name", NAMES)
 MakeView = Callable[..., View]
-FEATURES, CLASSES, HIDDEN = 5, 4, 8
-
-
-def make(name: str, seed: int = 0, **options: object) -> nn.Module:
-    torch.manual_seed(seed)
-    small = {"hidden": HIDDEN, **({"heads": 2} if name == "gat" else {})}
-    return build(name, FEATURES, CLASSES, 0, 0.5, {**small, **options})
 
 
 def around(model: nn.Module, view: View) -> Neighbourhood:

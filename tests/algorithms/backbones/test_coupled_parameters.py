@@ -5,21 +5,10 @@ import sys
 
 import pytest
 import torch
-from torch import nn
+from coupled_models import CLASSES, FEATURES, NAMES, every_backbone, make
+from reset_models import assert_reset_as_fresh
 
-from algorithms.backbones.building import backbone, build
-from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.names import BACKBONES
-
-NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
-every_backbone = pytest.mark.parametrize("name", NAMES)
-FEATURES, CLASSES, HIDDEN = 5, 4, 8
-
-
-def make(name: str, seed: int = 0, **options: object) -> nn.Module:
-    torch.manual_seed(seed)
-    small = {"hidden": HIDDEN, **({"heads": 2} if name == "gat" else {})}
-    return build(name, FEATURES, CLASSES, 0, 0.5, {**small, **options})
+from algorithms.backbones.building import build
 
 
 @pytest.mark.parametrize(("hidden", "heads"), [(6, 1), (6, 6), (1, 1)])
@@ -50,14 +39,7 @@ def test_making_a_coupled_model_draws_what_its_reset_draws() -> None:
 
 @every_backbone
 def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
-    fresh, model = make(name, seed=7), make(name, seed=8)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(3.0)
-    torch.manual_seed(7)
-    model.reset_parameters()
-    for (parameter_name, p), q in zip(model.named_parameters(), fresh.parameters()):
-        assert torch.equal(p, q), parameter_name
+    assert_reset_as_fresh(make(name, seed=7), make(name, seed=8), 7)
 
 
 @every_backbone
