@@ -9,7 +9,7 @@ import torch
 
 from algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.mean_gradient import Form, form_for, recorded, steps_of
+from algorithms.methods.mean_gradient import form_for, recorded, steps_of
 from algorithms.protocol import How
 
 # Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
@@ -27,30 +27,37 @@ class FedDC(FedAvg):
     With an optimizer other than plain SGD an update is no multiple of a gradient: `variate: gradient` has the negative
     mean gradient of the loss in the place of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
 
+    Each of its three parts has a switch: the penalty `alpha: 0`, the linear term `variate: off` (no g is kept or sent),
+    the drift in what is averaged `sends: off`. Without all of them it is FedAvg, to the bit with `engine.path: loop`.
+
     Attributes:
         weight: As of FedAvg; the plain mean is `uniform`.
         alpha: Weight of the penalty; the paper has 0.005 to 0.1.
-        variate: `steps`, `gradient`, or `auto`: steps for SGD without momentum, gradient otherwise.
-        sends: w_i with the drift `before` this training, so that the first round averages w_i alone, or `after` it.
+        variate: `steps`, `gradient`, `off`, or `auto`: steps for SGD without momentum, gradient otherwise.
+        sends: w_i with the drift `before` this training, so that the first round averages w_i alone; or `after` it, as
+            in the authors' code, where the first round goes twice as far as the mean of w_i does; or w_i alone (`off`).
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"
     alpha: float = 0.1
-    variate: Form = "auto"
-    sends: Literal["before", "after"] = "before"
+    variate: Literal["auto", "steps", "gradient", "off"] = "auto"
+    sends: Literal["before", "after", "off"] = "before"
 
     def __post_init__(self) -> None:
         if self.alpha < 0:
             raise ValueError("alpha must not be negative")
 
     def setup(self, ctx: Context) -> Tree:
+        state = super().setup(ctx)
+        if self.variate == "off":
+            return state
         form_for(self.variate, ctx.train)
-        return {**super().setup(ctx), "g": torch.zeros_like(ctx.initial)}
+        return {**state, "g": torch.zeros_like(ctx.initial)}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         got = yield Ask("train", dict.fromkeys(server, How.SUM), shared=dict(server))
         if got.weights["w"] > 0:
-            server.update({"w": got["w"], "g": got["g"]})
+            server.update({name: got[name] for name in server})
 
     def begin(self, client: Client, down: Tree) -> Given:
         return dict(super().begin(client, down))
@@ -59,24 +66,31 @@ class FedDC(FedAvg):
         if not client.info.train:
             return trainer.fit(client, given)
         steps, state = steps_of(client, trainer.options), client.state
-        by_gradient = form_for(self.variate, trainer.options) == "gradient"
+        by_gradient = self.variate != "off" and form_for(self.variate, trainer.options) == "gradient"
         given["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
         with recorded(client) if by_gradient else nullcontext() as total:
             loss = trainer.fit(client, given)
         moved = client.model.w - given["w"]
-        before = state.get(DRIFT, torch.zeros_like(moved))
-        state[DRIFT] = before + moved
-        state[UPDATE] = moved if total is None else -total / steps
-        given["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
+        if self.variate != "off":
+            state[UPDATE] = moved if total is None else -total / steps
+        if self.alpha or self.sends != "off":
+            before = state.get(DRIFT, torch.zeros_like(moved))
+            state[DRIFT] = before + moved
+            if self.sends != "off":
+                given["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
         return loss
 
     def regularizer(self, client: Client, given: Given) -> Term | None:
         w, alpha = client.model.flat.w, self.alpha
         target = given["w"] - client.state.get(DRIFT, 0)
+        if self.variate == "off":
+            return (lambda: alpha / 2 * (w - target).square().sum()) if alpha else None
         linear = given["scale"] * (client.state.get(UPDATE, 0) - given["g"])
         return lambda: alpha / 2 * (w - target).square().sum() + linear @ w
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        n = self.weight_of(client)
-        update = client.state.get(UPDATE, torch.zeros_like(client.model.w))
-        return Upload({"w": given.get("corrected", client.model.w), "g": update}, {"w": n, "g": n})
+        n, w = self.weight_of(client), given.get("corrected", client.model.w)
+        if self.variate == "off":
+            return Upload({"w": w}, {"w": n})
+        update = client.state.get(UPDATE, torch.zeros_like(w))
+        return Upload({"w": w, "g": update}, {"w": n, "g": n})

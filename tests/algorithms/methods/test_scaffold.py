@@ -74,8 +74,8 @@ def test_scaffold_written_out(
         assert (line["bytes_up"], line["bytes_down"]) == (len(cohort) * 8 * (len(x) + 1), len(cohort) * 8 * len(x))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("alpha", "sends"), [(0.1, "before"), (1.5, "after")])
+@pytest.mark.parametrize("form", [*FORMS, "off"])
+@pytest.mark.parametrize(("alpha", "sends"), [(0.1, "before"), (1.5, "after"), (1.5, "off"), (0.0, "after")])
 def test_feddc_written_out(
     start: Run, views: Callable[..., list[View]], linear: Keys, form: str, alpha: float, sends: str
 ) -> None:
@@ -84,7 +84,7 @@ def test_feddc_written_out(
     shards = views(server)
     w = server._initial.numpy().astype(float)
     mean, drift, update = np.zeros_like(w), np.zeros((6, len(w))), np.zeros((6, len(w)))
-    scale = 1.0 if form == "gradient" else 1 / (LR * K)
+    scale = {"gradient": 1.0, "off": 0.0}.get(form, 1 / (LR * K))
     for number in range(1, 8):
         server.round()
         sent, updates = [], []
@@ -97,16 +97,19 @@ def test_feddc_written_out(
             before = drift[i].copy()
             drift[i] += theta - w
             update[i] = -total / K if form == "gradient" else theta - w
-            sent.append(theta + (before if sends == "before" else drift[i]))
+            sent.append(theta + {"before": before, "after": drift[i], "off": 0}[sends])
             updates.append(update[i])
         if sent:
             w, mean = np.mean(sent, axis=0), np.mean(updates, axis=0)
         check(server.state.server["w"], w)
-        check(server.state.server["g"], mean)
+        assert ("g" in server.state.server) == (form != "off")
         for i, kept in server.state.clients.items():
             if i != 3:
                 check(kept["drift"], drift[i])
+                assert ("update" in kept) == (form != "off")
+            if i != 3 and form != "off":
                 check(kept["update"], update[i])
+                check(server.state.server["g"], mean)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddc"])
@@ -130,6 +133,19 @@ def test_switched_off_scaffold_is_fedavg_to_the_last_bit(run: Run) -> None:
     assert torch.equal(off.state.server["w"], fedavg)
     assert not any("variate" in kept for kept in off.state.clients.values())
     assert not torch.equal(run({**keys, "algorithm.name": "scaffold"}).state.server["w"], fedavg)
+
+
+def test_switched_off_feddc_is_fedavg_to_the_last_bit(run: Run) -> None:
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "algorithm.weight": "uniform"}
+    fedavg = run({**keys, "algorithm.name": "fedavg"}).state
+    parts = {"algorithm.alpha": 0.0, "algorithm.variate": "off", "algorithm.sends": "off"}
+    off = run({**keys, "algorithm.name": "feddc", **parts}).state
+    assert off.server.keys() == fedavg.server.keys()
+    assert torch.equal(off.server["w"], fedavg.server["w"])
+    assert {i: kept.keys() for i, kept in off.clients.items()} == {i: kept.keys() for i, kept in fedavg.clients.items()}
+    for name in parts:
+        some = run({**keys, "algorithm.name": "feddc", **{key: value for key, value in parts.items() if key != name}})
+        assert not torch.equal(some.state.server["w"], fedavg.server["w"])
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddc"])
