@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     AfterValidator,
@@ -101,11 +101,14 @@ Seed = Annotated[Whole, Field(ge=0)]
 def checked(hint: Any, value: Any) -> Any:
     """A value of a config as the type that a class announces for it.
 
-    Beside what that type refuses, truth values and texts are no numbers, and no number is NaN or infinite.
+    Beside what that type refuses, truth values and texts are no numbers, and no number is NaN or infinite. The word
+    `off`, which YAML reads as false, is the word where the type has it.
 
     Raises:
         ValueError: It is not of the type; its text says what it must be.
     """
+    if value is False and "off" in get_args(hint):
+        return "off"
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError as error:

@@ -11,6 +11,7 @@ from algorithms.methods.fedgta import FedGTA
 from algorithms.methods.loading import describe, load, mixing_methods
 from algorithms.methods.names import METHODS
 from engine.rounds.server import Server
+from engine.settings.config import load_config
 from storage.errors import ShoalError
 
 MINE = '''
@@ -326,6 +327,19 @@ def test_a_wrong_type_names_the_key(mine: str, option: str, value: object, reaso
     line = error_of(f"{mine}:{cls}", {option: value})
     assert line.startswith(f"algorithm.{option}: {reason}")
     assert line.endswith(f"found {value!r}")
+
+
+@pytest.mark.parametrize(("method", "option"), [("scaffold", "variate"), ("feddc", "sends"), ("fggp", "gkic")])
+def test_the_word_off_is_no_truth_value(tmp_path: Path, method: str, option: str) -> None:
+    """YAML reads it as false; where an option has no such word, false stays what it is."""
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{{name: x, data: {{dataset: cora}}, rounds: 1, algorithm: {{name: {method}, {option}: off}}}}")
+    from_file = load_config(file).algorithm
+    from_line = load_config(file, [f"algorithm.{option}=off"]).algorithm
+    for chosen in (from_file, from_line):
+        assert getattr(load(describe(chosen.name, chosen.options)), option) == "off"
+    assert load(describe("fedgkc", {"self_distillation": False})).self_distillation is False
+    assert error_of("fedgta", {"rows": False}) == "algorithm.rows: Input should be 'stochastic' or 'raw', found False"
 
 
 def test_out_of_range_says_so(mine: str) -> None:
