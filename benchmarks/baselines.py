@@ -19,6 +19,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gcfl+": {"name": "gcfl_plus"},
     "fgssl": {"name": "fgssl"},
     "fedgl": {"name": "fedgl"},
+    "fedgl with fedgta": {"name": "fedgl_fedgta"},
     "adafgl": {"name": "adafgl"},
     "fedsage+": {"name": "fedsage_plus"},
     "fedsage+ with fedgta": {"name": "fedsage_plus_fedgta"},

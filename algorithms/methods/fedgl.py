@@ -1,4 +1,4 @@
-"""FedGL: FedAvg whose clients also learn from what is predicted of their unlabelled nodes."""
+"""FedGL: clients also learn from what is predicted of their unlabelled nodes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Term, Trainer, Tree
+from algorithms.base import Algorithm, Client, Context, Given, Term, Trainer, Tree
 from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.fedgta import FedGTA
 from storage.errors import ShoalError
 
 # Where a client's state holds the parameters that its last training left, `[P]`.
@@ -16,10 +17,12 @@ PREVIOUS = "previous"
 
 
 @dataclass(frozen=True)
-class FedGL(FedAvg):
-    """FedGL (Chen et al., Information Sciences 657, 2024), for parts that share no node: FedAvg with the loss
+class PseudoLabels(Algorithm):
+    """FedGL (Chen et al., Information Sciences 657, 2024), for parts that share no node: what its clients minimise,
 
         CE + pseudo * CE over the unlabelled nodes that have a pseudo label
+
+    The class beside it averages models.
 
     In the paper the clients' graphs overlap: they send predictions and embeddings of all their nodes, with the nodes'
     ids, and the server labels a node by the mean of its owners' confident predictions. Here a node has one owner, so
@@ -32,8 +35,8 @@ class FedGL(FedAvg):
     Where every node that training sees is a training node, as with `data.inductive`, there is nobody to label, and the
     method is refused.
 
-    All pseudo labels are read in every step, whatever rows its cross-entropy has. Messages are FedAvg's; with a weight
-    of 0 it is FedAvg, to the bit with `engine.path: loop`.
+    All pseudo labels are read in every step, whatever rows its cross-entropy has. Nothing is sent for them. With a
+    weight of 0 nothing is changed.
 
     Attributes:
         pseudo: Weight of the pseudo labels; 0.1 in OpenFGL.
@@ -60,7 +63,7 @@ class FedGL(FedAvg):
         return super().setup(ctx)
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
-        loss = trainer.fit(client, given)
+        loss = super().train(client, given, trainer, phase)
         if self.pseudo and client.info.train:
             client.state[PREVIOUS] = client.model.w
         return loss
@@ -83,3 +86,27 @@ class FedGL(FedAvg):
         has_N = (certain_N >= self.threshold).index_fill(0, client.data.train, False)
         rows: Tensor = torch.nonzero(has_N)[:, 0]
         return rows, class_N[rows]
+
+
+@dataclass(frozen=True)
+class FedGL(PseudoLabels, FedAvg):
+    """FedGL (Chen et al., Information Sciences 657, 2024): FedAvg with pseudo labels, see `PseudoLabels`.
+
+    Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.path: loop`.
+
+    Attributes:
+        weight: n_i, as FedAvg has it.
+    """
+
+
+@dataclass(frozen=True)
+class FedGLFedGTA(PseudoLabels, FedGTA):
+    """FedGL whose models are averaged as FedGTA does (Table 5 of its paper), see `PseudoLabels` and `FedGTA`.
+
+    A client that has not trained yet has no pseudo labels, whatever it receives. Messages are FedGTA's; with
+    `pseudo: 0` it is FedGTA, to the bit with `engine.path: loop`.
+    """
+
+    def __post_init__(self) -> None:
+        PseudoLabels.__post_init__(self)
+        FedGTA.__post_init__(self)

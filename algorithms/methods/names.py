@@ -33,6 +33,7 @@ METHODS = {
     "fedsage_plus": "algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlus",
     "fedsage_plus_fedgta": "algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlusFedGTA",
     "fedgl": "algorithms.methods.fedgl:FedGL",
+    "fedgl_fedgta": "algorithms.methods.fedgl:FedGLFedGTA",
     "fgssl": "algorithms.methods.fgssl:FGSSL",
     "fedpub": "algorithms.methods.fedpub.fedpub:FedPUB",
     "fedstar": "algorithms.methods.fedstar:FedStar",

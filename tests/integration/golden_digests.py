@@ -37,7 +37,7 @@ METHODS = (*MIXABLE, "global", "fedavg", "fedgta")
 # FedAvg with something beside it.
 AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 # Of graphs, for nodes alone.
-OF_ONE_GRAPH = ("adafgl", "fedgl", "fgssl", "fedpub")
+OF_ONE_GRAPH = ("adafgl", "fedgl", "fedgl_fedgta", "fgssl", "fedpub")
 # The same, for models that read the graph.
 OF_MENDED_GRAPHS = ("fedsage_plus", "fedsage_plus_fedgta")
 # Whose copilots have embeddings as wide as the clients' own models.

@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsage_plus, few": {**FEDSAGE_PLUS, "algorithm.peers": 1, "algorithm.sampled_nodes": 3, "model.name": "gat"},
     "fedsage_plus_fedgta": {**FEDSAGE_PLUS, "algorithm.name": "fedsage_plus_fedgta"},
     "fedgl": {"algorithm.name": "fedgl"},
+    "fedgl_fedgta": {"algorithm.name": "fedgl_fedgta"},
     "fedgl, coupled": {"algorithm.name": "fedgl", "model.name": "gcn"},
     "fgssl": {"algorithm.name": "fgssl", "algorithm.anchors": 4},
     "fgssl, coupled": {"algorithm.name": "fgssl", "model.name": "gcn"},
@@ -124,6 +125,7 @@ NO_DRAWN = (
     "fedgta", "fedgta, stacked", "fedproto, stacked", "class_means, stacked", "fml", "fedkd", "fedgkc",
     "fedgkc, coupled", "fedopt, momentum", "fpl, as published", *AVERAGING,
     "fggp", "fggp, neighbours", "fggp, prototypes alone", "gcfl_plus", "gcfl_plus, all",
-    "adafgl", "adafgl, coupled", "fedgl", "fedgl, coupled", "fgssl", "fgssl, coupled", "fedpub", "fedpub, coupled",
+    "adafgl", "adafgl, coupled", "fedgl", "fedgl_fedgta", "fedgl, coupled", "fgssl", "fgssl, coupled",
+    "fedpub", "fedpub, coupled",
     "fedsage_plus", "fedsage_plus, few", "fedsage_plus_fedgta",
 )  # fmt: skip

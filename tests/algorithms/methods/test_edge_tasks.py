@@ -28,7 +28,7 @@ from storage.view import View
 Start = Callable[..., Server]
 HIDDEN, ROUNDS, EPOCHS, DROPOUT, CLASSES = 8, 3, 2, 0.5, 2
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta"}
+NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
 OTHERS = NODE_ONLY | {"fedpg", "fedstar", "fedgpl"}
 SGD = {
     "train.optimizer": "sgd",

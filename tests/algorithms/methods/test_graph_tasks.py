@@ -20,7 +20,7 @@ from storage.view import View
 Start = Callable[..., Server]
 ROUNDS = 3
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
-NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta"}
+NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
 SGD = {
     "model": {"name": "gcn", "hidden": HIDDEN},

@@ -131,6 +131,7 @@ def test_every_method_of_ours_loads() -> None:
         "fedsage_plus": "FedSagePlus",
         "fedsage_plus_fedgta": "FedSagePlusFedGTA",
         "fedgl": "FedGL",
+        "fedgl_fedgta": "FedGLFedGTA",
         "fgssl": "FGSSL",
         "fedpub": "FedPUB",
         "fedstar": "FedStar",

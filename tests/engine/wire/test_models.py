@@ -123,7 +123,7 @@ def test_a_model_of_the_right_width_is_left_alone() -> None:
 
 NO_EMBEDDING = {
     "local", "global", "fedavg", "fedprox", "fedopt", "scaffold", "feddc", "fedgta", "fedgl", "adafgl", "class_means",
-    "fedsage_plus", "fedsage_plus_fedgta",
+    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta",
 }  # fmt: skip
 
 
