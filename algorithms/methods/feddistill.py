@@ -1,6 +1,7 @@
 """FedDistill: clients share the mean logits of every class instead of parameters."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,6 +26,8 @@ class FedDistill(ClassRows):
         gamma: Weight of the distillation; 1 in FedGen's code.
     """
 
+    # Logits are what is told and taught.
+    reads_embedding: ClassVar[bool] = False
     gamma: float = 1.0
 
     def __post_init__(self) -> None:

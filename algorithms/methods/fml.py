@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ class FML(WithCopilot):
             nodes (`all`, ours), which takes no label.
     """
 
+    # Logits are what is told and taught.
+    reads_embedding: ClassVar[bool] = False
     alpha: float = 0.5
     beta: float = 0.5
     rows: Literal["all", "train"] = "all"

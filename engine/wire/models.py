@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from algorithms.backbones.building import Texts, backbone, build, width_of
 from algorithms.backbones.choice import ModelChoice
 from algorithms.backbones.coupled import Coupled
+from algorithms.backbones.names import HEADLESS
 from algorithms.base import Algorithm
 from algorithms.client import ClientInfo
 from algorithms.context import ModelInfo
@@ -109,7 +110,7 @@ def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int 
             if described is None:
                 chosen, width = [_with_head(each, algorithm, choices, shape) for each in choices], embedding
             else:
-                chosen, width = [ModelChoice(**described)], None
+                chosen, width = [_with_head(ModelChoice(**described), algorithm, choices, shape)], None
             built = build_models(chosen, width, **shape, headless=described is not None)
             kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, built)]
         except ShoalError as error:
@@ -124,12 +125,14 @@ def _with_head(
 
     It is linear where the method reads the embedding below it, where clients train different models, which are compared
     by it, where a training step reads drawn neighbours, where all layers come from a file, and where nothing would be
-    left below.
+    left below. A model that the method describes ends as that of the config would.
     """
     options, task = choice.options, shape["task"]
     linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or choice.pretrained is not None
+    if linear or "head" in options or choice.name in HEADLESS:
+        return choice
     cls = backbone(choice.name, True, task, shape.get("texts") or {})
-    if linear or "head" in options or not issubclass(cls, Coupled) or cls.papers_head == "linear":
+    if not issubclass(cls, Coupled) or cls.papers_head == "linear":
         return choice
     if any(options.get(name) is not None for name in ("fanouts", "prompt")) or options.get("layers", 2) == 1:
         return choice

@@ -123,15 +123,15 @@ def test_a_model_of_the_right_width_is_left_alone() -> None:
 
 NO_EMBEDDING = {
     "local", "global", "fedavg", "fedprox", "fedopt", "scaffold", "feddc", "fedgta", "fedgl", "adafgl", "class_means",
-    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta",
+    "fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta", "feddistill", "fml",
 }  # fmt: skip
 
 
-def last_layers(method: str, *models: dict[str, Any], task: str = "node") -> list[bool]:
-    """Whether the classifier passes messages, of every model of a list."""
+def last_layers(method: str, *models: dict[str, Any], task: str = "node", of: str = "model") -> list[bool]:
+    """Whether the classifier passes messages, of every model of a list, or of the method's own beside them."""
     algorithm = load(describe(method, {"copilot": {"name": "gcn"}} if method in ("fml", "fedkd", "fedgkc") else {}))
     shape = {"features": 5, "classes": 3, "hops": 1, "dropout": 0.0, "task": task}
-    kinds = named_kinds(algorithm, [ModelChoice(**model) for model in models], None, 2**30, **shape)["model"]
+    kinds = named_kinds(algorithm, [ModelChoice(**model) for model in models], None, 2**30, **shape)[of]
     return [kind.flat.coupled is not None and kind.flat.coupled.conv_head for kind in kinds]
 
 
@@ -156,6 +156,14 @@ def test_methods_that_read_no_embedding_have_the_papers_models() -> None:
 )
 def test_where_a_config_does_not_say_how_a_model_ends(model: dict[str, Any], conv: bool) -> None:
     assert last_layers("fedavg", model) == [conv]
+
+
+def test_a_copilot_ends_as_the_model_that_it_is_beside() -> None:
+    models: tuple[dict[str, Any], ...] = ({"name": "gcn"}, {"name": "sage"})
+    assert last_layers("fml", models[0], of="copilot") == [True]
+    assert last_layers("fml", *models, of="copilot") == [False]
+    for method in ("fedkd", "fedgkc"):
+        assert last_layers(method, models[0], of="copilot") == [False]
 
 
 def test_models_that_are_compared_or_read_otherwise_end_in_a_linear_layer() -> None:
