@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_fedgta import DEFAULTS, equations_3_to_5
 from torch import Tensor
 
 from algorithms.base import Client, Given, Upload
@@ -54,52 +55,6 @@ class Flaky(FedGTA):
         if client.random("train") in (key(0, 2, 3, "train"), key(0, 3, 1, "train")):
             raise RuntimeError("no luck")
         return super().upload(client, given, phase)
-
-
-DEFAULTS = {
-    "eps": 0.5,
-    "lp_steps": 5,
-    "lp_seed_weight": 0.5,
-    "lp_seed": "labels",
-    "rows": "stochastic",
-    "orders": 6,
-    "moments": "hybrid",
-    "moment_steps": "all",
-    "confidence": "paper",
-    "cold_start": "warm",
-    "sketch_every": 1,
-}
-
-
-def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
-    """Confidence and moments of a client, with the operator written out, in float64.
-
-    Args:
-        view: The client's graph.
-        predicted: Class probabilities of all rows, `[N, C]`.
-        options: As `DEFAULTS` has them.
-    """
-    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
-    d = loops.sum(1)
-    operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)
-    y0 = predicted.copy()
-    if options["lp_seed"] == "labels":
-        y0[view.train] = np.eye(y0.shape[1])[view.label[view.train]]
-    sketch, y, a, orders = [], y0, options["lp_seed_weight"], range(1, options["orders"] + 1)
-    for _ in range(options["lp_steps"]):
-        y = a * y0 + (1 - a) * operator @ y
-        rows = y / y.sum(1, keepdims=True) if options["rows"] == "stochastic" else y
-        raw = [np.mean(rows**q, axis=0) for q in orders]
-        central = [np.mean((rows - rows.mean(0)) ** q, axis=0) for q in orders]
-        sketch.append(np.concatenate({"raw": raw, "central": central, "hybrid": raw + central}[options["moments"]]))
-    y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
-    h = {
-        "paper": d @ (rows.shape[1] / np.e + y_log_y),
-        "normalized": d @ (1 + y_log_y / np.log(rows.shape[1])),
-        "uniform": 1.0,
-    }[options["confidence"]]
-    counts = len(view.train) > 0
-    return float(h) if counts else 1e-12, np.concatenate(sketch if options["moment_steps"] == "all" else sketch[-1:])
 
 
 @pytest.mark.parametrize(
@@ -217,6 +172,25 @@ def test_upload_equals_the_equations(
         h, m = equations_3_to_5(view, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), options)
         np.testing.assert_allclose(sent["h"], h, rtol=1e-5)
         np.testing.assert_allclose(sent["m"], m, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_resume_changes_no_bit(start: Run, run: Run, every: int) -> None:
+    """Of sketches that are a few visits old, too."""
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "algorithm.name": "fedgta", "algorithm.eps": 0.9}
+    keys |= {"algorithm.sketch_every": every}
+    whole = run(keys, rounds=5).state
+    assert any("h" in kept for kept in whole.clients.values()) == (every > 1)
+    for done in (1, 2, 3, 4):
+        state = run(keys, rounds=done).state
+        resumed = start(keys, state=type(state).from_tensors(*state.to_tensors()))
+        for _ in range(5 - done):
+            resumed.round()
+        for mine, its in ((whole.inboxes, resumed.state.inboxes), (whole.clients, resumed.state.clients)):
+            for i, kept in mine.items():
+                # A client that keeps nothing is not in a checkpoint.
+                assert kept.keys() == its.get(i, {}).keys()
+                assert all(torch.equal(tensor, its[i][name]) for name, tensor in kept.items())
 
 
 def test_above_one_it_is_local_to_the_last_bit(run: Run) -> None:

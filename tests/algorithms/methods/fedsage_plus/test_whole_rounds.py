@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_fedgta import DEFAULTS as FEDGTA
+from plain_fedgta import equations_3_to_5
 from small_fedsage_plus import DEFAULTS, Person, of_others
 
 from algorithms.methods.fedsage_plus.generator import fresh_generator
@@ -141,6 +143,36 @@ def test_all_nodes_are_mended_where_training_sees_training_nodes_alone(
         np.testing.assert_array_equal(scores["global"][i], counts_of(person, w, mended=False))
     assert generated >= 10
     assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
+
+
+def test_fedgta_compares_what_is_said_in_mended_graphs(
+    start: Start, unequal: dict[str, Any], views: Callable[..., list[View]], recorded: Any
+) -> None:
+    """Labels spread over the graph as it is."""
+    keys = {"algorithm.name": "fedsage_plus_fedgta", "algorithm.generator_rounds": 1, "algorithm.hidden": 6}
+    keys |= {"model": MODEL, "participation.ratio": 1.0, "rounds": 2}
+    without = "participation.trace", "model.name", "model.hidden"
+    server = start({k: v for k, v in {**unequal, **keys}.items() if k not in without}, pool=recorded.on)
+    for _ in range(2):
+        server.round()
+    apart = 0
+    for i, view in enumerate(views(server)):
+        kept, person = server.state.clients[i], Person(view, {**DEFAULTS, "hidden": 6}, 2)
+        names = initial_of(view, 1, person.options)
+        parts = kept["generator"].split([t.numel() for t in names.values()])
+        person.p = {name: part.view(t.shape) for (name, t), part in zip(names.items(), parts)}
+        person.mend(2)
+        sent = recorded.uploads[i]
+        w = by_name(server, sent["w"])
+        found = {}
+        for mended in (True, False):
+            with torch.no_grad():
+                said = person.logits(w, mended).double().softmax(1).numpy()
+            found[mended] = equations_3_to_5(view, said, FEDGTA)
+        np.testing.assert_allclose(sent["h"], found[True][0], rtol=1e-4)
+        np.testing.assert_allclose(sent["m"], found[True][1], rtol=1e-3, atol=1e-5)
+        apart += not np.allclose(found[False][1], found[True][1], rtol=1e-2, atol=1e-4)
+    assert apart > 2
 
 
 def bytes_of(people: dict[int, Person], cohort: list[int], options: dict[str, Any]) -> tuple[int, int]:

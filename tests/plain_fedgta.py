@@ -1,0 +1,53 @@
+"""FedGTA's equations 3 to 5 for one client in NumPy, with the operator written out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from storage.view import View
+
+DEFAULTS = {
+    "eps": 0.5,
+    "lp_steps": 5,
+    "lp_seed_weight": 0.5,
+    "lp_seed": "labels",
+    "rows": "stochastic",
+    "orders": 6,
+    "moments": "hybrid",
+    "moment_steps": "all",
+    "confidence": "paper",
+    "cold_start": "warm",
+    "sketch_every": 1,
+}
+
+
+def equations_3_to_5(view: View, predicted: np.ndarray, options: Mapping[str, Any]) -> tuple[float, np.ndarray]:
+    """Confidence and moments of a client, with the operator written out, in float64.
+
+    Args:
+        view: The client's graph.
+        predicted: Class probabilities of all rows, `[N, C]`.
+        options: As `DEFAULTS` has them.
+    """
+    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
+    d = loops.sum(1)
+    operator = np.diag(d**-0.5) @ loops @ np.diag(d**-0.5)
+    y0 = predicted.copy()
+    if options["lp_seed"] == "labels":
+        y0[view.train] = np.eye(y0.shape[1])[view.label[view.train]]
+    sketch, y, a, orders = [], y0, options["lp_seed_weight"], range(1, options["orders"] + 1)
+    for _ in range(options["lp_steps"]):
+        y = a * y0 + (1 - a) * operator @ y
+        rows = y / y.sum(1, keepdims=True) if options["rows"] == "stochastic" else y
+        raw = [np.mean(rows**q, axis=0) for q in orders]
+        central = [np.mean((rows - rows.mean(0)) ** q, axis=0) for q in orders]
+        sketch.append(np.concatenate({"raw": raw, "central": central, "hybrid": raw + central}[options["moments"]]))
+    y_log_y = (rows * np.log(np.where(rows > 0, rows, 1))).sum(1)
+    h = {
+        "paper": d @ (rows.shape[1] / np.e + y_log_y),
+        "normalized": d @ (1 + y_log_y / np.log(rows.shape[1])),
+        "uniform": 1.0,
+    }[options["confidence"]]
+    counts = len(view.train) > 0
+    return float(h) if counts else 1e-12, np.concatenate(sketch if options["moment_steps"] == "all" else sketch[-1:])
