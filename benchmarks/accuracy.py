@@ -66,11 +66,12 @@ METHODS: dict[str, dict[str, Any]] = {
 # What the peer calls its closest backbones: A²X behind one linear layer, and behind an MLP.
 PEER_BACKBONE = {"sgc": ("sgc_true",), "gamlp": ("dec", "gcn"), "gcn": ("gcn",)}
 # The same method on the same partition; the others differ by design.
-CLOSE_TO_PEER = ("local", "fedavg", "global", "fedprox", "moon")
+CLOSE_TO_PEER = ("local", "fedavg", "global", "fedprox", "moon, all nodes")
 PEER_METHOD = {
     "local": "isolate",
     "global": "central_full",
     "gcfl+": "gcfl_plus",
+    "moon, all nodes": "moon",
     "scaffold, as the peer": "scaffold",
     "feddc, as the peer": "feddc",
     "fedproto, as the peer": "fedproto",

@@ -13,6 +13,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprox": {"name": "fedprox", "mu": 0.001},
     "scaffold": {"name": "scaffold"},
     "moon": {"name": "moon"},
+    "moon, all nodes": {"name": "moon", "rows": "all"},
     "feddc": {"name": "feddc"},
     "fedopt": {"name": "fedopt"},
     "fedpub": {"name": "fedpub"},

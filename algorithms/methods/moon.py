@@ -1,14 +1,14 @@
 """MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Output, Trainer, Tree
+from algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree
 from algorithms.losses.prototypes import direction, unit
-from algorithms.methods.class_rows import training_embeddings
 from algorithms.methods.fedavg import FedAvg
 from storage.errors import ShoalError
 
@@ -18,7 +18,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Anchors:
-    """Directions of the training rows' embeddings, of length one, in evaluation mode.
+    """Directions of the embeddings of the rows that are contrasted, of length one, in evaluation mode.
 
     Attributes:
         sent_NH: By the model that the client was sent.
@@ -31,24 +31,27 @@ class Anchors:
 
 @dataclass(frozen=True)
 class MOON(FedAvg):
-    """MOON (Li, He and Song, CVPR 2021): FedAvg with the loss cross-entropy + mu * mean over training rows of
+    """MOON (Li, He and Song, CVPR 2021): FedAvg with the loss cross-entropy + mu * mean over `rows` of
 
         -log(e^(cos(z, z_sent) / tau) / (e^(cos(z, z_sent) / tau) + e^(cos(z, z_previous) / tau)))
 
     A client keeps the parameters that its last training left, not the embeddings they give, which are far larger. At
     its first visit it has none, and trains on cross-entropy alone. Embeddings are those before the classifier, without
-    the paper's projection; the constant ones are of evaluation mode. OpenFGL contrasts all nodes of a client, FGGP the
-    training rows, as here. All rows are taken in one step. Messages are FedAvg's; mu = 0 trains as FedAvg.
+    the paper's projection; the constant ones are of evaluation mode. All rows are taken in one step. A client without
+    training rows does not train. Messages are FedAvg's; mu = 0 trains as FedAvg.
 
     Attributes:
         mu: Weight of the contrast; the paper tries 0.1 to 10, OpenFGL has 1, FGGP 5.
         tau: Temperature; 0.5 in the paper.
+        rows: Which nodes are contrasted: the training rows (`train`), as FGGP does, or `all` that training sees, which
+            takes no label, as OpenFGL does.
     """
 
     reads_embedding: ClassVar[bool] = True
 
     mu: float = 1.0
     tau: float = 0.5
+    rows: Literal["train", "all"] = "train"
 
     def __post_init__(self) -> None:
         if self.mu < 0:
@@ -72,16 +75,27 @@ class MOON(FedAvg):
         if PREVIOUS not in client.state:
             return None
         w = client.model.w.clone()
-        sent_NH = unit(training_embeddings(client))
+        sent_NH = unit(self._embeddings(client))
         client.model.load(client.state[PREVIOUS])
-        previous_NH = unit(training_embeddings(client))
+        previous_NH = unit(self._embeddings(client))
         client.model.load(w)
         return Anchors(sent_NH, previous_NH)
 
+    def _embeddings(self, client: Client) -> Tensor:
+        """In evaluation mode, `[n, H]`."""
+        return client.model.output(client.model.gathered(self.rows)).embedding_NH
+
     def loss(self, out: Output, y: Tensor, w: Tensor, given: Anchors | None) -> Tensor:
         plain = super().loss(out, y, w, given)
-        if given is None:
-            return plain
+        return plain if given is None or self.rows == "all" else plain + self._contrast(out, given)
+
+    def regularizer(self, client: Client, given: Anchors | None) -> Term | None:
+        if given is None or self.rows == "train":
+            return None
+        answer = client.model.forward(torch.arange(client.info.items, device=client.data.label.device))
+        return lambda: self._contrast(answer(), given)
+
+    def _contrast(self, out: Output, given: Anchors) -> Tensor:
         z_NH = direction(out.embedding_NH)
         further_N = (z_NH * (given.previous_NH - given.sent_NH)).sum(1)
-        return plain + self.mu * F.softplus(further_N / self.tau).mean()
+        return self.mu * F.softplus(further_N / self.tau).mean()

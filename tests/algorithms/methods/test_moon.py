@@ -19,7 +19,12 @@ Keys = Mapping[str, Any]
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"algorithm.mu": 4.0, "algorithm.tau": 0.2, "algorithm.weight": "train", "model.name": "gamlp"}]
+    "more",
+    [
+        {},
+        {"algorithm.mu": 4.0, "algorithm.tau": 0.2, "algorithm.weight": "train", "model.name": "gamlp"},
+        {"algorithm.rows": "all", "algorithm.mu": 2.0},
+    ],
 )
 def test_rounds_written_out(
     start: Run,
@@ -32,6 +37,7 @@ def test_rounds_written_out(
     server = start({**patchy, "algorithm.name": "moon", "model.hidden": 8, **more})
     plain = plain_average(server, more.get("algorithm.weight", "nodes"))
     mu, tau = more.get("algorithm.mu", 1.0), more.get("algorithm.tau", 0.5)
+    everybody = more.get("algorithm.rows") == "all"
     previous: dict[int, Tensor] = {}
 
     for number in range(1, 8):
@@ -42,15 +48,20 @@ def test_rounds_written_out(
             for w in (plain.w, previous[i]):
                 module = module_of(server, w).eval()
                 with torch.no_grad():
-                    found.append(module([view.hop(k)[view.train] for k in module.inputs]).embedding_NH)
+                    rows = torch.arange(view.nodes) if everybody else view.train
+                    found.append(module([view.hop(k)[rows] for k in module.inputs]).embedding_NH)
             constant[plain.clients[i].module] = found
+            assert len(found[0]) == (view.nodes if everybody else len(view.train))
 
         def loss(module: nn.Module, out: Output, y: Tensor, constant: dict[nn.Module, Any] = constant) -> Tensor:
             total = F.cross_entropy(out.logits_NC, y)
             if module not in constant:
                 return total
             terms = []
-            for z, sent, before in zip(out.embedding_NH, *constant[module]):
+            if everybody:
+                (view,) = (client.view for client in plain.clients if client.module is module)
+                out = module([view.hop(k) for k in module.inputs])
+            for z, sent, before in zip(out.embedding_NH, *constant[module], strict=True):
                 near, far = (torch.exp(F.cosine_similarity(z, other, dim=0) / tau) for other in (sent, before))
                 terms.append(-torch.log(near / (near + far)))
             return total + mu * torch.stack(terms).mean()
@@ -76,9 +87,20 @@ def test_loss_by_hand() -> None:
     assert float(MOON().loss(out, torch.tensor([0, 1]), torch.zeros(1), None)) == pytest.approx(math.log(3))
 
 
-def test_a_resume_changes_no_bit(start: Run, run: Run) -> None:
+@pytest.mark.parametrize("model", ["gcn", "gamlp"])
+def test_labels_outside_of_the_training_rows_change_nothing(run: Run, model: str) -> None:
+    """Where all nodes are contrasted, too, which is another training."""
+    keys = {"algorithm.name": "moon", "model.name": model, "train.dropout": 0.0}
+    plain, shuffled = (run({**keys, "algorithm.rows": "all"}, rounds=3, graph=graph) for graph in ("plain", "shuffled"))
+    assert torch.equal(plain.state.server["w"], shuffled.state.server["w"])
+    assert not torch.allclose(run(keys, rounds=3).state.server["w"], plain.state.server["w"], atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", ["train", "all"])
+def test_a_resume_changes_no_bit(start: Run, run: Run, rows: str) -> None:
     """Clients that stayed away for a round still know their model of before."""
     keys = {"algorithm.name": "moon", "algorithm.mu": 5.0, "train.dropout": 0.5, "participation.ratio": 0.5}
+    keys |= {"algorithm.rows": rows}
     whole, forgetful = run(keys, rounds=5), run({**keys, "algorithm.mu": 0.0}, rounds=5)
     resumed = start(keys, state=run(keys, rounds=2).state)
     for _ in range(3):
