@@ -1,6 +1,6 @@
 """Accuracies of our methods on real graphs, beside the papers' and a public peer's.
 
-    python benchmarks/accuracy.py [averages|baselines|prototypes|mixed|distillation|ablation|domains|graphs|prompts]
+    python benchmarks/accuracy.py [averages|baselines|sgd|prototypes|mixed|distillation|ablation|domains|graphs|prompts]
         [--quick] [--reference DIR] [--only cora-louvain …] [--seeds 5] [--selection-seeds 2] [--rounds 100]
         [--runs runs/accuracy] [--precision float32|tf32|bfloat16]
 
@@ -13,8 +13,8 @@ send no weights, on clients of GCN, GIN, GraphSAGE, SGC and GCNII in equal block
 them. These two show the plain mean over clients, as the paper does, all others the mean weighted by nodes. `domains`:
 FGGP, its parts and what it is compared with, on Twitch and citation archives, see `domain_studies.py`. `graphs`:
 clients of many small graphs, see `graph_studies.py`. `baselines`: all that averages models beside those, see
-`baselines.py`. `prompts`: FedGPL, its parts and other prompts, see
-`prompt_studies.py`.
+`baselines.py`; `sgd`: what wants plain SGD, as it is written, see `sgd_studies.py`. `prompts`: FedGPL, its parts and
+other prompts, see `prompt_studies.py`.
 
 With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
 peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
@@ -26,6 +26,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -36,6 +37,7 @@ import distillation_studies
 import domain_studies
 import graph_studies
 import prompt_studies
+import sgd_studies
 from distillation_studies import SCENARIOS, scenario_keys
 from figures import print_figures, target
 from rich.console import Console
@@ -107,6 +109,7 @@ STUDIES = {
     "averages": Study(("digits", "cora", "pubmed"), CUTS, ("gamlp", "sgc"), (10,),
                       ("local", "fedavg", "fedgta", "global")),
     "baselines": Study(("cora", "pubmed", "computers", "physics"), CUTS, ("gcn", "gamlp"), (10,), baselines.NAMES),
+    "sgd": Study(("cora", "pubmed", "computers"), CUTS, ("gcn",), (10,), tuple(sgd_studies.METHODS)),
     "prototypes": Study(("cora", "pubmed", "computers"), CUTS, ("gamlp", "gcn"), (10,),
                         ("local", "fedavg", "fedgta", *PROTOTYPES)),
     "mixed": Study(("cora", "pubmed", "computers"), ("louvain",), ("mixed",), (10, 20), ("local", *PROTOTYPES)),
@@ -160,7 +163,7 @@ def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argp
         "engine": {"backend": "local", "precision": args.precision},
         "run": {"root": args.runs, "checkpoint_every": args.rounds, "tensorboard": False},
     }
-    if args.study == "baselines":
+    if args.study in ("baselines", "sgd"):
         plain["model"] |= baselines.MODELS.get(setting.backbone, {})
     if setting.backbone == "mixed":
         plain["model"] = [{"name": name} for name in MIXED]
@@ -268,6 +271,10 @@ def main() -> None:
     study = STUDIES[args.study]
     if args.quick:
         args.only, args.seeds, args.rounds = [f"{study.datasets[0]}-louvain"], 1, 20
+    if args.study == "sgd":
+        known = ((each.name, partial(config_of, each, args=args)) for each in settings(study, args.only))
+        sgd_studies.study(args, finish_plain, known)
+        return
     table = Table(title="test accuracy in % at the best validation round, mean ± std over seeds")
     for column in (
         "setting",
