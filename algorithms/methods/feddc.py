@@ -9,7 +9,7 @@ import torch
 
 from algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.mean_gradient import form_for, recorded, steps_of
+from algorithms.methods.mean_gradient import Form, form_for, recorded, steps_of
 from algorithms.protocol import How
 
 # Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
@@ -40,7 +40,7 @@ class FedDC(FedAvg):
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"
     alpha: float = 0.1
-    variate: Literal["auto", "steps", "gradient", "off"] = "auto"
+    variate: Form = "auto"
     sends: Literal["before", "after", "off"] = "before"
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class FedDC(FedAvg):
         if not client.info.train:
             return trainer.fit(client, given)
         steps, state = steps_of(client, trainer.options), client.state
-        by_gradient = self.variate != "off" and form_for(self.variate, trainer.options) == "gradient"
+        by_gradient = form_for(self.variate, trainer.options) == "gradient"
         given["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
         with recorded(client) if by_gradient else nullcontext() as total:
             loss = trainer.fit(client, given)

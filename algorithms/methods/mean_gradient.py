@@ -13,12 +13,13 @@ from algorithms.client import Client
 from algorithms.train_options import TrainOptions
 from storage.errors import ShoalError
 
-# `steps`: from the distance that SGD went; `gradient`: recorded, for any optimizer; `auto`: steps where they tell it.
-Form = Literal["auto", "steps", "gradient"]
+# `steps`: from the distance that SGD went; `gradient`: recorded, for any optimizer; `auto`: steps where they tell it;
+# `off`: not at all.
+Form = Literal["auto", "steps", "gradient", "off"]
 
 
 def form_for(form: Form, options: TrainOptions) -> Form:
-    """`steps` or `gradient`: what a form means for an optimizer.
+    """`steps`, `gradient` or `off`: what a form means for an optimizer.
 
     Raises:
         ShoalError: `steps` with an optimizer whose steps are no multiples of gradients.

@@ -8,7 +8,7 @@ import torch
 
 from algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
 from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.mean_gradient import form_for, recorded, steps_of
+from algorithms.methods.mean_gradient import Form, form_for, recorded, steps_of
 from algorithms.protocol import How
 
 # Where a client's state holds its control variate c_i, `[P]`; absent before its first training, when it is zero.
@@ -37,7 +37,7 @@ class SCAFFOLD(FedAvg):
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"
-    variate: Literal["auto", "steps", "gradient", "off"] = "auto"
+    variate: Form = "auto"
     eta: float = 1.0
 
     def __post_init__(self) -> None:

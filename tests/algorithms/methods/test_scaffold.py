@@ -137,14 +137,19 @@ def test_switched_off_scaffold_is_fedavg_to_the_last_bit(run: Run) -> None:
 
 def test_switched_off_feddc_is_fedavg_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "algorithm.weight": "uniform"}
-    fedavg = run({**keys, "algorithm.name": "fedavg"}).state
+    plain = run({**keys, "algorithm.name": "fedavg"})
     parts = {"algorithm.alpha": 0.0, "algorithm.variate": "off", "algorithm.sends": "off"}
-    off = run({**keys, "algorithm.name": "feddc", **parts}).state
+    switched_off = run({**keys, "algorithm.name": "feddc", **parts})
+    lines = [server.round() for server in (plain, switched_off)]
+    for way in ("bytes_up", "bytes_down"):
+        assert lines[0][way] == lines[1][way]
+    fedavg, off = plain.state, switched_off.state
     assert off.server.keys() == fedavg.server.keys()
     assert torch.equal(off.server["w"], fedavg.server["w"])
     assert {i: kept.keys() for i, kept in off.clients.items()} == {i: kept.keys() for i, kept in fedavg.clients.items()}
     for name in parts:
         some = run({**keys, "algorithm.name": "feddc", **{key: value for key, value in parts.items() if key != name}})
+        some.round()
         assert not torch.equal(some.state.server["w"], fedavg.server["w"])
 
 
@@ -158,5 +163,6 @@ def test_steps_of_other_optimizers_are_refused(start: Run, name: str, train: Key
 def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="eta"):
         SCAFFOLD(eta=0)
+    assert FedDC() == FedDC(alpha=0.1, variate="auto", sends="before", weight="uniform")
     with pytest.raises(ValueError, match="alpha"):
         FedDC(alpha=-0.1)
