@@ -2,7 +2,7 @@
 
 A GCN of two layers of message passing, three full-batch steps a round without momentum, the baselines' weight decay;
 the learning rate of every method is that of `RATES` with the highest mean validation accuracy of its served models over
-the first `--selection-seeds` seeds. FedAvg takes the plain mean, as the others do.
+the first `--selection-seeds` seeds, but none at which training diverges. FedAvg takes the plain mean, as the others do.
 """
 
 import argparse
@@ -13,6 +13,8 @@ from typing import Any
 from figures import print_figures
 from rich.console import Console
 from rich.table import Table
+
+from storage.errors import ShoalError
 
 RATES = (0.1, 0.3, 1.0)
 METHODS: dict[str, dict[str, Any]] = {
@@ -30,6 +32,15 @@ ConfigOf = Callable[[Plain, int], Plain]
 def spread(values: list[float]) -> str:
     """Mean ± sample standard deviation."""
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def validation_of(lr: float, scopes: Callable[[float, int], Plain], seeds: int) -> float:
+    """Mean validation accuracy of the served models; -1 where training diverges."""
+    try:
+        return mean(scopes(lr, seed)["served"]["best"]["val"]["nodes"] for seed in range(seeds))
+    except ShoalError as error:
+        print(f"learning rate {lr:g}: {error}")
+        return -1.0
 
 
 def study(args: argparse.Namespace, finish: Callable[[Plain], Plain], settings: Iterable[tuple[str, ConfigOf]]) -> None:
@@ -53,10 +64,7 @@ def study(args: argparse.Namespace, finish: Callable[[Plain], Plain], settings: 
                 train = {"optimizer": "sgd", "lr": lr}
                 return finish(config_of(algorithm, seed) | {"train": train})["scopes"]
 
-            chosen = range(min(args.selection_seeds, args.seeds))
-            validation = {
-                lr: mean(scopes(lr, seed)["served"]["best"]["val"]["nodes"] for seed in chosen) for lr in RATES
-            }
+            validation = {lr: validation_of(lr, scopes, min(args.selection_seeds, args.seeds)) for lr in RATES}
             lr = max(RATES, key=lambda lr: validation[lr])
             runs = [scopes(lr, seed) for seed in range(args.seeds)]
             found = {
