@@ -18,8 +18,8 @@ other prompts, see `prompt_studies.py`.
 
 With `--reference`, ten clients of Cora, PubMed and Computers use the partitions and splits of that folder, on which the
 peer's accuracies were measured. FedGTA's threshold is chosen by the mean validation accuracy of its served models over
-the first `--selection-seeds` seeds; nothing else is chosen, and test accuracies play no part. Every run is a run folder
-under `--runs`; finished ones are not run again.
+the first `--selection-seeds` seeds, and so is the learning rate of `sgd`; nothing else is chosen, and test accuracies
+play no part. Every run is a run folder under `--runs`; finished ones are not run again.
 """
 
 import argparse
@@ -40,6 +40,7 @@ import prompt_studies
 import sgd_studies
 from distillation_studies import SCENARIOS, scenario_keys
 from figures import print_figures, target
+from paper_figures import PAPER
 from rich.console import Console
 from rich.table import Table
 
@@ -78,16 +79,6 @@ PEER_METHOD = {
     "feddc, as the peer": "feddc",
     "fedproto, as the peer": "fedproto",
     "fedtgp, as the peer": "fedtgp",
-}
-# FedGTA, PVLDB 17(1), Table 3 (Louvain), and FedPG, Table V (GAMLP, METIS); ten clients, each on its own split.
-PAPER = {
-    ("cora", "louvain", "gamlp"): {"global": 85.7, "fedavg": 82.2, "fedgta": 83.8},
-    ("pubmed", "louvain", "gamlp"): {"global": 91.1, "fedavg": 86.9, "fedgta": 88.4},
-    ("cora", "louvain", "gcn"): {"fedavg": 80.7, "fedgta": 82.1},
-    ("pubmed", "louvain", "gcn"): {"fedavg": 85.9, "fedgta": 88.0},
-    ("cora", "metis", "gamlp"): {"fedavg": 82.8, "fedgta": 84.0, "fedproto": 76.7, "fedtgp": 76.5, "fedpg": 86.5},
-    ("pubmed", "metis", "gamlp"): {"fedavg": 86.2, "fedgta": 86.8, "fedproto": 81.7, "fedtgp": 81.9, "fedpg": 89.4},
-    ("computers", "metis", "gamlp"): {"fedavg": 80.6, "fedgta": 81.8, "fedproto": 74.5, "fedtgp": 74.9, "fedpg": 83.9},
 }
 
 
@@ -247,7 +238,7 @@ def main() -> None:
     parser.add_argument("--reference", help="folder with the peer's partitions and accuracies")
     parser.add_argument("--only", nargs="*", default=[], help="settings such as cora-louvain, cora-louvain-gcn")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--selection-seeds", type=int, default=2, help="seeds that choose FedGTA's threshold")
+    parser.add_argument("--selection-seeds", type=int, default=2, help="seeds that choose thresholds and rates")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--runs", default="runs/accuracy")
     parser.add_argument("--precision", default="float32", help="engine.precision")

@@ -98,6 +98,11 @@ Positive = Annotated[Whole, Field(ge=1)]
 Seed = Annotated[Whole, Field(ge=0)]
 
 
+def _words(hint: Any) -> tuple[Any, ...]:
+    """What a type may be made of: the words of a `Literal`, also where it is annotated or one of several."""
+    return tuple(word for part in get_args(hint) for word in (part, *_words(part)))
+
+
 def checked(hint: Any, value: Any) -> Any:
     """A value of a config as the type that a class announces for it.
 
@@ -107,7 +112,7 @@ def checked(hint: Any, value: Any) -> Any:
     Raises:
         ValueError: It is not of the type; its text says what it must be.
     """
-    if value is False and "off" in get_args(hint):
+    if value is False and "off" in _words(hint):
         return "off"
     try:
         text = json.dumps(value, allow_nan=False)

@@ -34,8 +34,9 @@ class FedDC(FedAvg):
         weight: As of FedAvg; the plain mean is `uniform`.
         alpha: Weight of the penalty; the paper has 0.005 to 0.1.
         variate: `steps`, `gradient`, `off`, or `auto`: steps for SGD without momentum, gradient otherwise.
-        sends: w_i with the drift `before` this training, so that the first round averages w_i alone; or `after` it, as
-            in the authors' code, where the first round goes twice as far as the mean of w_i does; or w_i alone (`off`).
+        sends: w_i with the drift `before` this training, so that the first round averages w_i alone; or `after` it,
+            where the first round goes twice as far as the mean of w_i does; or w_i alone (`off`). The authors' code has
+            `after`, but with the mean drift of all clients, absent ones, too; and its g_i is a running variate.
     """
 
     weight: Literal["nodes", "train", "uniform"] = "uniform"

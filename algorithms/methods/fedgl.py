@@ -58,7 +58,7 @@ class PseudoLabels(Algorithm):
         if self.pseudo and all(info.nodes == info.train for info in ctx.clients):
             raise ShoalError(
                 "algorithm.pseudo: all nodes that training sees are training nodes (data.inductive?), so that FedGL "
-                "has none to label; take algorithm.name: fedavg, or data with unlabelled nodes"
+                "has none to label; set it to 0, or take data with unlabelled nodes"
             )
         return super().setup(ctx)
 
@@ -95,6 +95,8 @@ class FedGL(PseudoLabels, FedAvg):
     Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.path: loop`.
 
     Attributes:
+        pseudo: Weight of the pseudo labels.
+        threshold: Least probability of a pseudo label.
         weight: n_i, as FedAvg has it.
     """
 
@@ -105,6 +107,10 @@ class FedGLFedGTA(PseudoLabels, FedGTA):
 
     A client that has not trained yet has no pseudo labels, whatever it receives. Messages are FedGTA's; with
     `pseudo: 0` it is FedGTA, to the bit with `engine.path: loop`.
+
+    Attributes:
+        pseudo: Weight of the pseudo labels.
+        threshold: Least probability of a pseudo label.
     """
 
     def __post_init__(self) -> None:

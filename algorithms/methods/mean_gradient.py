@@ -24,13 +24,13 @@ def form_for(form: Form, options: TrainOptions) -> Form:
     Raises:
         ShoalError: `steps` with an optimizer whose steps are no multiples of gradients.
     """
-    by_gradient = options.optimizer == "sgd" and not options.momentum
-    if form == "steps" and not by_gradient:
+    steps_tell = options.optimizer == "sgd" and not options.momentum
+    if form == "steps" and not steps_tell:
         raise ShoalError(
             "algorithm.variate: steps wants train.optimizer: sgd without train.momentum; set variate: gradient"
         )
     if form == "auto":
-        return "steps" if by_gradient else "gradient"
+        return "steps" if steps_tell else "gradient"
     return form
 
 

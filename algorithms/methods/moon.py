@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -62,6 +61,10 @@ class MOON(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         if ctx.train.batch_size is not None:
             raise ShoalError("train.batch_size: MOON takes all rows in one step; leave it out")
+        if self.rows == "all" and any(info.items != info.nodes for info in ctx.clients):
+            raise ShoalError(
+                "algorithm.rows: all is for nodes, and would take in the small graphs or pairs of the test; set train"
+            )
         return super().setup(ctx)
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
@@ -92,8 +95,8 @@ class MOON(FedAvg):
     def regularizer(self, client: Client, given: Anchors | None) -> Term | None:
         if given is None or self.rows == "train":
             return None
-        answer = client.model.forward(torch.arange(client.info.items, device=client.data.label.device))
-        return lambda: self._contrast(answer(), given)
+        inputs = client.model.gathered("all")
+        return lambda: self._contrast(client.model(inputs), given)
 
     def _contrast(self, out: Output, given: Anchors) -> Tensor:
         z_NH = direction(out.embedding_NH)

@@ -64,6 +64,11 @@ TESTS = {
         "tests/algorithms/methods/test_fedproto.py",
         "tests/algorithms/methods/test_feddistill.py",
     ],
+    "algorithms/methods/feddc.py": [
+        "tests/algorithms/methods/test_scaffold.py",
+        "tests/algorithms/methods/test_mean_gradient.py",
+    ],
+    "algorithms/methods/scaffold.py": ["tests/algorithms/methods/test_mean_gradient.py"],
     "algorithms/methods/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
     "algorithms/methods/fedkd.py": ["tests/algorithms/methods/test_copilot.py"],
     "algorithms/methods/fml.py": ["tests/algorithms/methods/test_copilot.py"],

@@ -14,6 +14,7 @@ from small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITH
 from algorithms.methods.loading import methods_for
 from algorithms.methods.names import METHODS
 from engine.rounds.server import Server
+from storage.errors import ShoalError
 from storage.graph import TEST, TRAIN
 from storage.view import View
 
@@ -142,6 +143,11 @@ def test_uploads_weigh_graphs(start: Start, graph_task: dict[str, Any], recorded
     # The own model teaches the copilot over all graphs in FML, with training graphs or without.
     untrained = float(OF_CLIENT[WITHOUT_TRAIN]) if name == "fml" else 0.0
     assert found == {**dict(enumerate(map(float, OF_CLIENT))), WITHOUT_TRAIN: untrained}
+
+
+def test_moon_contrasts_graphs_of_the_training_alone(start: Start, graph_task: dict[str, Any]) -> None:
+    with pytest.raises(ShoalError, match=r"^algorithm\.rows: all is for nodes, .*; set train$"):
+        start({**graph_task, "algorithm.name": "moon", "algorithm.rows": "all"})
 
 
 def test_which_methods_are_for_graphs() -> None:

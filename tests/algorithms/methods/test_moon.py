@@ -122,6 +122,16 @@ def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
     assert not torch.equal(run({**keys, "algorithm.name": "moon"}).state.server["w"], fedavg)
 
 
+@pytest.mark.parametrize("rows", ["train", "all"])
+def test_the_first_round_is_that_of_fedavg_to_the_last_bit(run: Run, rows: str) -> None:
+    """There is no model of before yet."""
+    keys = {"train.dropout": 0.5, "engine.path": "loop", "model": {"name": "gcn", "head": "linear"}}
+    moon = {**keys, "algorithm.name": "moon", "algorithm.rows": rows}
+    for rounds in (1, 2):
+        fedavg, found = (run({**keys, "algorithm.name": "fedavg"}, rounds=rounds), run(moon, rounds=rounds))
+        assert torch.equal(fedavg.state.server["w"], found.state.server["w"]) == (rounds == 1)
+
+
 def test_batches_are_refused(start: Run) -> None:
     with pytest.raises(ShoalError, match=r"^train\.batch_size: MOON takes all rows in one step; leave it out$"):
         start({"algorithm.name": "moon", "train.batch_size": 4})

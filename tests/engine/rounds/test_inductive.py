@@ -143,6 +143,7 @@ METHODS: dict[str, Keys] = {
     "scaffold gcn": {"algorithm.name": "scaffold", "model.name": "gcn"},
     "feddc gcn": {"algorithm.name": "feddc", "model.name": "gcn"},
     "moon gcn": {"algorithm.name": "moon", "model.name": "gcn"},
+    "moon of all gcn": {"algorithm.name": "moon", "algorithm.rows": "all", "model.name": "gcn"},
     "fgssl gcn": {"algorithm.name": "fgssl", "model.name": "gcn"},
     "fedpub gcn": {"algorithm.name": "fedpub", "model.name": "gcn"},
     "gcfl_plus gcn": {"algorithm.name": "gcfl_plus", "algorithm.warmup": 1, "model.name": "gcn"},
@@ -277,8 +278,9 @@ def test_what_all_nodes_need_is_refused_before_the_first_round(start: Start, pla
         assert server.state.scores["trained"][0][:, 0].sum() == 20
 
 
-def test_a_method_that_labels_other_nodes_is_refused(start: Start, places: dict[str, Keys]) -> None:
-    keys = {"algorithm.name": "fedgl", "model.name": "gcn"}
+@pytest.mark.parametrize("name", ["fedgl", "fedgl_fedgta"])
+def test_a_method_that_labels_other_nodes_is_refused(start: Start, places: dict[str, Keys], name: str) -> None:
+    keys = {"algorithm.name": name, "model.name": "gcn"}
     with pytest.raises(ShoalError, match=r"^algorithm\.pseudo: all nodes that training sees are training nodes"):
         start({**places["plain"], **keys})
     start({**places["plain"], **keys, "algorithm.pseudo": 0.0})

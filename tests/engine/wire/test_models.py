@@ -158,10 +158,12 @@ def test_where_a_config_does_not_say_how_a_model_ends(model: dict[str, Any], con
     assert last_layers("fedavg", model) == [conv]
 
 
-def test_a_copilot_ends_as_the_model_that_it_is_beside() -> None:
+def test_a_copilot_ends_by_the_same_rule() -> None:
     models: tuple[dict[str, Any], ...] = ({"name": "gcn"}, {"name": "sage"})
     assert last_layers("fml", models[0], of="copilot") == [True]
     assert last_layers("fml", *models, of="copilot") == [False]
+    # By its own options, not those of the client's model.
+    assert last_layers("fml", {"name": "gcn", "head": "linear"}, of="copilot") == [True]
     for method in ("fedkd", "fedgkc"):
         assert last_layers(method, models[0], of="copilot") == [False]
 
