@@ -139,8 +139,10 @@ def settings(study: Study, only: list[str]) -> Iterator[Setting]:
             yield setting
 
 
-def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The config of one run, as plain values."""
+def config_of(
+    setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace, **model: Any
+) -> dict[str, Any]:
+    """The config of one run, as plain values; `model` is what differs in the setting's model."""
     plain: dict[str, Any] = {
         "name": f"{setting.name}-{setting.backbone}-{algorithm['name'].rpartition(':')[2]}",
         "seed": seed,
@@ -155,7 +157,7 @@ def config_of(setting: Setting, algorithm: dict[str, Any], seed: int, args: argp
         "run": {"root": args.runs, "checkpoint_every": args.rounds, "tensorboard": False},
     }
     if args.study in ("baselines", "sgd"):
-        plain["model"] |= baselines.MODELS.get(setting.backbone, {})
+        plain["model"] |= baselines.MODELS.get(setting.backbone, {}) | model
     if setting.backbone == "mixed":
         plain["model"] = [{"name": name} for name in MIXED]
         plain["heterogeneity"] = {"rule": "blocks", "embedding": 64}
@@ -178,9 +180,11 @@ def reference_folder(setting: Setting, args: argparse.Namespace) -> Path | None:
     return Path(args.reference) / f"{names[setting.dataset]}-{setting.method}10"
 
 
-def finish(setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def finish(
+    setting: Setting, algorithm: dict[str, Any], seed: int, args: argparse.Namespace, **model: Any
+) -> dict[str, Any]:
     """Runs what is not finished yet, and returns the summary."""
-    return finish_plain(config_of(setting, algorithm, seed, args))
+    return finish_plain(config_of(setting, algorithm, seed, args, **model))
 
 
 def finish_plain(plain: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +295,8 @@ def main() -> None:
                 eps, scores = choose_eps(setting, args)
                 figures[f"{label} eps"] = {"chosen": eps, "validation": scores}
                 algorithm, name = {**algorithm, "eps": eps}, f"fedgta (eps {eps:g})"
-            summaries = [finish(setting, algorithm, seed, args) for seed in range(args.seeds)]
+            model = baselines.MODEL_OF.get(method, {})
+            summaries = [finish(setting, algorithm, seed, args, **model) for seed in range(args.seeds)]
             trained = [best(s, "trained", weighting=study.weighting) for s in summaries]
             served = [best(s, "served", weighting=study.weighting) for s in summaries]
             last = [100 * s["scopes"]["trained"]["last"]["test"][study.weighting] for s in summaries]

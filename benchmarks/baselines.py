@@ -22,6 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedgl": {"name": "fedgl"},
     "fedgl with fedgta": {"name": "fedgl_fedgta"},
     "adafgl": {"name": "adafgl"},
+    "fedsage": {"name": "fedavg"},
     "fedsage+": {"name": "fedsage_plus"},
     "fedsage+ with fedgta": {"name": "fedsage_plus_fedgta"},
     "fpl": {"name": "fpl"},
@@ -35,6 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 NAMES = ("local", "global", "fedavg", *METHODS, "fedgta", "fedproto", "fedtgp", "fedpg", "class means (ours)")
 # For backbones that pass messages.
-COUPLED = ("fedsage+", "fedsage+ with fedgta")
+COUPLED = ("fedsage", "fedsage+", "fedsage+ with fedgta")
+# FedSage is FedAvg of GraphSAGE.
+MODEL_OF: dict[str, dict[str, Any]] = {"fedsage": {"name": "sage"}}
 # The papers' and the peer's form, the same for all.
 MODELS: dict[str, dict[str, Any]] = {"gcn": {"head": "conv"}}
