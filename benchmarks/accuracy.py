@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import baselines
@@ -39,7 +39,7 @@ import graph_studies
 import prompt_studies
 import sgd_studies
 from distillation_studies import SCENARIOS, scenario_keys
-from figures import print_figures, target
+from figures import print_figures, spread, target
 from paper_figures import PAPER
 from rich.console import Console
 from rich.table import Table
@@ -230,11 +230,6 @@ def paper_of(setting: Setting, method: str) -> float | None:
     return PAPER.get((setting.dataset, setting.method, setting.backbone), {}).get(method)
 
 
-def spread(values: list[float]) -> str:
-    """Mean ± sample standard deviation."""
-    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", nargs="?", choices=[*STUDIES, "domains", "graphs", "prompts"], default="averages")
@@ -304,7 +299,7 @@ def main() -> None:
             peer = peer_of(setting, method, args)
             after = "-" if peer is None or peer[1] is None else f"{peer[1]:.2f}"
             table.add_row(
-                label, name, spread(trained), spread(served), spread(last), f"{paper:.1f}" if paper else "-",
+                label, name, spread(trained, 2), spread(served, 2), spread(last, 2), f"{paper:.1f}" if paper else "-",
                 "-" if peer is None else f"{peer[0]:.2f} / {after}",
             )  # fmt: skip
             figures[f"{label} {method}"] = {"trained": trained, "served": served, "last": last}

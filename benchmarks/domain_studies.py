@@ -9,11 +9,11 @@ paper.
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import yaml
-from figures import print_figures
+from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -98,12 +98,6 @@ def config_of(setting: tuple[str, str, int], method: str, seed: int, args: argpa
     }
 
 
-def spread(values: list[float]) -> str:
-    """Mean ± sample standard deviation of shares, in %."""
-    percent = [100 * value for value in values]
-    return f"{mean(percent):.1f}" + (f" ± {stdev(percent):.1f}" if len(percent) > 1 else "")
-
-
 def means(part: dict[str, Any]) -> dict[str, float]:
     """The four rates as means over domains, from one part of a scope."""
     return {"accuracy": part["clients"], "f1": part["f1_clients"], "balanced": part["balanced"], "auc": part["auc"]}
@@ -138,7 +132,7 @@ def study(args: argparse.Namespace, finish: Finish) -> None:
                 table.add_row("majority of each domain", majority, "", chance, "50.0")
                 of_each = [f"{100 * parts['domains'][name]['majority']:.1f} / - / 50.0" for name in named]
                 by_domain.add_row("majority of each domain", *of_each)
-            rows = [spread([means(run)[rate] for run in runs]) for runs in (last, chosen) for rate in RATES]
+            rows = [spread([100 * means(run)[rate] for run in runs]) for runs in (last, chosen) for rate in RATES]
             paper = PAPER[setting[0], setting[2]].get(method) if setting[1] == "index" else None
             table.add_row(method, *rows, f"{paper:.1f}" if paper else "-")
             rates = ("accuracy", "balanced", "auc")
@@ -152,7 +146,7 @@ def study(args: argparse.Namespace, finish: Finish) -> None:
         if not args.methods or "local" in args.methods:
             local = [finish(config_of(setting, LOCAL, seed, args))["scopes"]["trained"] for seed in range(args.seeds)]
             found = [scope["best"]["test"] for scope in local]
-            rates = [spread([run[key] for run in found]) for key in ("clients", "f1_clients", "balanced")]
+            rates = [spread([100 * run[key] for run in found]) for key in ("clients", "f1_clients", "balanced")]
             table.add_row(LOCAL, *["-"] * 4, *rates, "-", "-")
             figures[f"{label} local"] = [{"accuracy": run["clients"], "balanced": run["balanced"]} for run in found]
         Console(width=190).print(table)

@@ -11,8 +11,8 @@ import argparse
 from statistics import mean
 from typing import Any
 
-from accuracy import STUDIES, Setting, best, config_of, settings, spread
-from figures import print_figures
+from accuracy import STUDIES, Setting, best, config_of, settings
+from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -61,7 +61,7 @@ def main() -> None:
                 name = f"{setting.name} {setting.backbone}"
                 figures[f"{name} {confidence} {eps:g}"] = result
                 numbers = [f"{result[note]:.2f}" for note in NOTES]
-                shown = (spread(result["validation"]), spread(result["served"]))
+                shown = (spread(result["validation"], 2), spread(result["served"], 2))
                 table.add_row(name, confidence, f"{eps:g}", *shown, *numbers)
     Console(width=120).print(table)
     print_figures(figures, {})

@@ -10,10 +10,9 @@ stand published accuracies of GIN.
 import argparse
 from collections.abc import Callable, Iterator
 from itertools import product
-from statistics import mean, stdev
 from typing import Any
 
-from figures import print_figures
+from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -77,12 +76,6 @@ def config_of(setting: tuple[str, str, str], method: str, seed: int, args: argpa
     }
 
 
-def spread(values: list[float]) -> str:
-    """Mean ± sample standard deviation of shares, in %."""
-    percent = [100 * value for value in values]
-    return f"{mean(percent):.1f}" + (f" ± {stdev(percent):.1f}" if len(percent) > 1 else "")
-
-
 def study(args: argparse.Namespace, finish: Finish) -> None:
     """Runs what is not finished yet, and prints a table."""
     figures: dict[str, Any] = {}
@@ -102,7 +95,7 @@ def study(args: argparse.Namespace, finish: Finish) -> None:
                 "served": [scope["served"]["best"]["test"]["nodes"] for scope in scopes],
             }
             published = PUBLISHED[setting[0]] if method == "global" and setting[2] == "gin" else "-"
-            table.add_row(label, method, *(spread(found[part]) for part in found), published)
+            table.add_row(label, method, *(spread([100 * share for share in found[part]]) for part in found), published)
             figures[f"{label} {method}"] = found
     Console(width=160).print(table)
     print_figures(figures, {})

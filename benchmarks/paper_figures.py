@@ -1,8 +1,7 @@
 """Accuracies in % that papers report for ten clients, each on a split of its own, by graph, partition and backbone."""
 
-# Of a row of a paper's table: Cora, PubMed.
+# FedGTA, PVLDB 17(1), Table 3 (Louvain): Cora, PubMed.
 _LOUVAIN = {
-    # FedGTA, PVLDB 17(1), Table 3.
     "gcn": {
         "global": (84.6, 90.3),
         "fedavg": (80.7, 85.9),
@@ -27,8 +26,8 @@ _LOUVAIN = {
         "fedgta": (83.8, 88.4),
     },
 }
-# FedAvg and FedGTA of the same table: Computers, Physics.
-_TWO = {
+# The same table's other graphs: Computers, Physics.
+_LOUVAIN_OTHERS = {
     "gcn": {"fedavg": (80.3, 88.5), "fedgta": (82.7, 91.2)},
     "gamlp": {"fedavg": (80.6, 89.2), "fedgta": (83.9, 91.8)},
 }
@@ -54,7 +53,7 @@ _GRAPHS = ("cora", "pubmed", "computers", "physics")
 def _by_setting() -> dict[tuple[str, str, str], dict[str, float]]:
     found: dict[tuple[str, str, str], dict[str, float]] = {}
     rows = [("louvain", backbone, _GRAPHS[:2], table) for backbone, table in _LOUVAIN.items()]
-    rows += [("louvain", backbone, _GRAPHS[2:], table) for backbone, table in _TWO.items()]
+    rows += [("louvain", backbone, _GRAPHS[2:], table) for backbone, table in _LOUVAIN_OTHERS.items()]
     for partition, backbone, graphs, table in [*rows, ("metis", "gamlp", _GRAPHS, _METIS)]:
         for method, accuracies in table.items():
             for graph, accuracy in zip(graphs, accuracies, strict=True):

@@ -16,10 +16,10 @@ import argparse
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from figures import print_figures
+from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -156,11 +156,6 @@ def levels_of(setting: tuple[str, str], summary: dict[str, Any], scope: str, rat
     """Of nodes, edges and graphs, or of those that take part, in %, at the best validation round."""
     domains = summary["scopes"][scope]["best"]["test"]["domains"]
     return [100 * domains[level][rate] for level in PAIRS.get(setting[1], LEVELS)]
-
-
-def spread(values: list[float]) -> str:
-    """Mean ± sample standard deviation."""
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def study(args: argparse.Namespace, finish: Finish) -> None:

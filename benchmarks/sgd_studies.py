@@ -9,10 +9,10 @@ which training diverges. FedAvg takes the plain mean, as the others do.
 import argparse
 from collections.abc import Callable, Iterable
 from functools import partial
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from figures import print_figures
+from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -36,11 +36,6 @@ DIVERGED = "a smaller train.lr may help"
 Plain = dict[str, Any]
 # The config of a method with a seed.
 ConfigOf = Callable[[Plain, int], Plain]
-
-
-def spread(values: list[float]) -> str:
-    """Mean ± sample standard deviation."""
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def scopes_of(
@@ -70,14 +65,13 @@ def study(args: argparse.Namespace, finish: Callable[[Plain], Plain], settings: 
         settings: Name of every setting and its configs.
     """
     figures: dict[str, Any] = {}
-    table = Table(title="plain SGD: test accuracy in % at the best validation round, mean ± std over seeds")
+    table = Table(title="test accuracy in % at the best validation round, mean ± std over seeds, SGD or Adam")
     for column in ("setting", "method", "learning rate", "trained", "served", "trained, last round"):
         table.add_column(column, no_wrap=True)
     for label, config_of in settings:
         for method, (optimizer, algorithm) in METHODS.items():
             if args.methods and method not in args.methods:
                 continue
-
             scopes = partial(scopes_of, finish, config_of, algorithm, optimizer)
             seeds = min(args.selection_seeds, args.seeds)
             validation = {lr: validation_of(lr, scopes, seeds) for lr in RATES[optimizer]}

@@ -125,8 +125,7 @@ def _with_head(
 
     It is linear where the method reads the embedding below it, where clients train different models, which are compared
     by it, where a training step reads drawn neighbours, where all layers come from a file, and where nothing would be
-    left below. The same goes for a model that the method describes, by its
-    own options.
+    left below. The same goes for a model that the method describes, by its own options.
     """
     options, task = choice.options, shape["task"]
     linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or choice.pretrained is not None
