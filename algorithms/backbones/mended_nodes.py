@@ -23,31 +23,30 @@ class MendedFeatures(SparseMatrix):
     It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
     """
 
-    def __init__(self, x_NF: Features, new_MF: Tensor) -> None:
+    def __init__(self, x_NF: Features, new_MF: Features) -> None:
         """Wraps the parts.
 
         Args:
             x_NF: X, float32, dense or sparse.
             new_MF: Features of the new nodes, float32, which may be differentiated.
         """
-        self._x, self._new_MF = x_NF, new_MF
+        self._x, self._new = x_NF, new_MF
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self), self._new_MF.shape[1]))
+        return torch.Size((len(self), self._new.shape[1]))
 
     def __len__(self) -> int:
-        return len(self._x) + len(self._new_MF)
+        return len(self._x) + len(self._new)
 
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
-        return torch.cat([self._x @ weight_FH, self._new_MF @ weight_FH])
+        return torch.cat([self._x @ weight_FH, self._new @ weight_FH])
 
     def float(self) -> "MendedFeatures":
         return self
 
     def to_dense(self) -> Tensor:
-        x_NF = self._x if isinstance(self._x, Tensor) else self._x.to_dense()
-        return torch.cat([x_NF, self._new_MF])
+        return torch.cat([x if isinstance(x, Tensor) else x.to_dense() for x in (self._x, self._new)])
 
 
 def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ NUMBERS_ALL_THE_SAME = (
 # Callbacks that only write down what a run comes to; others may end it.
 LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 # Raised with every change of Shoal that moves the last bits of runs: runs of before keep their names.
-ARITHMETIC = 7
+ARITHMETIC = 8
 # Keys that came later: at their default they are no part of a name, so that older runs keep theirs.
 LATER: dict[str, Any] = {
     "resources.server_gpus": 0.0,

@@ -17,6 +17,7 @@ from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, operato
 from algorithms.base import Client, Trainer
 from algorithms.draws import generator_on
 from algorithms.flat_model import FlatModel
+from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
 from algorithms.methods.fedsage_plus.generator import Generator, Guess, fresh_generator, generated, make_maker, of_maker
 from algorithms.methods.fedsage_plus.impaired import Impaired, impaired
 from algorithms.methods.fedsage_plus.matching import others_loss, own_loss
@@ -24,6 +25,7 @@ from algorithms.protocol import Tree
 from algorithms.training.local_training import finite_loss, kept_moments
 from algorithms.training.own_parameters import own_optimizer
 from algorithms.training.together import weighted_sum
+from storage.sparse_matrix import Features
 
 # Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its mended graph.
 GENERATOR, HIDDEN, MENDED = "generator", "hidden", "mended"
@@ -122,24 +124,24 @@ class ClientGenerator:
     def _objective(self, noise: torch.Generator) -> Tensor:
         options, shown = self._options, self._impaired
         guess = self._guess()
-        new_MF = generated(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most)
+        new = generated(self._module.maker, _noisy(guess.z_NH, noise), guess.count_N, options.most)
         return weighted_sum(
             (options.degree, lambda: F.smooth_l1_loss(guess.missing_N, shown.missing_V.float())),
-            (options.feature, lambda: own_loss(new_MF, guess.count_N, shown, self._data)),
-            (options.label, lambda: self._label_loss(new_MF, guess.count_N)),
+            (options.feature, lambda: own_loss(new, shown)),
+            (options.label, lambda: self._label_loss(new, guess.count_N)),
         )
 
     def _guess(self) -> Guess:
         return self._module.guess(self._impaired.around(self._module.encoder.depth))
 
-    def _label_loss(self, new_MF: Tensor, count_V: Tensor) -> Tensor:
+    def _label_loss(self, new: Features, count_V: Tensor) -> Tensor:
         """Of the training nodes that are shown; zero without one."""
         shown, classifier = self._impaired, self._module.classifier
         if not len(shown.train_T):
-            return new_MF.new_zeros(())
+            return torch.zeros((), device=self._data.device)
         edges = with_new_neighbours(shown.indptr.numpy(), shown.indices.numpy(), count_V.cpu().numpy())
         operator = operator_over("mean", *edges).to(self._data.device)
-        around = Neighbourhood(MendedFeatures(shown.x_VF, new_MF), (operator,) * classifier.depth, shown.train_T)
+        around = Neighbourhood(MendedFeatures(shown.x_VF, new), (operator,) * classifier.depth, shown.train_T)
         return F.cross_entropy(classifier(around).logits_NC, shown.label_T)
 
     # With other clients.
@@ -167,17 +169,17 @@ class ClientGenerator:
         Args:
             down: `maker` `[k, Q]`; `z` and `count` of all their nodes behind one another; `size`: how many of each.
         """
-        options, data, rows = self._options, self._data, self._impaired.hidden_H
+        options, data, shown = self._options, self._data, self._impaired
         found = torch.zeros_like(down["maker"])
-        if not len(rows):
+        if not len(shown.hidden_H):
             return found
         with torch.random.fork_rng(devices=[]):
             flat = FlatModel(make_maker(data.features, options.hidden, options.most))
         sizes = down["size"].tolist()
         for number, (z_mH, count_m) in enumerate(zip(down["z"].split(sizes), down["count"].split(sizes))):
             flat.load(down["maker"][number])
-            new_MF = generated(flat.module, z_mH, count_m.long(), options.most)  # type: ignore[arg-type]
-            gradient = torch.autograd.grad(others_loss(new_MF, len(z_mH), rows, data), list(flat.module.parameters()))
+            new = generated(flat.module, z_mH, count_m.long(), options.most)  # type: ignore[arg-type]
+            gradient = torch.autograd.grad(others_loss(new, len(z_mH), shown), list(flat.module.parameters()))
             found[number] = torch.cat([part.flatten() for part in gradient])
         return found
 
@@ -194,21 +196,23 @@ class ClientGenerator:
         """The client's nodes in its mended graph, as a backbone reads them; kept on the host while there is room."""
         seed, w_bytes = int(self._client.state[MENDED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
 
-        def build() -> tuple[Tensor, Tensor]:
+        def build() -> tuple[Tensor, Tensor, Tensor]:
+            module = self._module
             with torch.no_grad():
-                guess = self._module.guess(all_nodes(self._data, "mean", self._module.encoder.depth))
+                guess = module.guess(all_nodes(self._data, "mean", module.encoder.depth))
                 noisy_NH = _noisy(guess.z_NH, generator_on(self._data.device).manual_seed(seed))
-                return generated(self._module.maker, noisy_NH, guess.count_N, self._options.most), guess.count_N
+                return root(module.maker, noisy_NH), layer(module.maker, self._options.most), guess.count_N
 
         key = "mended", seed, hash(w_bytes)
-        new_MF, count_N = self._data.memo(key, build)
+        root_NR, layer_FPR, count_N = self._data.memo(key, build)
+        new = GeneratedFeatures(root_NR, layer_FPR, count_N)
 
         def matrix() -> object:
             edges = with_new_neighbours(*self._data.csr, count_N.cpu().numpy())
             return operator_over(coupled.operator, *edges).to(self._data.device)
 
         operator = self._data.memo((*key, coupled.operator), matrix)
-        return MendedNodes(self._data, MendedFeatures(self._data.whole(0), new_MF), operator, coupled)
+        return MendedNodes(self._data, MendedFeatures(self._data.whole(0), new), operator, coupled)
 
 
 def _noisy(z_NH: Tensor, rng: torch.Generator) -> Tensor:

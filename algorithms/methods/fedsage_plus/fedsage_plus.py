@@ -62,7 +62,6 @@ class MendedGraphs(Algorithm):
         across: Weight; with 0 nothing of generators is sent.
         peers: Other clients that judge a generator in a round, drawn anew in each.
         sampled_nodes: m at most.
-        most_bytes: Of the P n x F features that are generated for a client's n nodes at most.
     """
 
     # Missing neighbours are of nodes.
@@ -78,13 +77,12 @@ class MendedGraphs(Algorithm):
     across: float = 1.0
     peers: int = 5
     sampled_nodes: int = 64
-    most_bytes: int = 1_000_000_000
 
     def __post_init__(self) -> None:
         if self.generator_rounds < 0:
             raise ValueError("generator_rounds must not be negative")
-        if min(self.peers, self.sampled_nodes, self.most_bytes) < 1:
-            raise ValueError("peers, sampled_nodes and most_bytes must be at least 1")
+        if min(self.peers, self.sampled_nodes) < 1:
+            raise ValueError("peers and sampled_nodes must be at least 1")
         _ = self._options
 
     @property
@@ -112,14 +110,6 @@ class MendedGraphs(Algorithm):
             raise ShoalError(
                 f"algorithm.generator_rounds: {self.generator_rounds} rounds of generators leave none of {ctx.rounds} "
                 "to average models in; take fewer, or more rounds"
-            )
-        largest = max(ctx.scored, key=lambda info: info.nodes)
-        size = 4 * self.most_neighbours * largest.nodes * ctx.features
-        if size > self.most_bytes:
-            raise ShoalError(
-                f"algorithm.most_bytes: client {largest.client} has {largest.nodes:,} nodes, whose generated "
-                f"neighbours take up to {size:,} bytes ({size / 1e9:.1f} GB); raise it if there is memory for several "
-                "times as much, or take more clients or fewer most_neighbours"
             )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:

@@ -5,7 +5,6 @@ Axes: N nodes, M generated ones, F features, H width, P neighbours at most of a 
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from algorithms.backbones.head import Head
@@ -13,6 +12,7 @@ from algorithms.backbones.neighbourhood import Neighbourhood
 from algorithms.backbones.sage import GraphSAGE
 from algorithms.draws import Stream
 from algorithms.flat_model import FlatModel
+from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
 from storage.view import View
 
 
@@ -68,8 +68,8 @@ def make_maker(features: int, hidden: int, most: int) -> Head:
     return Head(hidden, hidden, most * features, 2, 0.0)
 
 
-def generated(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: int) -> Tensor:
-    """Features of generated neighbours, `[M, F]`, those of the first node first.
+def generated(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: int) -> GeneratedFeatures:
+    """Generated neighbours, `[M, F]`, those of the first node first.
 
     Args:
         maker: What `make_maker` made.
@@ -77,9 +77,7 @@ def generated(maker: Head, noisy_NH: Tensor, count_N: Tensor, most: int) -> Tens
         count_N: How many neighbours a node gets, int64.
         most: P.
     """
-    some = count_N.nonzero()[:, 0]
-    made = maker(noisy_NH[some]).logits_NC.unflatten(1, (most, -1))
-    return made[torch.arange(most, device=some.device) < count_N[some, None]]
+    return GeneratedFeatures(root(maker, noisy_NH), layer(maker, most), count_N)
 
 
 def fresh_generator(data: View, hidden: int, most: int, seed: int) -> FlatModel:

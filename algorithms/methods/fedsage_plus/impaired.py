@@ -1,6 +1,6 @@
 """A client's graph without some of its nodes: what a generator of missing neighbours is trained on.
 
-Axes: N nodes of the client, V of them shown and the others hidden, L lost edges, F features.
+Axes: N nodes of the client, V of them shown and H hidden, L lost edges, F features.
 """
 
 from functools import partial
@@ -27,8 +27,10 @@ class Impaired(NamedTuple):
         train_T: Places of training rows among the shown nodes, int64.
         label_T: Their labels, int64.
         hidden_H: Rows of the hidden nodes, int64, ascending.
+        x_HF: Their features, float32.
+        square_H: The squares of the norms of these.
         missing_V: How many hidden neighbours a shown node has, int64.
-        lost_L: Rows of these, int64, those of the first shown node first.
+        lost_L: Places of these among the hidden nodes, int64, those of the first shown node first.
     """
 
     indptr: Tensor
@@ -38,6 +40,8 @@ class Impaired(NamedTuple):
     train_T: Tensor
     label_T: Tensor
     hidden_H: Tensor
+    x_HF: Features
+    square_H: Tensor
     missing_V: Tensor
     lost_L: Tensor
 
@@ -62,7 +66,8 @@ def _impaired(data: View, share: float, seed: int) -> Impaired:
     indptr, indices = data.csr
     shown_N = np.ones(data.nodes, dtype=bool)
     shown_N[np.random.default_rng(seed).permutation(data.nodes)[: int(share * data.nodes + ROUNDING)]] = False
-    place_N = np.cumsum(shown_N) - 1
+    # Among the shown nodes, or among the hidden ones.
+    place_N = np.where(shown_N, np.cumsum(shown_N), np.cumsum(~shown_N)) - 1
     row_E = np.repeat(np.arange(data.nodes), np.diff(indptr))
     kept_E, lost_E = (shown_N[row_E] & (shown_N[indices] == stays) for stays in (True, False))
     degree_V, missing_V = (np.bincount(row_E[of], minlength=data.nodes)[shown_N] for of in (kept_E, lost_E))
@@ -74,6 +79,8 @@ def _impaired(data: View, share: float, seed: int) -> Impaired:
 
     train = data.train.cpu().numpy()
     seen_T = shown_N[train]
+    hidden_H = there(np.flatnonzero(~shown_N))
+    x_HF = kept_rows(data, 0, hidden_H)
     return Impaired(
         torch.from_numpy(starts),
         torch.from_numpy(columns),
@@ -81,7 +88,18 @@ def _impaired(data: View, share: float, seed: int) -> Impaired:
         kept_rows(data, 0, there(np.flatnonzero(shown_N))),
         there(place_N[train[seen_T]]),
         data.train_label[there(np.flatnonzero(seen_T))],
-        there(np.flatnonzero(~shown_N)),
+        hidden_H,
+        x_HF,
+        _squares(x_HF),
         there(missing_V),
-        there(indices[lost_E]),
+        there(place_N[indices[lost_E]]),
     )
+
+
+def _squares(x_HF: Features) -> Tensor:
+    """The square of the norm of every row."""
+    if isinstance(x_HF, Tensor):
+        return torch.linalg.vecdot(x_HF, x_HF)
+    indptr, _, values = x_HF.parts()
+    rows = torch.arange(len(x_HF), device=values.device).repeat_interleave(indptr.diff())
+    return values.new_zeros(len(x_HF)).index_add_(0, rows, values.square())

@@ -1,91 +1,90 @@
 """How far generated neighbours are from the nearest real node.
 
-Axes: M generated nodes, F features, Q pairs of a generated node and one that it may stand for.
+Axes: M generated nodes, H hidden nodes, Q pairs of a generated node and one that it may stand for.
 """
 
 import torch
 from torch import Tensor
 
+from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
 from algorithms.methods.fedsage_plus.impaired import Impaired
 from storage.ranges import ranges
-from storage.sparse_matrix import SparseMatrix
-from storage.view import View
 
-# Numbers of rows of features that are gathered at once: 16 MB.
+# Numbers that are made at once to find the nearest: 16 MB.
 BLOCK = 2**22
 
 
-def own_loss(new_MF: Tensor, count_V: Tensor, impaired: Impaired, data: View) -> Tensor:
+def own_loss(new: GeneratedFeatures, impaired: Impaired) -> Tensor:
     """The sum of the mean squared differences of generated nodes from the nearest lost neighbour, over V; a scalar.
 
     A generated neighbour of a node that lost none does not count.
 
     Args:
-        new_MF: Features, those of the first shown node first; differentiable.
-        count_V: How many neighbours of a shown node they are, int64.
+        new: Neighbours of shown nodes; differentiable.
         impaired: What was lost.
-        data: The client's graph.
     """
-    owner_M = torch.arange(len(count_V), device=count_V.device).repeat_interleave(count_V)
-    found_M, row_M = nearest_lost(new_MF.detach(), owner_M, impaired, data)
-    return _squares(new_MF[found_M], row_M, data) / len(count_V)
+    seen_HPR = new.seen(impaired.x_HF)
+    return _squares(new, seen_HPR, impaired, *nearest_lost(new, seen_HPR, impaired)) / len(impaired.missing_V)
 
 
-def others_loss(new_MF: Tensor, nodes: int, rows: Tensor, data: View) -> Tensor:
-    """The sum of the mean squared differences of generated nodes from the nearest of some rows, over `nodes`; a scalar.
+def others_loss(new: GeneratedFeatures, nodes: int, impaired: Impaired) -> Tensor:
+    """The sum of the mean squared differences of generated nodes from the nearest hidden node, over `nodes`; a scalar.
 
     Args:
-        new_MF: Features, differentiable.
-        nodes: Number of nodes that they are neighbours of; of none there is nothing to sum up.
-        rows: Rows of `data`, int64; at least one.
-        data: The graph of another client than the nodes'.
+        new: Neighbours of nodes of another client; differentiable.
+        nodes: How many these are; of none there is nothing to sum up.
+        impaired: Where at least one node is hidden.
     """
-    return _squares(new_MF, nearest_row(new_MF.detach(), rows, data), data) / max(nodes, 1)
+    seen_HPR = new.seen(impaired.x_HF)
+    made_M = torch.arange(len(new), device=seen_HPR.device)
+    return _squares(new, seen_HPR, impaired, made_M, nearest_hidden(new, seen_HPR, impaired)) / max(nodes, 1)
 
 
-def nearest_lost(new_MF: Tensor, owner_M: Tensor, impaired: Impaired, data: View) -> tuple[Tensor, Tensor]:
-    """Which generated nodes have an owner that lost neighbours, bool `[M]`, and for these the nearest one, rows int64.
+@torch.no_grad()
+def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> tuple[Tensor, Tensor]:
+    """Places of the generated nodes whose owner lost neighbours, and of the nearest of these among the hidden nodes.
 
-    Of two equally near ones the one of the smaller row.
+    Of two equally near ones the first. Both are int64.
+
+    Args:
+        new: Neighbours of shown nodes.
+        seen_HPR: What they say of the hidden ones, see `GeneratedFeatures.seen`.
+        impaired: What was lost.
     """
     ends_V = impaired.missing_V.cumsum(0)
-    count_M = impaired.missing_V[owner_M]
-    row_Q = impaired.lost_L[ranges((ends_V - impaired.missing_V)[owner_M], count_M)]
-    made_Q = torch.arange(len(owner_M), device=owner_M.device).repeat_interleave(count_M)
-    pairs = zip(made_Q.split(_rows_of_a_block(data)), row_Q.split(_rows_of_a_block(data)))
-    apart = [(new_MF[made] - _dense(data, row)).square().sum(1) for made, row in pairs]
-    apart_Q = torch.cat([new_MF.new_empty(0), *apart])
-    least_M = new_MF.new_full((len(new_MF),), torch.inf).scatter_reduce(0, made_Q, apart_Q, "amin")
+    count_M = impaired.missing_V[new.owner_M]
+    hidden_Q = impaired.lost_L[ranges((ends_V - impaired.missing_V)[new.owner_M], count_M)]
+    made_Q = torch.arange(len(new), device=hidden_Q.device).repeat_interleave(count_M)
+    block = max(1, BLOCK // seen_HPR.shape[2])
+    pairs = zip(made_Q.split(block), hidden_Q.split(block))
+    product_Q = torch.cat([seen_HPR.new_empty(0), *(new.products(seen_HPR, made, hidden) for made, hidden in pairs)])
+    # What all pairs of a generated node have in common is left out.
+    apart_Q = impaired.square_H[hidden_Q] - 2 * product_Q
+    least_M = apart_Q.new_full((len(new),), torch.inf).scatter_reduce(0, made_Q, apart_Q, "amin")
     # The first of those that are as near as the nearest.
     place_Q = torch.arange(len(made_Q), device=made_Q.device)
     place_Q = torch.where(apart_Q == least_M[made_Q], place_Q, len(made_Q))
-    first_M = torch.full_like(owner_M, len(made_Q)).scatter_reduce(0, made_Q, place_Q, "amin")
-    found_M = first_M < len(made_Q)
-    return found_M, row_Q[first_M[found_M]]
+    first_M = torch.full_like(new.owner_M, len(made_Q)).scatter_reduce(0, made_Q, place_Q, "amin")
+    found = (first_M < len(made_Q)).nonzero()[:, 0]
+    return found, hidden_Q[first_M[found]]
 
 
-def nearest_row(new_MF: Tensor, rows: Tensor, data: View) -> Tensor:
-    """The nearest of some rows to every generated node, int64 `[M]`."""
-    least_M, found_M = new_MF.new_full((len(new_MF),), torch.inf), rows[:1].expand(len(new_MF))
-    for block in rows.split(_rows_of_a_block(data)):
-        x_BF = _dense(data, block)
-        # What all candidates of a row have in common is left out.
-        apart_MB = x_BF.square().sum(1) - 2 * new_MF @ x_BF.t()
-        nearest = apart_MB.min(1)
+@torch.no_grad()
+def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> Tensor:
+    """The place of the nearest of all hidden nodes to every generated one, int64 `[M]`; arguments as above."""
+    least_M, found_M = seen_HPR.new_full((len(new),), torch.inf), torch.zeros_like(new.owner_M)
+    block, first = max(1, BLOCK // max(1, len(new) * seen_HPR.shape[1])), 0
+    for seen_BPR, square_B in zip(seen_HPR.split(block), impaired.square_H.split(block)):
+        nearest = (square_B - 2 * new.all_products(seen_BPR)).min(1)
         nearer_M = nearest.values < least_M
-        found_M = torch.where(nearer_M, block[nearest.indices], found_M)
+        found_M = torch.where(nearer_M, first + nearest.indices, found_M)
         least_M = torch.where(nearer_M, nearest.values, least_M)
+        first += len(square_B)
     return found_M
 
 
-def _squares(new_MF: Tensor, row_M: Tensor, data: View) -> Tensor:
-    return (new_MF - _dense(data, row_M)).square().mean(1).sum()
-
-
-def _rows_of_a_block(data: View) -> int:
-    return max(1, BLOCK // data.features)
-
-
-def _dense(data: View, rows: Tensor) -> Tensor:
-    x = data.rows(0, rows)
-    return x.to_dense() if isinstance(x, SparseMatrix) else x
+def _squares(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired, made_Q: Tensor, hidden_Q: Tensor) -> Tensor:
+    """The sum of mean squared differences, pair by pair."""
+    product_Q = new.products(seen_HPR, made_Q, hidden_Q)
+    apart_Q = new.squares_M()[made_Q] - 2 * product_Q + impaired.square_H[hidden_Q]
+    return apart_Q.sum() / new.shape[1]

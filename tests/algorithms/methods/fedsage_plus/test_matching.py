@@ -5,13 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from sparse_rows import sparse as as_sparse
 
 from algorithms.methods.fedsage_plus import matching
+from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
 from algorithms.methods.fedsage_plus.impaired import impaired
-from algorithms.methods.fedsage_plus.matching import nearest_lost, nearest_row, others_loss, own_loss
+from algorithms.methods.fedsage_plus.matching import nearest_hidden, nearest_lost, others_loss, own_loss
 from storage.view import View
 
-NODES, FEATURES = 14, 3
+NODES, FEATURES, MOST, WIDTH = 14, 3, 4, 2
 
 
 @pytest.fixture
@@ -27,6 +29,52 @@ def dense(view: View) -> np.ndarray:
     return view.adjacency.to_dense().numpy() > 0
 
 
+class Made:
+    """Generated neighbours of some nodes, and their features `[M, F]` in double precision."""
+
+    def __init__(self, count: np.ndarray, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        root, layer = rng.standard_normal((len(count), WIDTH)), rng.standard_normal((FEATURES, MOST, WIDTH))
+        self.of = [(v, p) for v, many in enumerate(count) for p in range(many)]
+        self.root, self.layer = root, layer
+        self.x = np.array([layer[:, p] @ root[v] for v, p in self.of]).reshape(-1, FEATURES)
+        self.given = torch.tensor(root, dtype=torch.float32), torch.tensor(layer, dtype=torch.float32)
+        for part in self.given:
+            part.requires_grad_()
+        self.features = GeneratedFeatures(*self.given, torch.from_numpy(count))
+
+    def assert_gradients(self, gradient: np.ndarray) -> None:
+        """Those of roots and layers are as that of the features says."""
+        of_root, of_layer = np.zeros_like(self.root), np.zeros_like(self.layer)
+        for (v, p), of_x in zip(self.of, gradient):
+            of_root[v] += of_x @ self.layer[:, p]
+            of_layer[:, p] += np.outer(of_x, self.root[v])
+        for part, expected in zip(self.given, (of_root, of_layer)):
+            np.testing.assert_allclose(part.grad, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_what_is_asked_of_generated_features(sparse: bool) -> None:
+    """Of the second node nothing is generated; all answers, and gradients, are those of the features written out."""
+    count, rng = np.array([2, 0, 4, 1]), np.random.default_rng(5)
+    made, weight, real = Made(count, 1), rng.standard_normal((FEATURES, 6)), rng.standard_normal((5, FEATURES))
+    new, x = made.features, torch.tensor(real).float()
+    assert (new.shape, len(new), new.owner_M.tolist()) == ((7, FEATURES), 7, [0, 0, 2, 2, 2, 2, 3])
+    assert new.float() is new
+    np.testing.assert_allclose(new.to_dense().detach(), made.x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(new.squares_M().detach(), (made.x**2).sum(1), rtol=1e-5, atol=1e-5)
+    seen = new.seen(as_sparse(x) if sparse else x)
+    np.testing.assert_allclose(new.all_products(seen).detach(), made.x @ real.T, rtol=1e-4, atol=1e-5)
+    pairs = np.array([6, 0, 3, 3]), np.array([4, 4, 0, 1])
+    found = new.products(seen, *map(torch.from_numpy, pairs)).detach()
+    np.testing.assert_allclose(found, (made.x[pairs[0]] * real[pairs[1]]).sum(1), rtol=1e-4, atol=1e-5)
+    product = new @ torch.tensor(weight).float()
+    np.testing.assert_allclose(product.detach(), made.x @ weight, rtol=1e-4, atol=1e-5)
+    given = rng.standard_normal(product.shape)
+    product.backward(torch.tensor(given).float())
+    made.assert_gradients(given @ weight.T)
+
+
 def test_what_is_hidden_and_what_is_lost(view: View) -> None:
     a, hidden_at_any_seed = dense(view), set()
     for seed in range(20):
@@ -38,7 +86,9 @@ def test_what_is_hidden_and_what_is_lost(view: View) -> None:
         rows = [v for v in range(NODES) if v not in hidden]
         np.testing.assert_array_equal(shown.x_VF, view.x.numpy()[rows])
         starts, columns = shown.indptr.tolist(), shown.indices.tolist()
-        lost, place = shown.lost_L.tolist(), 0
+        np.testing.assert_array_equal(shown.x_HF, view.x.numpy()[hidden])
+        np.testing.assert_allclose(shown.square_H, (view.x.double().numpy()[hidden] ** 2).sum(1), rtol=1e-6)
+        lost, place = shown.hidden_H[shown.lost_L].tolist(), 0
         for number, v in enumerate(rows):
             assert [rows[c] for c in columns[starts[number] : starts[number + 1]]] == [u for u in rows if a[v, u]]
             mine = [u for u in hidden if a[v, u]]
@@ -56,18 +106,18 @@ def test_what_is_hidden_and_what_is_lost(view: View) -> None:
     assert impaired(view, 0.3, 0) is impaired(view, 0.3, 0)
 
 
-@pytest.mark.parametrize("block", [matching.BLOCK, 5 * FEATURES, 1])
+@pytest.mark.parametrize("block", [matching.BLOCK, 5 * WIDTH, 1])
 def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Values, and gradients, with any number of rows at a time; two nodes are generated as a real one is."""
+    """Values, and gradients, with any number of pairs at a time."""
     monkeypatch.setattr(matching, "BLOCK", block)
     a, x, matched = dense(view), view.x.double().numpy(), []
     for seed in range(4):
         shown = impaired(view, 0.5, seed)
         hidden = shown.hidden_H.tolist()
         rows = [v for v in range(NODES) if v not in hidden]
-        rng = np.random.default_rng(seed)
-        count = rng.integers(0, 4, size=len(rows))
-        new = rng.standard_normal((count.sum(), FEATURES))
+        count = np.random.default_rng(seed).integers(0, MOST, size=len(rows))
+        made = Made(count, seed)
+        new = made.x
         gradient, total, number = np.zeros_like(new), 0.0, 0
         for v, many in zip(rows, count):
             mine = [u for u in hidden if a[v, u]]
@@ -79,11 +129,10 @@ def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block
                     nearest = x[mine[int(np.argmin(apart))]]
                     gradient[number] = 2 * (new[number] - nearest) / FEATURES / len(rows)
                 number += 1
-        made = torch.from_numpy(new).float().requires_grad_()
-        loss = own_loss(made, torch.from_numpy(count), shown, view)
+        loss = own_loss(made.features, shown)
         loss.backward()
         assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-        np.testing.assert_allclose(made.grad, gradient, rtol=1e-4, atol=1e-6)
+        made.assert_gradients(gradient)
     assert 0 < sum(matched) < len(matched)
 
 
@@ -92,33 +141,43 @@ def test_of_two_equally_near_ones_the_first_counts(make_view: Callable[..., View
     view = make_view(5, [(4, 1), (4, 2), (4, 3), (0, 3)], [0] * 5, [4], 1, x)
     seed = next(s for s in range(2000) if impaired(view, 0.79, s).hidden_H.tolist() == [1, 2, 3])
     shown = impaired(view, 0.79, seed)
-    found, rows = nearest_lost(torch.tensor([[0.0], [-0.1], [0.2]]), torch.tensor([1, 1, 0]), shown, view)
-    assert (found.tolist(), rows.tolist()) == ([True, True, True], [1, 2, 3])
+    # The nodes that are shown are 0 and 4; of equally near ones 3 is never the first of node 4's.
+    new = GeneratedFeatures(torch.ones(2, 1), torch.tensor([[[0.2], [0.0], [-0.1]]]), torch.tensor([1, 3]))
+    found, hidden = nearest_lost(new, new.seen(shown.x_HF), shown)
+    assert (found.tolist(), shown.hidden_H[hidden].tolist()) == ([0, 1, 2, 3], [3, 1, 1, 2])
 
 
-@pytest.mark.parametrize("block", [matching.BLOCK, 2 * FEATURES, 1])
-def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+@pytest.mark.parametrize("block", [matching.BLOCK, 2 * 9 * MOST, 1])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int, sparse: bool) -> None:
     monkeypatch.setattr(matching, "BLOCK", block)
-    rng = np.random.default_rng(0)
-    rows, x, new = [1, 4, 6, 7, 12], view.x.double().numpy(), rng.standard_normal((9, FEATURES))
-    gradient, total, nearest = np.zeros_like(new), 0.0, []
-    for number, one in enumerate(new):
+    shown = impaired(view, 0.4, 0)
+    if sparse:
+        shown = shown._replace(x_HF=as_sparse(shown.x_HF))
+    made, rows, x = Made(np.array([3, 0, 2, 4]), 0), shown.hidden_H.tolist(), view.x.double().numpy()
+    gradient, total, nearest = np.zeros_like(made.x), 0.0, []
+    for number, one in enumerate(made.x):
         apart = [np.mean((one - x[u]) ** 2) for u in rows]
-        nearest.append(rows[int(np.argmin(apart))])
+        nearest.append(int(np.argmin(apart)))
         total += min(apart) / 4
-        gradient[number] = 2 * (one - x[nearest[-1]]) / FEATURES / 4
+        gradient[number] = 2 * (one - x[rows[nearest[-1]]]) / FEATURES / 4
     assert len(set(nearest)) > 2
-    made, wanted = torch.from_numpy(new).float().requires_grad_(), torch.tensor(rows)
-    assert nearest_row(made.detach(), wanted, view).tolist() == nearest
-    loss = others_loss(made, 4, wanted, view)
+    assert nearest_hidden(made.features, made.features.seen(shown.x_HF), shown).tolist() == nearest
+    loss = others_loss(made.features, 4, shown)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-    np.testing.assert_allclose(made.grad, gradient, rtol=1e-4, atol=1e-6)
+    made.assert_gradients(gradient)
 
 
 def test_nothing_generated_costs_nothing(view: View) -> None:
     shown = impaired(view, 0.5, 0)
-    made = torch.zeros(0, FEATURES, requires_grad=True)
-    nobody = torch.zeros(len(shown.missing_V), dtype=torch.int64)
-    assert own_loss(made, nobody, shown, view).item() == 0
-    assert others_loss(made, 3, torch.tensor([1, 2]), view).item() == 0
+    for loss_of in (
+        own_loss,
+        lambda new, shown: others_loss(new, 3, shown),
+        lambda new, shown: others_loss(new, 0, shown),
+    ):
+        made = Made(np.zeros(len(shown.missing_V), dtype=np.int64), 0)
+        loss = loss_of(made.features, shown)
+        loss.backward()
+        assert loss.item() == 0
+        made.assert_gradients(made.x)
