@@ -193,19 +193,25 @@ class ClientGenerator:
             del state[f"{GENERATOR}.opt.{name}"]
 
     def mended(self, coupled: Coupled) -> MendedNodes:
-        """The client's nodes in its mended graph, as a backbone reads them; kept on the host while there is room."""
+        """The client's nodes in its mended graph, as a backbone reads them; kept on the host while there is room.
+
+        Features of generated neighbours are written out where that is smaller than what they are made of.
+        """
         seed, w_bytes = int(self._client.state[MENDED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
 
-        def build() -> tuple[Tensor, Tensor, Tensor]:
+        def build() -> tuple[Tensor, ...]:
             module = self._module
             with torch.no_grad():
                 guess = module.guess(all_nodes(self._data, "mean", module.encoder.depth))
                 noisy_NH = _noisy(guess.z_NH, generator_on(self._data.device).manual_seed(seed))
-                return root(module.maker, noisy_NH), layer(module.maker, self._options.most), guess.count_N
+                parts = root(module.maker, noisy_NH), layer(module.maker, self._options.most)
+                new = GeneratedFeatures(*parts, guess.count_N)
+                narrow = math.prod(new.shape) <= sum(part.numel() for part in parts)
+                return guess.count_N, *((new.to_dense(),) if narrow else parts)
 
         key = "mended", seed, hash(w_bytes)
-        root_NR, layer_FPR, count_N = self._data.memo(key, build)
-        new = GeneratedFeatures(root_NR, layer_FPR, count_N)
+        count_N, *parts = self._data.memo(key, build)
+        new: Features = parts[0] if len(parts) == 1 else GeneratedFeatures(parts[0], parts[1], count_N)
 
         def matrix() -> object:
             edges = with_new_neighbours(*self._data.csr, count_N.cpu().numpy())

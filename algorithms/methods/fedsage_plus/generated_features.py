@@ -30,14 +30,14 @@ class GeneratedFeatures(SparseMatrix):
             layer_FPR: Layers L, one for the first neighbour of a node, one for the second, ….
             count_N: How many neighbours a node gets, at most P, int64.
         """
-        self._layer_FPR = layer_FPR
-        neighbours = layer_FPR.shape[1]
-        some = count_N.nonzero()[:, 0]
-        self._root_nR = root_NR[some]
-        place, self._slot_M = (torch.arange(neighbours, device=some.device) < count_N[some, None]).nonzero().unbind(1)
-        self.owner_M = some[place]
-        self._root_M = place
-        self._place_M = place * neighbours + self._slot_M
+        self._layer_FPR, self._root_NR = layer_FPR, root_NR
+        there_NP = torch.arange(layer_FPR.shape[1], device=count_N.device) < count_N[:, None]
+        self.owner_M, self._number_M = there_NP.nonzero().unbind(1)
+        # All first neighbours of nodes, then all second ones, …: whose they are, and where each of them comes there.
+        by_number = self._number_M.argsort(stable=True)
+        counts_P = torch.bincount(self._number_M, minlength=layer_FPR.shape[1])
+        self._owners = self.owner_M[by_number].split(counts_P.tolist())
+        self._place_M = by_number.argsort()
 
     @property
     def shape(self) -> torch.Size:
@@ -47,23 +47,19 @@ class GeneratedFeatures(SparseMatrix):
         return len(self.owner_M)
 
     def __matmul__(self, weight_FK: Tensor) -> Tensor:
-        layers = self._layer_FPR.shape[1:]
-        of_layers_RPK = (self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, layers).transpose(0, 1)
-        return self._of_generated((self._root_nR @ of_layers_RPK.flatten(1)).unflatten(1, (layers[0], -1)))
+        return self._rooted((self._layer_FPR.flatten(1).t() @ weight_FK).unflatten(0, self._layer_FPR.shape[1:]))
 
     def float(self) -> "GeneratedFeatures":
         return self
 
     def to_dense(self) -> Tensor:
-        layer_RPF = self._layer_FPR.permute(2, 1, 0)
-        return self._of_generated((self._root_nR @ layer_RPF.flatten(1)).unflatten(1, layer_RPF.shape[1:]))
+        return self._rooted(self._layer_FPR.permute(1, 2, 0))
 
     def squares_M(self) -> Tensor:
         """The square of the norm of each."""
         layer_PFR = self._layer_FPR.transpose(0, 1)
-        gram_RPR = (layer_PFR.transpose(1, 2) @ layer_PFR).transpose(0, 1)
-        through_nPR = (self._root_nR @ gram_RPR.flatten(1)).unflatten(1, gram_RPR.shape[1:])
-        return self._of_generated((through_nPR * self._root_nR[:, None]).sum(2)[..., None])[:, 0]
+        through_MR = self._rooted(layer_PFR.transpose(1, 2) @ layer_PFR)
+        return (through_MR * self._root_NR.index_select(0, self.owner_M)).sum(1)
 
     def seen(self, x_BF: Features) -> Tensor:
         """L_p' x of real nodes, `[B, P, R]`, which the products with them are made of."""
@@ -77,18 +73,18 @@ class GeneratedFeatures(SparseMatrix):
             made_Q: Places of generated nodes, int64.
             real_Q: Places of real ones, int64.
         """
-        root_QR = self._root_nR.index_select(0, self._root_M[made_Q])
-        places = real_Q * seen_BPR.shape[1] + self._slot_M[made_Q]
+        root_QR = self._root_NR.index_select(0, self.owner_M[made_Q])
+        places = real_Q * seen_BPR.shape[1] + self._number_M[made_Q]
         return (root_QR * seen_BPR.flatten(0, 1).index_select(0, places)).sum(1)
 
     def all_products(self, seen_BPR: Tensor) -> Tensor:
         """Products of all generated nodes with all of some real ones, `[M, B]`; arguments as for `products`."""
-        found_PBn = seen_BPR.transpose(0, 1) @ self._root_nR.t()
-        return self._of_generated(found_PBn.permute(2, 0, 1))
+        return self._rooted(seen_BPR.permute(1, 2, 0))
 
-    def _of_generated(self, numbers_nPK: Tensor) -> Tensor:
-        """Those of P numbers, or rows, of every node that has neighbours that are of one, `[M, K]`."""
-        return numbers_nPK.flatten(0, 1).index_select(0, self._place_M)
+    def _rooted(self, tables_PRK: Tensor) -> Tensor:
+        """The root of the owner of each times the table of its number, `[M, K]`."""
+        found = [self._root_NR.index_select(0, owners) @ table for owners, table in zip(self._owners, tables_PRK)]
+        return torch.cat(found).index_select(0, self._place_M)
 
 
 def root(maker: Head, noisy_NH: Tensor) -> Tensor:

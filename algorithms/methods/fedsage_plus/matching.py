@@ -73,7 +73,7 @@ def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -
 def nearest_hidden(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -> Tensor:
     """The place of the nearest of all hidden nodes to every generated one, int64 `[M]`; arguments as above."""
     least_M, found_M = seen_HPR.new_full((len(new),), torch.inf), torch.zeros_like(new.owner_M)
-    block, first = max(1, BLOCK // max(1, len(new) * seen_HPR.shape[1])), 0
+    block, first = max(1, BLOCK // max(1, len(new))), 0
     for seen_BPR, square_B in zip(seen_HPR.split(block), impaired.square_H.split(block)):
         nearest = (square_B - 2 * new.all_products(seen_BPR)).min(1)
         nearer_M = nearest.values < least_M

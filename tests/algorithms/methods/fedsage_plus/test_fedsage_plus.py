@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from algorithms.backbones.building import build
+from algorithms.backbones.neighbourhood import all_nodes
 from algorithms.base import Client, Context, Replies, Upload
+from algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
 from algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
 from algorithms.methods.fedsage_plus.generator import fresh_generator, generated, of_maker
 from algorithms.train_options import TrainOptions
@@ -236,6 +238,28 @@ def test_a_host_that_knows_another_mended_graph_does_not_take_it(little: Callabl
         scores.append(method.predict(client, {}, "all"))
     assert not torch.equal(scores[0], scores[1])
     assert not torch.equal(scores[1], scores[2])
+
+
+@pytest.mark.parametrize(("hidden", "written"), [(1, False), (9, True)])
+def test_features_that_are_made_of_less_are_not_written_out(
+    little: Callable[..., Client], hidden: int, written: bool
+) -> None:
+    """Of 12 nodes with 12 features two neighbours each; what a client is scored by is the same in both forms."""
+    client = little(12, [(i, i + 1) for i in range(11)], [0, 4])
+    options = GeneratorOptions(0.5, 2, hidden, 1.0, 1.0, 1.0, 0.0)
+    flat = fresh_generator(client.data, hidden, 2, 0)
+    with torch.no_grad():
+        flat.module.encoder.head.linears[0].bias.fill_(9.0)  # type: ignore[union-attr]
+    client.state |= {"generator": flat.w.detach().clone(), "mended": torch.tensor(3)}
+    mended = ClientGenerator(client, options).mended(client.model.coupled)  # type: ignore[arg-type]
+    assert mended.x.shape == (36, 12)
+    assert isinstance(mended.x._new, torch.Tensor) == written
+    guess = flat.module.guess(all_nodes(client.data, "mean", 2))  # type: ignore[operator]
+    noisy = guess.z_NH + torch.randn(12, hidden, generator=torch.Generator().manual_seed(3))
+    made = flat.module.maker(noisy).logits_NC.view(24, 12)  # type: ignore[operator]
+    torch.testing.assert_close(mended.x.to_dense()[12:], made)
+    weight = torch.randn(12, 4)
+    torch.testing.assert_close(mended.x @ weight, torch.cat([client.data.x, made]) @ weight)
 
 
 def test_only_the_first_neighbours_are_generated(make_view: Callable[..., View]) -> None:

@@ -147,7 +147,7 @@ def test_of_two_equally_near_ones_the_first_counts(make_view: Callable[..., View
     assert (found.tolist(), shown.hidden_H[hidden].tolist()) == ([0, 1, 2, 3], [3, 1, 1, 2])
 
 
-@pytest.mark.parametrize("block", [matching.BLOCK, 2 * 9 * MOST, 1])
+@pytest.mark.parametrize("block", [matching.BLOCK, 2 * 9, 1])
 @pytest.mark.parametrize("sparse", [True, False])
 def test_the_loss_by_the_nodes_of_others(view: View, monkeypatch: pytest.MonkeyPatch, block: int, sparse: bool) -> None:
     monkeypatch.setattr(matching, "BLOCK", block)
