@@ -136,7 +136,11 @@ def test_the_clients_own_loss(view: View, monkeypatch: pytest.MonkeyPatch, block
     assert 0 < sum(matched) < len(matched)
 
 
-def test_of_two_equally_near_ones_the_first_counts(make_view: Callable[..., View]) -> None:
+@pytest.mark.parametrize("block", [matching.BLOCK, 1])
+def test_of_two_equally_near_ones_the_first_counts(
+    make_view: Callable[..., View], monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(matching, "BLOCK", block)
     x = np.array([[0.0], [1.0], [-1.0], [1.0], [5.0]], dtype=np.float32)
     view = make_view(5, [(4, 1), (4, 2), (4, 3), (0, 3)], [0] * 5, [4], 1, x)
     seed = next(s for s in range(2000) if impaired(view, 0.79, s).hidden_H.tolist() == [1, 2, 3])
@@ -145,6 +149,8 @@ def test_of_two_equally_near_ones_the_first_counts(make_view: Callable[..., View
     new = GeneratedFeatures(torch.ones(2, 1), torch.tensor([[[0.2], [0.0], [-0.1]]]), torch.tensor([1, 3]))
     found, hidden = nearest_lost(new, new.seen(shown.x_HF), shown)
     assert (found.tolist(), shown.hidden_H[hidden].tolist()) == ([0, 1, 2, 3], [3, 1, 1, 2])
+    of_all = nearest_hidden(new, new.seen(shown.x_HF), shown)
+    assert shown.hidden_H[of_all].tolist() == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("block", [matching.BLOCK, 2 * 9, 1])
