@@ -41,6 +41,11 @@ class ClientInfo:
         """How many predictions it has: its rows, its graphs, or its pairs."""
         return count_of_items(self.nodes, self.graphs, self.pairs)
 
+    @property
+    def items_are_rows(self) -> bool:
+        """Whether what is predicted are its nodes."""
+        return self.graphs is None and self.pairs is None
+
 
 @dataclass
 class Client:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from algorithms.backbones.names import BACKBONES, HEADLESS
 from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from algorithms.methods.unlabelled_rows import require_nodes
 from algorithms.protocol import MODEL, How
 from storage.errors import ShoalError
 
@@ -51,3 +52,24 @@ class WithCopilot(Algorithm):
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
         return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items)})
+
+
+@dataclass(frozen=True)
+class TaughtRows(WithCopilot):
+    """One whose two models teach each other on some rows, which takes no label.
+
+    Attributes:
+        rows: The training rows of the step (`train`), as in the papers, or all nodes that training sees (`all`, ours).
+            None: all nodes, but of small graphs or pairs those of the training.
+    """
+
+    rows: Literal["all", "train"] | None = None
+
+    def setup(self, ctx: Context) -> Tree:
+        if self.rows == "all":
+            require_nodes(ctx)
+        return super().setup(ctx)
+
+    def taught(self, client: Client) -> Literal["all", "train"]:
+        """The rows of a client."""
+        return self.rows or ("all" if client.info.items_are_rows else "train")

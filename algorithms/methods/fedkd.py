@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from algorithms.backbones.building import width_of
 from algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
 from algorithms.losses.distillation import distilled, embedding_distance
-from algorithms.methods.copilot import COPILOT, WithCopilot
+from algorithms.methods.copilot import COPILOT, TaughtRows
 from algorithms.methods.low_rank import compressed, expanded
 from algorithms.protocol import MODEL, How
 from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
@@ -24,7 +23,7 @@ OTHER = {MODEL: COPILOT, COPILOT: MODEL}
 
 
 @dataclass(frozen=True)
-class FedKD(WithCopilot):
+class FedKD(TaughtRows):
     """FedKD (Wu et al., Nature Communications 13, 2022); mentor and mentee are a client's own model and the copilot.
 
     In every epoch both answer, in training mode; then each takes one step, the mentor m on
@@ -48,13 +47,10 @@ class FedKD(WithCopilot):
     others. A client without training rows does not train: its denominator is not defined. It has weight 0.
 
     Attributes:
-        rows: Rows that KL and MSE are over: the training rows of the step (`train`), as in the paper, or all nodes
-            (`all`, ours).
         energy_start: T before the first round.
         energy_end: T in the last round.
     """
 
-    rows: Literal["all", "train"] = "all"
     energy_start: float = 0.95
     energy_end: float = 0.98
 
@@ -94,11 +90,11 @@ class FedKD(WithCopilot):
             return float("nan")
         with projection(client, trainer) as (w, step):
             losses = {name: partial(self._taught, client, w, name) for name in OTHER}
-            return train_together(client, trainer, losses, self.rows, step)[MODEL]
+            return train_together(client, trainer, losses, self.taught(client), step)[MODEL]
 
     def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
         """The loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
-        labels = {name: label_loss(client, out, self.rows) for name, out in outputs.items()}
+        labels = {name: label_loss(client, out, self.taught(client)) for name, out in outputs.items()}
         # Both may be 0 to rounding.
         scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
         z = {name: out.embedding_NH for name, out in outputs.items()}

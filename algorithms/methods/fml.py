@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from algorithms.base import Client, Given, Trainer, Upload
 from algorithms.losses.distillation import distilled
-from algorithms.methods.copilot import COPILOT, WithCopilot
+from algorithms.methods.copilot import COPILOT, TaughtRows
 from algorithms.protocol import MODEL
 from algorithms.training.together import Outputs, label_loss, train_together, weighted_sum
 
 
 @dataclass(frozen=True)
-class FML(WithCopilot):
+class FML(TaughtRows):
     """Federated mutual learning (Shen et al., 2020).
 
     A client has a model of its own, of any kind, and a copilot (the paper's meme), which alone is sent. In every epoch
@@ -36,15 +36,12 @@ class FML(WithCopilot):
     Attributes:
         alpha: Weight of the labels for the own model.
         beta: Weight of the labels for the copilot.
-        rows: Rows that the models teach each other: the training rows of the step (`train`), as in the paper, or all
-            nodes (`all`, ours), which takes no label.
     """
 
     # Logits are what is told and taught.
     reads_embedding: ClassVar[bool] = False
     alpha: float = 0.5
     beta: float = 0.5
-    rows: Literal["all", "train"] = "all"
 
     def __post_init__(self) -> None:
         if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1):
@@ -52,26 +49,27 @@ class FML(WithCopilot):
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
         # A client of an edge task may have no item at all.
-        if not (client.info.train if self.rows == "train" else client.info.items):
+        rows = self.taught(client)
+        if not (client.info.train if rows == "train" else client.info.items):
             return float("nan")
         own = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
         copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
         if self.alpha < 1:
-            return train_together(client, trainer, {MODEL: own, COPILOT: copilot}, self.rows)[MODEL]
+            return train_together(client, trainer, {MODEL: own, COPILOT: copilot}, rows)[MODEL]
         # Over all nodes other activations would be dropped than in Local.
         loss = trainer.fit(client, given)
-        said = {MODEL: client.model.output(client.model.gathered(self.rows))}
-        train_together(client, trainer, {COPILOT: lambda outputs: copilot({**said, **outputs})}, self.rows)
+        said = {MODEL: client.model.output(client.model.gathered(rows))}
+        train_together(client, trainer, {COPILOT: lambda outputs: copilot({**said, **outputs})}, rows)
         return loss
 
     def _mutual(self, client: Client, learner: str, teacher: str, labels: float, outputs: Outputs) -> Tensor:
         """The loss of one of the two; no scalar to differentiate where no term is left."""
         out = outputs[learner]
         return weighted_sum(
-            (labels * bool(client.info.train), lambda: label_loss(client, out, self.rows)),
+            (labels * bool(client.info.train), lambda: label_loss(client, out, self.taught(client))),
             (1 - labels, lambda: distilled(outputs[teacher].logits_NC, out.logits_NC)),
         )
 
     def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        trained = client.info.train or (self.rows == "all" and self.beta < 1)
+        trained = client.info.train or (self.taught(client) == "all" and self.beta < 1)
         return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items) if trained else 0.0})

@@ -9,6 +9,7 @@ from torch import Tensor
 from algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree
 from algorithms.losses.prototypes import direction, unit
 from algorithms.methods.fedavg import FedAvg
+from algorithms.methods.unlabelled_rows import require_nodes
 from storage.errors import ShoalError
 
 # Where a client's state holds the parameters that it had after its last training, `[P]`.
@@ -61,10 +62,8 @@ class MOON(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         if ctx.train.batch_size is not None:
             raise ShoalError("train.batch_size: MOON takes all rows in one step; leave it out")
-        if self.rows == "all" and any(info.items != info.nodes for info in ctx.clients):
-            raise ShoalError(
-                "algorithm.rows: all is for nodes, and would take in the small graphs or pairs of the test; set train"
-            )
+        if self.rows == "all":
+            require_nodes(ctx)
         return super().setup(ctx)
 
     def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:

@@ -22,6 +22,7 @@ from engine.rounds.server import Server
 from engine.rounds.state import FederationState
 from engine.wire.cell import Cell, Outcome
 from engine.wire.randomness import key
+from storage.errors import ShoalError
 from storage.pairs import EDGE
 from storage.view import View
 
@@ -222,6 +223,18 @@ def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, An
     for tree in (server.state.server, *server.state.clients.values()):
         for entry, t in tree.items():
             assert bool(torch.isfinite(t.float()).all()), entry
+
+
+@pytest.mark.parametrize("name", ["fml", "fedkd"])
+def test_models_teach_each_other_on_training_pairs(
+    run: Callable[..., Server], edge_task: dict[str, Any], name: str
+) -> None:
+    keys = {**edge_task, "algorithm.name": name, **copilot_of(name)}
+    left_open, train = (run({**keys, **more}, rounds=2).state for more in ({}, {"algorithm.rows": "train"}))
+    for i, tree in train.clients.items():
+        assert all(torch.equal(t, left_open.clients[i][entry]) for entry, t in tree.items())
+    with pytest.raises(ShoalError, match=r"^algorithm\.rows: all is for nodes, .*; set train$"):
+        run({**keys, "algorithm.rows": "all"}, rounds=1)
 
 
 def test_one_client_of_the_whole_graph_is_scored_on_the_pairs_of_all(
