@@ -31,11 +31,11 @@ class FedKD(TaughtRows):
         CE_m + [KL(mentee || mentor) + MSE(z_m, W z_s)] / (CE_m + CE_s)
 
     and the mentee s on the same with the two exchanged: CE_s + [KL(mentor || mentee) + MSE(z_m, W z_s)] / (CE_m +
-    CE_s). CE is the mean over training rows, the KL that over `rows`, the MSE that over rows and the width of the
-    mentor's embedding z_m. What the other said, and the denominator, are detached (our choice: the authors' code
-    detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two MSE terms, by
-    the optimizer of the config. It starts as the identity if it is square, else Xavier-uniform. Losses of attention
-    maps are left out. The mentor predicts.
+    CE_s). CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`), the MSE that over rows and the
+    width of the mentor's embedding z_m. What the other said, and the denominator, are detached (our choice: the
+    authors' code detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two
+    MSE terms, by the optimizer of the config. It starts as the identity if it is square, else Xavier-uniform. Losses of
+    attention maps are left out. The mentor predicts.
 
     The copilot travels as changes, every matrix in them truncated to the least rank that holds a share of its squared
     singular values: T = energy_start + (energy_end - energy_start) t / rounds in round t. A client sends what training

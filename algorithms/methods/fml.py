@@ -23,8 +23,8 @@ class FML(TaughtRows):
         alpha * CE + (1 - alpha) * KL(copilot || own)
 
     and the copilot on beta * CE + (1 - beta) * KL(own || copilot). A teacher is detached, and has said what it says
-    before either took its step. CE is the mean over training rows, the KL that over `rows`. The server averages
-    copilots over the cohort, weighted by nodes.
+    before either took its step. CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`). The
+    server averages copilots over the cohort, weighted by nodes.
 
     Up: the copilot's parameters and the weight, P + 1 scalars. Down: P. An absent client keeps both models; one that
     comes back overwrites its copilot. Without training rows there is no CE: with `rows: all` such a client is taught

@@ -1,4 +1,4 @@
-"""Features of generated neighbours, which are never written out.
+"""Features of generated neighbours, which need not be written out.
 
 Axes: N nodes, P neighbours at most of a node, M generated ones, F features, R width of a root, B real nodes.
 """

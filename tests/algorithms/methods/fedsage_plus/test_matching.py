@@ -50,7 +50,7 @@ class Made:
             of_root[v] += of_x @ self.layer[:, p]
             of_layer[:, p] += np.outer(of_x, self.root[v])
         for part, expected in zip(self.given, (of_root, of_layer)):
-            np.testing.assert_allclose(part.grad, expected, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(part.grad, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("sparse", [True, False])
