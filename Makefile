@@ -27,7 +27,7 @@ lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-mutants: .venv/installed-mutants ## changes of a file that no test notices: FILE=algorithms/methods/fedgta.py [TESTS="more tests"] [SAMPLE=100]
+mutants: .venv/installed-mutants ## changes of a file that no test notices: FILE=algorithms/methods/fedgta/fedgta.py [TESTS="more tests"] [SAMPLE=100]
 	$(BIN)/python tests/mutation/survivors.py $(FILE) $(TESTS) $(if $(SAMPLE),--sample $(SAMPLE))
 
 docs: .venv/installed-docs ## the documentation site, in site/

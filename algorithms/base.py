@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.backbones.output import Output
-from algorithms.client import Client
-from algorithms.context import Context
-from algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, Upload
-from algorithms.train_options import TrainOptions
+from shoal.algorithms.client import Client
+from shoal.algorithms.context import Context
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, Upload
+from shoal.algorithms.train_options import TrainOptions
 
 Steps = Generator[Ask | Mix, Any, None]
 # What `begin` makes of a download; whatever suits the method.
@@ -36,7 +36,7 @@ class TermOfSeveral(NamedTuple):
 
 
 class Trainer(Protocol):
-    """Local training as the config says; see `algorithms.training.local_training`."""
+    """Local training as the config says; see `shoal.algorithms.training.local_training`."""
 
     options: TrainOptions
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from algorithms.client_model import ClientModel
-from algorithms.draws import generator_on
-from algorithms.protocol import MODEL, Tree
-from storage.manifest import count_of_items
-from storage.view import View
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.rng import generator_on
+from shoal.storage.store.manifest import count_of_items
+from shoal.storage.store.view import View
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Client:
         data: View of its shard.
         models: Its models by the names that the method gives them.
         state: What the client keeps between rounds, a private copy. Parameters and moments of models are kept by the
-            engine, under the names of `algorithms.protocol.parameters_key` and `moments_key`; anything else is the
-            method's.
+            engine, under the names of `parameters_key` and `moments_key`; anything else is the method's.
         inbox: Results of `Mix` addressed to it since its last visit, read-only; kept until a newer one takes its
             place.
         random: Seed of a purpose, from (run seed, round, client, purpose).

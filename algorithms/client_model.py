@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.client_graphs import ClientGraphs
-from algorithms.backbones.client_pairs import ClientPairs
-from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.mended_nodes import MendedNodes
-from algorithms.backbones.neighbourhood import Inputs, alike, all_nodes, kept_rows, sampled
-from algorithms.backbones.output import Output
-from algorithms.flat_model import FlatModel
-from storage.view import View
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, alike, all_nodes, kept_rows, sampled
+from shoal.algorithms.models.items.augmented_nodes import MendedNodes
+from shoal.algorithms.models.items.client_graphs import ClientGraphs
+from shoal.algorithms.models.items.client_pairs import ClientPairs
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.store.view import View
 
 # What a processor makes of its rows stays in the cache; a GPU is given more at once.
 ROWS_AT_A_TIME = 4096

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from algorithms.client import ClientInfo
-from algorithms.draws import generator_on
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import generator_on
+from shoal.algorithms.train_options import TrainOptions
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.adapted import Adapted
-from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.neighbourhood import Inputs
-from algorithms.backbones.output import Output
-from algorithms.backbones.pair_embedding import PairEmbedding
-from algorithms.backbones.prompted import Prompted
-from algorithms.backbones.readout import Readout
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
+from shoal.algorithms.models.layers.readout import Readout
+from shoal.algorithms.models.prompts.prompted import Prompted
 
 # In float32.
 CACHE_LINE = 16

@@ -1,13 +1,117 @@
 """How a client trains in a round."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from algorithms.rate_schedule import possible, rate
-from storage.option_types import CLOSED, Named, Number, Positive
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import CLOSED, Named, Number, Positive
+from shoal.storage.suggestions import did_you_mean
+
+# Those whose options are numbers, and which change the rate alone, whatever a run comes to.
+SCHEDULES = (
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "ExponentialLR",
+    "LinearLR",
+    "MultiStepLR",
+    "PolynomialLR",
+    "StepLR",
+)
+# An option of every one of them, by which torch itself goes on from somewhere.
+OF_TORCH = "last_epoch"
+CANNOT = (TypeError, ValueError, ArithmeticError, AttributeError)
+
+
+class Rates:
+    """The rates of all rounds, found one after another as they are asked for."""
+
+    def __init__(self, schedule: Named, lr: float) -> None:
+        """Begins with the first round.
+
+        Args:
+            schedule: Name of a scheduler of torch, and its options.
+            lr: The rate that it changes.
+
+        Raises:
+            ValueError: Unknown name, or an option is unknown or not possible.
+        """
+        if schedule.name not in SCHEDULES:
+            known = f"known here: {', '.join(SCHEDULES)}{did_you_mean(schedule.name, SCHEDULES)}"
+            raise ValueError(f"{schedule.name} is no schedule; {known}")
+        if wrong := [key for key, value in schedule.options.items() if key == OF_TORCH or not _is_number(value)]:
+            raise ValueError(f"{wrong[0]} is no option of {schedule.name}, or not a number, or a list of some")
+        # Takes seconds, which reading a config without a schedule need not.
+        import torch
+
+        self._optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+        try:
+            self._scheduler = getattr(torch.optim.lr_scheduler, schedule.name)(self._optimizer, **schedule.options)
+            # torch warns of a scheduler that is stepped before its optimizer.
+            self._optimizer.step()
+            self._found = [self._now()]
+            self.of_round(2)
+        except CANNOT as error:
+            raise ValueError(f"{schedule.name}: {' '.join(str(error).split())}") from None
+
+    def of_round(self, number: int) -> float:
+        """The rate of a round, from 1."""
+        while len(self._found) < number:
+            self._scheduler.step()
+            self._found.append(self._now())
+        return self._found[number - 1]
+
+    def _now(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
+def possible(schedule: Named | None) -> Named | None:
+    """A schedule that torch takes.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if schedule is not None:
+        Rates(schedule, 1.0)
+    return schedule
+
+
+def rate(schedule: Named, lr: float, number: int) -> float:
+    """The rate of a round, from 1.
+
+    Raises:
+        ShoalError: It is not positive, or not finite.
+    """
+    found = _rates(schedule.name, _as_tuple(schedule.options), lr).of_round(number)
+    if not (math.isfinite(found) and found > 0):
+        raise ShoalError(
+            f"train.schedule: {schedule.name} gives round {number} the rate {found:g}, with which nothing is learnt; "
+            "change its options, or run fewer rounds"
+        )
+    return found
+
+
+@lru_cache(maxsize=16)
+def _rates(name: str, options: tuple[tuple[str, Any], ...], lr: float) -> Rates:
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in options}
+    return Rates(Named(name=name, **plain), lr)
+
+
+def _as_tuple(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, tuple(v) if isinstance(v, list | tuple) else v) for key, v in sorted(options.items()))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_number(each) and not isinstance(each, list | tuple) for each in value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
 
 LOOKED_AHEAD = 100_000
 

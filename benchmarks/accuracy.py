@@ -44,10 +44,10 @@ from paper_figures import PAPER
 from rich.console import Console
 from rich.table import Table
 
-from engine.commands.run import run
-from engine.records.metrics import METRICS
-from engine.records.run_folder import read_summary, run_path
-from engine.settings.config import parse_config
+from shoal.engine.config.config import parse_config
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.run_folder import read_summary, run_path
+from shoal.engine.runs.run import run
 
 EPS = (0.3, 0.5, 0.7, 0.9)
 MIXED = ("gcn", "gin", "sage", "sgc", "gcnii")

@@ -15,13 +15,13 @@ import numpy as np
 import psutil
 from contenders.task import Rounds, by_rows
 
-from algorithms.protocol import MODEL
-from engine.commands.run import plan_of
-from engine.preparing.prepare import prepare
-from engine.rounds.sampling import draw_cohort
-from engine.settings.config import Config, parse_config
-from engine.wire.job import Job, make_job
-from storage.store import Store
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.messages.job import Job, make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.sampling import draw_cohort
+from shoal.engine.runs.run import plan_of
+from shoal.storage.store.store import Store
 
 ROOT = Path(__file__).resolve().parent
 SHOAL: dict[str, dict[str, Any]] = {

@@ -23,18 +23,18 @@ from prototypes import FEATURES, HOPS, Peak, make_client
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.backbones.building import build
-from algorithms.base import Algorithm
-from algorithms.client import Client, random_of
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.methods.copilot import COPILOT
-from algorithms.methods.loading import describe, load
-from algorithms.train_options import TrainOptions
-from algorithms.training.closed_form.choice import closed_form
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.reduction import upload_bytes
-from engine.wire.randomness import key
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.shared.copilot import COPILOT
+from shoal.algorithms.models.build import build
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.closed_form.choice import closed_form
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.reduction import upload_bytes
 
 # A client's own model and its copilot.
 PAIRS = (("gcn", "gcn"), ("sgc", "sgc"), ("gamlp", "sgc"))

@@ -9,7 +9,7 @@ import numpy as np
 from contenders.task import Rounds, Task
 from contest import Case
 
-from storage.graph import TRAIN
+from shoal.storage.options.split_codes import TRAIN
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.backbones.dropout import drop
+from shoal.algorithms.models.layers.dropout import drop
 
 P, GOAL, GOAL_ROWS = 0.5, 1 / 3, 2000
 

@@ -16,10 +16,10 @@ from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
-from engine.commands.run import run
-from engine.records.metrics import METRICS, read_metrics
-from engine.records.run_folder import read_summary, run_path
-from engine.settings.config import parse_config
+from shoal.engine.config.config import parse_config
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import read_summary, run_path
+from shoal.engine.runs.run import run
 
 NOTES = ("set size", "contributors", "own weight")
 

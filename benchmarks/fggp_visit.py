@@ -24,18 +24,18 @@ from prototypes import FEATURES, HOPS, Peak, make_client
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.backbones.building import build
-from algorithms.client import Client, random_of
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.methods.body import body_of
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.fggp.fggp import FGGP, GENERATOR
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.reduction import upload_bytes
-from engine.wire.randomness import key
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fggp.fggp import FGGP, GENERATOR
+from shoal.algorithms.methods.shared.body import body_of
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.reduction import upload_bytes
 
 TRAIN = TrainOptions(epochs=6, optimizer="sgd", lr=3e-3, momentum=0.9, weight_decay=1e-5, opt_state="reset")
 # Name, method, and whether a visit looks for neighbours.

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from engine.commands.run import plan_of
-from engine.hosts.sessions import open_session
-from engine.preparing.prepare import prepare
-from engine.rounds.state import FederationState
-from engine.settings.config import parse_config
-from engine.wire.job import make_job
-from engine.wire.live import unwatched
+from shoal.engine.cluster.sessions import open_session
+from shoal.engine.config.config import parse_config
+from shoal.engine.messages.job import make_job
+from shoal.engine.messages.live import unwatched
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.run import plan_of
 
 VIEWS = {"view", "slice", "select", "detach", "transpose", "t", "as_strided", "expand", "unsqueeze", "squeeze", "alias"}
 VIEWS |= {"permute", "narrow", "split", "split_with_sizes", "unbind", "reshape", "empty", "empty_strided", "empty_like"}

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from gpu_runs import config_of, differing, folder, played, wait
 
-from algorithms.methods.loading import methods_for
-from storage.view import smoothed
+from shoal.algorithms.methods.registry.load import methods_for
+from shoal.storage.store.view import smoothed
 
 Row = dict[str, Any]
 COPILOT = {"name": "gcn", "hidden": 8, "head": "linear"}

@@ -9,9 +9,9 @@ import numpy as np
 from contenders.task import GraphTask, Rounds
 from contest import Absent, GnnCase
 
-from algorithms.protocol import MODEL
-from storage.sparse_matrix import Features, SparseMatrix
-from storage.view import Memo
+from shoal.algorithms.protocol import MODEL
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.store.view import Memo
 
 CLIENTS, HOPS = 10, 2
 MODELS = ("gcn", "sage", "gin", "gat", "gcnii", "sgc", "gamlp")

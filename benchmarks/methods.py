@@ -18,13 +18,13 @@ from figures import print_figures
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.methods.loading import methods_for
-from engine.commands.run import run
-from engine.records import checkpoint
-from engine.records.metrics import read_metrics
-from engine.records.run_folder import CHECKPOINTS, read_summary
-from engine.settings.config import parse_config
-from engine.settings.sizes import size
+from shoal.algorithms.methods.registry.load import methods_for
+from shoal.engine.config.config import parse_config
+from shoal.engine.config.sizes import size
+from shoal.engine.records import checkpoint
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
+from shoal.engine.runs.run import run
 
 COPILOT = {"name": "gcn", "hidden": 64, "head": "linear"}
 

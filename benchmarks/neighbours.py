@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from algorithms.backbones.neighbourhood import operator_over
-from algorithms.nearest import nearest
+from shoal.algorithms.graphs.nearest import nearest
+from shoal.algorithms.models.inputs.neighbourhood import operator_over
 
 K, WIDTH, CLASSES = 3, 128, 40
 # Edges of a node, nodes of a community that are of one class mostly, and the share that is of another.

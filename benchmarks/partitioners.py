@@ -22,12 +22,12 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from partition.memory import OF_NODE
-from partition.options import PartitionOptions
-from partition.partitioning import partition
-from partition.quality import quality
-from partition.workspace import Workspace
-from storage.graph import Graph, clean_edges
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.workspace import Workspace
+from shoal.partition.out_of_core.memory import OF_NODE
+from shoal.partition.partitioning import partition
+from shoal.partition.quality import quality
+from shoal.storage.graph.graph import Graph, clean_edges
 
 # Nodes and, before duplicates are dropped, undirected edges.
 GRAPHS = {"60k": (60_000, 1_400_000), "1M": (1_000_000, 24_000_000), "2.4M": (2_400_000, 58_000_000)}

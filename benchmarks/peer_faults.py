@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree, Upload
-from algorithms.losses.alignment import NodeAlignment
-from algorithms.methods import fedavg, feddc, fedproto, fedtgp, scaffold
-from algorithms.methods.mean_gradient import steps_of
-from algorithms.protocol import MODEL
+from shoal.algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree, Upload
+from shoal.algorithms.losses.alignment import NodeAlignment
+from shoal.algorithms.methods import fedavg, feddc, fedproto, fedtgp, scaffold
+from shoal.algorithms.methods.shared.mean_gradient import steps_of
+from shoal.algorithms.protocol import MODEL
 
 # The peer's.
 DROPOUT = 0.5

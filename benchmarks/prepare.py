@@ -27,9 +27,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from storage.datasets.ogb_layout import write_ogb_layout
-from storage.datasets.source import DataSource
-from storage.datasets.twin import ORIGINALS, Twin
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
+from shoal.storage.datasets.synthetic.twin import ORIGINALS, Twin
 
 SAMPLE_SECONDS = 0.05
 PLACES = (0.1, 0.5, 0.9)

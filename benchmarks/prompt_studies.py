@@ -23,9 +23,9 @@ from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.training.graph_contrast import ContrastOptions
-from engine.commands.pretrain import pretrain
-from engine.settings.config import parse_config
+from shoal.algorithms.training.graph_contrast import ContrastOptions
+from shoal.engine.config.config import parse_config
+from shoal.engine.runs.pretrain import pretrain
 
 # Their numbers of classes.
 DATASETS = {"cora": 7, "pubmed": 3, "computers": 10, "physics": 5}

@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.table import Table
 from torch_geometric import EdgeIndex
 
-from partition.options import PartitionOptions
-from partition.partitioning import partition
-from storage.graph import Graph, clean_edges
-from storage.propagation import propagate
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.partitioning import partition
+from shoal.storage.graph.graph import Graph, clean_edges
+from shoal.storage.graph.propagation import propagate
 
 PARTS = 500
 # Nodes of a community, and the share of all edges that is drawn inside communities of that size.

@@ -26,26 +26,26 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.backbones.building import build
-from algorithms.client import Client, ClientInfo
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.losses.prototypes import pack
-from algorithms.methods.fedpg.annotation import annotate
-from algorithms.methods.fedpg.fedpg import FedPG
-from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
-from algorithms.methods.local import Local
-from algorithms.protocol import MODEL, Tree
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.wire.randomness import key
-from storage.datasets.sbm import load_sbm
-from storage.datasets.source import DataSource
-from storage.kernel import Kernel
-from storage.propagation import hops
-from storage.shard import Shard
-from storage.split import Split
-from storage.view import Memo, View
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.losses.prototypes import pack
+from shoal.algorithms.methods.fedpg.annotation import annotate
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
+from shoal.algorithms.methods.local import Local
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.synthetic.sbm import load_sbm
+from shoal.storage.graph.propagation import hops
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Memo, View
 
 FEATURES, CLASSES, DEGREE, LABELLED, HOPS = 128, 172, 29.0, 0.014, 3
 BEFORE = 30

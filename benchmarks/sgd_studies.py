@@ -16,7 +16,7 @@ from figures import print_figures, spread
 from rich.console import Console
 from rich.table import Table
 
-from storage.errors import ShoalError
+from shoal.storage.errors import ShoalError
 
 # By optimizer.
 RATES = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0), "adam": (0.001, 0.003, 0.01, 0.03)}

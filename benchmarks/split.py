@@ -25,21 +25,21 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from algorithms.backbones.plain_graphs import PlainGraphs
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedgpl.own_part import own_entries
-from algorithms.protocol import MODEL
-from engine.commands.run import plan_of, run
-from engine.hosts.host import Host
-from engine.hosts.local_pool import LocalPool
-from engine.preparing.prepare import prepare
-from engine.records.metrics import read_metrics
-from engine.rounds.server import Server
-from engine.settings.config import Config, parse_config
-from engine.wire.job import make_job
-from engine.wire.randomness import key
-from storage.view import Memo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedgpl.own_part import own_entries
+from shoal.algorithms.models.items.plain_graphs import PlainGraphs
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.federation import LocalPool
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.job import make_job
+from shoal.engine.messages.seeds import key
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.run import plan_of, run
+from shoal.storage.store.view import Memo
 
 BATCH, LR, SERVER_LR = 16, 0.1, 0.001
 

@@ -25,8 +25,8 @@ from prepare import rss, size
 from rich.console import Console
 from rich.table import Table
 
-from storage.datasets.loading import PUBLISHED_FILES
-from storage.datasets.source import data_root
+from shoal.storage.datasets.registry import PUBLISHED_FILES
+from shoal.storage.datasets.sources.source import data_root
 
 DRAWN = "flickr-size"
 NODES, EDGES, FEATURES, CLASSES, SHARE = 89_250, 450_000, 500, 7, 0.46

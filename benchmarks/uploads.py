@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from algorithms import client_model
-from algorithms.client import Client
-from algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
-from algorithms.losses.label_sketch import (
+from shoal.algorithms import client_model
+from shoal.algorithms.client import Client
+from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA
+from shoal.algorithms.methods.fedgta.label_sketch import (
     Sketch,
     SketchForm,
     confidence,
@@ -40,10 +41,9 @@ from algorithms.losses.label_sketch import (
     sketch_by_tiles,
     sketch_by_torch,
 )
-from algorithms.methods.fedgta import FedGTA
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
 
 GOAL, BEFORE = 2.0, 30
 FORM = SketchForm(5, 0.5, "stochastic", 6, "hybrid", "all", "paper")

@@ -20,7 +20,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from engine.commands.missing_package import SPARED
+from shoal.engine.cli.main import SPARED
 
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 # Models that pass messages need it.

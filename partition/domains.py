@@ -5,9 +5,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from partition.options import PartitionOptions
-from storage.errors import ShoalError
-from storage.graph import Graph
+from shoal.partition.methods.options import PartitionOptions
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
 
 
 def domain_graphs(graph: Graph) -> tuple[list[slice], list[Graph]]:

@@ -5,22 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from partition.cover import NOBODY, assert_cover
-from partition.dirichlet import by_dirichlet
-from partition.domains import domain_graphs, first_clients, require_own_clients
-from partition.from_file import by_file
-from partition.in_memory_kaminpar import by_kaminpar
-from partition.index import by_index
-from partition.louvain import by_louvain
-from partition.metis import by_metis
-from partition.options import PartitionOptions
-from partition.own import by_own
-from partition.random import by_random
-from partition.semi_external import by_semi_external
-from partition.workspace import Workspace
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.option_types import is_own
+from shoal.partition.domains import domain_graphs, first_clients, require_own_clients
+from shoal.partition.methods.by_label import by_dirichlet, by_random
+from shoal.partition.methods.cover import NOBODY, assert_cover
+from shoal.partition.methods.from_file import by_file, by_index
+from shoal.partition.methods.louvain import by_louvain
+from shoal.partition.methods.metis import by_metis
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.user_partitioner import by_own
+from shoal.partition.methods.workspace import Workspace
+from shoal.partition.out_of_core.kaminpar import by_kaminpar
+from shoal.partition.out_of_core.semi_external import by_semi_external
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.types import is_own
 
 Method = Callable[[Graph, PartitionOptions, np.ndarray | None, Workspace | None], np.ndarray]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from partition.cover import NOBODY
-from storage.graph import Graph
-from storage.induced import kept_entries
+from shoal.partition.methods.cover import NOBODY
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.induced import kept_entries
 
 
 @dataclass(frozen=True)

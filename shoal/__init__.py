@@ -13,41 +13,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from algorithms.backbones.own_backbone import Backbone
-    from algorithms.base import Algorithm
-    from algorithms.client import Client
-    from algorithms.context import Context
-    from algorithms.protocol import Ask, How, Mix, Replies, Upload
-    from engine.callbacks.callback import Callback, Running
-    from engine.settings.config import Config
-    from partition.own import Partitioner
+    from shoal.algorithms.base import Algorithm
+    from shoal.algorithms.client import Client
+    from shoal.algorithms.context import Context
+    from shoal.algorithms.models.user.user_model import Backbone
+    from shoal.algorithms.protocol import Ask, How, Mix, Replies, Upload
     from shoal.configs import load_config
+    from shoal.engine.callbacks.callback import Callback, Running
+    from shoal.engine.config.config import Config
     from shoal.kept_run import Run
+    from shoal.partition.methods.user_partitioner import Partitioner
     from shoal.running import Sweep, prepare, run, sweep
-    from storage.datasets.own import Dataset
-    from storage.errors import ShoalError
-    from storage.graph import Graph
+    from shoal.storage.datasets.user.user_dataset import Dataset
+    from shoal.storage.errors import ShoalError
+    from shoal.storage.graph.graph import Graph
 
 # Where each name comes from: none of these modules is loaded before its name is used, for torch takes seconds.
 PLACES = {
-    "Algorithm": "algorithms.base",
-    "Ask": "algorithms.protocol",
-    "Backbone": "algorithms.backbones.own_backbone",
-    "Callback": "engine.callbacks.callback",
-    "Client": "algorithms.client",
-    "Config": "engine.settings.config",
-    "Context": "algorithms.context",
-    "Dataset": "storage.datasets.own",
-    "Graph": "storage.graph",
-    "How": "algorithms.protocol",
-    "Mix": "algorithms.protocol",
-    "Partitioner": "partition.own",
-    "Replies": "algorithms.protocol",
+    "Algorithm": "shoal.algorithms.base",
+    "Ask": "shoal.algorithms.protocol",
+    "Backbone": "shoal.algorithms.models.user.user_model",
+    "Callback": "shoal.engine.callbacks.callback",
+    "Client": "shoal.algorithms.client",
+    "Config": "shoal.engine.config.config",
+    "Context": "shoal.algorithms.context",
+    "Dataset": "shoal.storage.datasets.user.user_dataset",
+    "Graph": "shoal.storage.graph.graph",
+    "How": "shoal.algorithms.protocol",
+    "Mix": "shoal.algorithms.protocol",
+    "Partitioner": "shoal.partition.methods.user_partitioner",
+    "Replies": "shoal.algorithms.protocol",
     "Run": "shoal.kept_run",
-    "Running": "engine.callbacks.callback",
-    "ShoalError": "storage.errors",
+    "Running": "shoal.engine.callbacks.callback",
+    "ShoalError": "shoal.storage.errors",
     "Sweep": "shoal.running",
-    "Upload": "algorithms.protocol",
+    "Upload": "shoal.algorithms.protocol",
     "load_config": "shoal.configs",
     "prepare": "shoal.running",
     "run": "shoal.running",

@@ -5,9 +5,9 @@ from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any
 
-from engine.settings.config import Config, config_from
-from engine.settings.config import load_config as read_config
-from storage.own_code.defined_class import spec_of
+from shoal.engine.config.config import Config, config_from
+from shoal.engine.config.config import load_config as read_config
+from shoal.storage.user_code.notebook_class import spec_of
 
 # Where classes of a notebook are written; runs keep copies of their own.
 NOTEBOOK = Path("runs/notebook")

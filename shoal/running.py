@@ -8,17 +8,17 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from algorithms.methods.loading import describe, load
-from engine.commands import run as run_command
-from engine.commands import sweep as sweep_command
-from engine.preparing.prepare import prepare as prepare_store
-from engine.settings.config import Config
-from engine.settings.number_keys import fingerprint_of
-from engine.studies.study import Study, axis_text
-from engine.studies.sweep_folder import table_of_runs
+from shoal.algorithms.methods.registry.load import describe, load
 from shoal.configs import Source, load_config, plain
+from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import fingerprint_of
+from shoal.engine.preparing.prepare import prepare as prepare_store
+from shoal.engine.runs import run as run_command
+from shoal.engine.studies import sweep as sweep_command
+from shoal.engine.studies.study import Study, axis_text
+from shoal.engine.studies.sweep_folder import table_of_runs
 from shoal.kept_run import Run
-from storage.atomic import replacing
+from shoal.storage.files.atomic import replacing
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,28 @@ from small_graphs import write_graphs
 from small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
-from algorithms.backbones.building import build
-from algorithms.client import Client, ClientInfo
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.methods.loading import describe, load
-from algorithms.protocol import MODEL
-from engine.commands.run import plan_of
-from engine.hosts.host import Host
-from engine.hosts.local_pool import LocalPool
-from engine.preparing.prepare import prepare
-from engine.rounds.pool import Pool
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.settings.config import Config, parse_config
-from engine.wire.job import make_job
-from engine.wire.randomness import key
-from storage.graph import TEST, TRAIN, VAL, clean_edges
-from storage.shard import Shard
-from storage.split import Split
-from storage.store import Store
-from storage.view import CPU, Memo, View
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.federation import LocalPool
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.job import make_job
+from shoal.engine.messages.seeds import key
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.run import plan_of
+from shoal.storage.graph.graph import clean_edges
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.store import Store
+from shoal.storage.store.view import CPU, Memo, View
 
 CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones.building import backbone, build
-from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.names import BACKBONES
+from shoal.algorithms.models.build import backbone, build
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.names import BACKBONES
 
 NAMES = sorted(name for name in BACKBONES if issubclass(backbone(name), Coupled))
 every_backbone = pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,7 @@
 import networkx as nx
 import numpy as np
 
-from algorithms.small_graphs import SmallGraphs
+from shoal.algorithms.graphs.graph_augmentation import SmallGraphs
 
 SIZES = (1, 4, 6, 3, 9, 2)
 

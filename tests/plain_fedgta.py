@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from storage.view import View
+from shoal.storage.store.view import View
 
 DEFAULTS = {
     "eps": 0.5,

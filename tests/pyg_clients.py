@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
 
-from algorithms.backbones.building import build
-from engine.wire.randomness import key
-from storage.graph import TEST, TRAIN, VAL
-from storage.view import View
+from shoal.algorithms.models.build import build
+from shoal.engine.messages.seeds import key
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.view import View
 
 HIDDEN, EPOCHS, DROPOUT = 8, 2, 0.5
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.graph import TEST, TRAIN, VAL
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 FEATURES, CLASSES = 5, 4
 OF_CLIENT = (14, 12, 8, 1, 5, 5)

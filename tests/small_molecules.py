@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.datasets.ogb_molecules import ATOM_FEATURES
+from shoal.storage.datasets.readers.ogb_molecules import ATOM_FEATURES
 
 
 def write_molecules(root: Path, name: str, parts: dict[str, str]) -> Path:

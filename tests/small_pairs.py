@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.pairs import Pairs
-from storage.store import Store
+from shoal.storage.graph.pairs import Pairs
+from shoal.storage.store.store import Store
 
 FEATURES = 5
 OF_CLIENT = (14, 16, 6, 4, 5)

@@ -2,7 +2,7 @@
 
 import torch
 
-from storage.sparse_matrix import SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
 def sparse(dense: torch.Tensor) -> SparseMatrix:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from storage.digest import digest
-from storage.manifest import NAME
-from storage.sealed import SEAL
+from shoal.storage.files.checksummed_json import SEAL
+from shoal.storage.files.digest import digest
+from shoal.storage.store.manifest import NAME
 
 
 def contents(store: Path) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from algorithms.backbones.building import build
-from algorithms.methods.loading import describe, load
-from engine.commands.sweep import Sweep
-from engine.preparing.prepare import sources
-from engine.settings.config import load_config
-from engine.studies.study import read_study
-from engine.wire.models import assign_models, require_mixable
-from storage.datasets.loading import LOADERS
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.models.build import build
+from shoal.engine.config.config import load_config
+from shoal.engine.messages.models import assign_models, require_mixable
+from shoal.engine.preparing.prepare import sources
+from shoal.engine.studies.study import read_study
+from shoal.engine.studies.sweep import Sweep
+from shoal.storage.datasets.registry import LOADERS
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(FOLDER.rglob("*.yaml"))

@@ -34,7 +34,7 @@ def test_some_libraries_are_the_engines_alone() -> None:
 
 
 def test_the_engine_knows_no_method_by_name() -> None:
-    from algorithms.methods.names import METHODS
+    from shoal.algorithms.methods.registry.names import METHODS
 
     assert PACKAGES["engine"]
     for path in sorted((ROOT / "engine").rglob("*.py")):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from algorithms.backbones.names import BACKBONES
-from algorithms.methods.names import METHODS
-from engine.commands.main import command as main
-from engine.commands.run import run
-from engine.records.metrics import read_metrics
-from engine.settings.config import load_config, parse_config
-from storage.datasets.loading import LOADERS
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.algorithms.models.names import BACKBONES
+from shoal.engine.cli.main import command as main
+from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.runs.run import run
+from shoal.storage.datasets.registry import LOADERS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -94,7 +94,7 @@ def test_files_that_are_named_exist() -> None:
 def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
     job = yaml.safe_load((ROOT / "docs" / "kuberay.yaml").read_text())
     words = job["spec"]["entrypoint"].split()
-    assert words[:4] == ["python", "-m", "engine", "run"]
+    assert words[:4] == ["python", "-m", "shoal", "run"]
     config = load_config(ROOT / "configs" / "quickstart.yaml", [word for word in words[5:] if "=" in word])
     assert config.ray.address == "auto"
     assert config.engine.hosts == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from algorithms.losses.prototypes import EPS
+from shoal.algorithms.losses.prototypes import EPS
 
 
 def row_alignment(z_NH: Tensor, y_N: Tensor, target_CH: Tensor, present_C: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.losses.prototypes import direction, unit
+from shoal.algorithms.losses.prototypes import direction, unit
 
 
 def nt_xent(z_GH: Tensor, other_GH: Tensor, temperature: float) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.losses.prototypes import unit
-from storage.sparse_matrix import SparseMatrix
-from storage.view import View
+from shoal.algorithms.losses.prototypes import unit
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.store.view import View
 
 
 def distilled(teacher_NC: Tensor, student_NC: Tensor, detach: bool = True) -> Tensor:

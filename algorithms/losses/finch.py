@@ -6,7 +6,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from algorithms.losses.prototypes import class_means
+from shoal.algorithms.losses.prototypes import class_means
 
 EPS = 1e-8
 ROWS = 1024

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.protocol import Tree
 
 STATE = "generator"
 

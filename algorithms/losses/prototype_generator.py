@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from algorithms.losses.kept_network import train_kept
-from algorithms.losses.prototypes import unit
-from algorithms.protocol import Tree
+from shoal.algorithms.losses.kept_network import train_kept
+from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.protocol import Tree
 
 
 class PrototypeGenerator(nn.Module):
@@ -51,7 +51,7 @@ def train_generator(
     weight_decay: float,
     seed: int,
 ) -> tuple[Tensor, float]:
-    """Goes on with Adam where the last round stopped; see `algorithms.losses.kept_network`.
+    """Goes on with Adam where the last round stopped; see `shoal.algorithms.losses.kept_network`.
 
     The weight decay is decoupled: in the gradient, Adam would scale it up for the rows of classes without a query, and
     pull these to zero at the full learning rate.

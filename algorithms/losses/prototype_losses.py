@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.losses.prototypes import class_means, direction, unit
+from shoal.algorithms.losses.prototypes import class_means, direction, unit
 
 
 def distances(a_QH: Tensor, b_BH: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.protocol import Tree
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.algorithms.protocol import Tree
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 EPS = 1e-12
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
-from algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
-from algorithms.methods.local import Local
-from algorithms.protocol import How
-from storage.errors import ShoalError
+from shoal.algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from shoal.algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
+from shoal.algorithms.methods.local import Local
+from shoal.algorithms.protocol import How
+from shoal.storage.errors import ShoalError
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
-from algorithms.protocol import How
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from shoal.algorithms.protocol import How
 
 
 @dataclass(frozen=True)

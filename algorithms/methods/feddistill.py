@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from algorithms.base import Client, Output
-from algorithms.losses.distillation import distilled
-from algorithms.methods.class_rows import ClassRows
+from shoal.algorithms.base import Client, Output
+from shoal.algorithms.losses.distillation import distilled
+from shoal.algorithms.methods.shared.class_prototypes import ClassRows
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Algorithm, Client, Context, Given, Term, Trainer, Tree
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.fedgta import FedGTA
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, Client, Context, Given, Term, Trainer, Tree
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA
+from shoal.storage.errors import ShoalError
 
 # Where a client's state holds the parameters that its last training left, `[P]`.
 PREVIOUS = "previous"

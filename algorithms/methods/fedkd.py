@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.building import width_of
-from algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
-from algorithms.losses.distillation import distilled, embedding_distance
-from algorithms.methods.copilot import COPILOT, TaughtRows
-from algorithms.methods.low_rank import compressed, expanded
-from algorithms.protocol import MODEL, How
-from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
-from algorithms.training.together import Outputs, label_loss, train_together
+from shoal.algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
+from shoal.algorithms.losses.distillation import distilled, embedding_distance
+from shoal.algorithms.methods.low_rank import compressed, expanded
+from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
+from shoal.algorithms.models.build import width_of
+from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.training.joint_training import Outputs, label_loss, train_together
+from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 # Where a client's state holds W, and what it and the server hold of the copilot.
 PROJECTION, BASE = "projection", "base"

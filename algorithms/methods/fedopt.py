@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Ask, Context, Steps, Tree
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import How
+from shoal.algorithms.base import Ask, Context, Steps, Tree
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import How
 
 # The second moment v of a change d, from beta2, v and d^2.
 SECOND_MOMENTS: dict[str, Callable[[float, Tensor, Tensor], Tensor]] = {

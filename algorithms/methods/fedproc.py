@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Client, Context, Output, Tree
-from algorithms.losses.prototype_losses import contrast
-from algorithms.methods.averaged_rows import AveragedRows
+from shoal.algorithms.base import Client, Context, Output, Tree
+from shoal.algorithms.losses.prototype_losses import contrast
+from shoal.algorithms.methods.fedavg_with_prototypes import AveragedRows
 
 
 @dataclass(frozen=True)

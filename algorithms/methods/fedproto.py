@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.base import Client, Given, Upload
-from algorithms.methods.aligned import Aligned
-from algorithms.methods.class_rows import ClassRows, training_embeddings
-from algorithms.methods.means_at_once import means_at_once
+from shoal.algorithms.base import Client, Given, Upload
+from shoal.algorithms.methods.fedavg_with_prototypes import AveragedRows
+from shoal.algorithms.methods.shared.batched_class_means import means_at_once
+from shoal.algorithms.methods.shared.class_prototypes import ClassRows, training_embeddings
+from shoal.algorithms.methods.shared.prototype_alignment import Aligned
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,15 @@ class FedProto(Aligned, ClassRows):
         means = means_at_once(clients, w)
         # Counts of the processor: whoever looks at them waits for nobody.
         return {i: self.told(mean, clients[i].data.train_counts) for i, mean in enumerate(means)}
+
+
+@dataclass(frozen=True)
+class FedProtoAveraged(Aligned, AveragedRows):
+    """The FedProto that FGGP compares with: one model, averaged as by FedAvg, beside FedProto's prototypes and loss.
+
+    A client trains on cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see
+    `methods.aligned`. FGGP's code weighs it by 0.01. lam = 0 trains as FedAvg.
+
+    Attributes:
+        lam: Weight of the alignment.
+    """

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from algorithms.base import Given, Output
-from algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.base import Given, Output
+from shoal.algorithms.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)

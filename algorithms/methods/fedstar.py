@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.base import Client, Context, Given, Tree, Upload
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import MODEL
-from storage.errors import ShoalError
+from shoal.algorithms.base import Client, Context, Given, Tree, Upload
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import MODEL
+from shoal.storage.errors import ShoalError
 
 STAR = "star"
 

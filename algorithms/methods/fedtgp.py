@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.base import Ask, Context, Steps, Tree, Upload
-from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
-from algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
-from algorithms.losses.prototypes import pack, row_bytes
-from algorithms.methods.fedproto import FedProto
-from algorithms.protocol import How
+from shoal.algorithms.base import Ask, Context, Steps, Tree, Upload
+from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
+from shoal.algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
+from shoal.algorithms.losses.prototypes import pack, row_bytes
+from shoal.algorithms.methods.fedproto import FedProto
+from shoal.algorithms.protocol import How
 
 
 @dataclass(frozen=True)

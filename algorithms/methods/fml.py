@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from algorithms.base import Client, Given, Trainer, Upload
-from algorithms.losses.distillation import distilled
-from algorithms.methods.copilot import COPILOT, TaughtRows
-from algorithms.protocol import MODEL
-from algorithms.training.together import Outputs, label_loss, train_together, weighted_sum
+from shoal.algorithms.base import Client, Given, Trainer, Upload
+from shoal.algorithms.losses.distillation import distilled
+from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.training.joint_training import Outputs, label_loss, train_together, weighted_sum
 
 
 @dataclass(frozen=True)

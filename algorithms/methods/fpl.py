@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
-from algorithms.losses.alignment import mean_square
-from algorithms.losses.finch import class_clusters
-from algorithms.losses.prototype_losses import contrast
-from algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
-from algorithms.methods.class_rows import training_embeddings
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import How
+from shoal.algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from shoal.algorithms.losses.alignment import mean_square
+from shoal.algorithms.losses.finch import class_clusters
+from shoal.algorithms.losses.prototype_losses import contrast
+from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.class_prototypes import training_embeddings
+from shoal.algorithms.protocol import How
 
 
 @dataclass(frozen=True)

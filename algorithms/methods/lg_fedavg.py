@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Tree, Upload
-from algorithms.context import ModelInfo
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import MODEL
-from storage.errors import ShoalError
+from shoal.algorithms.base import Client, Context, Given, Tree, Upload
+from shoal.algorithms.context import ModelInfo
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import MODEL
+from shoal.storage.errors import ShoalError
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from algorithms.base import Algorithm, Ask, Context, Steps, Tree
+from shoal.algorithms.base import Algorithm, Ask, Context, Steps, Tree
 
 
 @dataclass(frozen=True)
@@ -19,3 +19,14 @@ class Local(Algorithm):
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
         yield Ask("train", up={})
+
+
+@dataclass(frozen=True)
+class Global(Local):
+    """The whole graph with all its edges as one client: the row "Global" of FedGTA's Table 3.
+
+    Trains rounds x epochs on the union of the clients' training nodes, so that it bounds the same task.
+    """
+
+    whole_graph: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = False

@@ -6,8 +6,8 @@ Axes: a matrix is `[A, B]`, its truncation has rank R.
 import torch
 from torch import Tensor
 
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.protocol import Tree
 
 
 def truncated(matrix: Tensor, energy: float) -> Tensor:

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree
-from algorithms.losses.prototypes import direction, unit
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.unlabelled_rows import require_nodes
-from storage.errors import ShoalError
+from shoal.algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree
+from shoal.algorithms.losses.prototypes import direction, unit
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
+from shoal.storage.errors import ShoalError
 
 # Where a client's state holds the parameters that it had after its last training, `[P]`.
 PREVIOUS = "previous"

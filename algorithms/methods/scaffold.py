@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
-from algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.mean_gradient import Form, form_for, recorded, steps_of
-from algorithms.protocol import How
+from shoal.algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
+from shoal.algorithms.protocol import How
 
 # Where a client's state holds its control variate c_i, `[P]`; absent before its first training, when it is zero.
 VARIATE = "variate"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from algorithms.backbones.graph_batch import ItemBatch
-from algorithms.backbones.neighbourhood import Inputs, Neighbourhood, sampled
-from algorithms.client import Client
-from algorithms.protocol import MODEL
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.algorithms.client import Client
+from shoal.algorithms.models.inputs.graph_batch import ItemBatch
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, sampled
+from shoal.algorithms.protocol import MODEL
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inputs]:

@@ -10,14 +10,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from algorithms.altered_graphs import with_other_edges, without_nodes
-from algorithms.backbones.embedded_nodes import embedded_nodes
-from algorithms.backbones.readout import Readout
-from algorithms.losses.contrast import nt_xent
-from algorithms.small_graphs import SmallGraphs
-from storage.errors import ShoalError
-from storage.option_types import CLOSED, Number, Positive, Whole
-from storage.view import View
+from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes
+from shoal.algorithms.losses.contrast import nt_xent
+from shoal.algorithms.models.layers.embedded_nodes import embedded_nodes
+from shoal.algorithms.models.layers.readout import Readout
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import CLOSED, Number, Positive, Whole
+from shoal.storage.store.view import View
 
 
 @dataclass(frozen=True, config=CLOSED)

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.neighbourhood import Inputs
-from algorithms.base import Algorithm, Given, Loss, Term
-from algorithms.client import Client
-from algorithms.client_model import ClientModel
-from algorithms.draws import seed_default
-from algorithms.faults import fault
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL, Tree, moments_key
-from algorithms.train_options import TrainOptions
-from algorithms.training.batches import batches
-from algorithms.training.closed_form.choice import ClosedForm
-from algorithms.training.flat_step import flat_step
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, Given, Loss, Term
+from shoal.algorithms.client import Client
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.method_errors import fault
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.protocol import MODEL, Tree, moments_key
+from shoal.algorithms.rng import seed_default
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.closed_form.choice import ClosedForm
+from shoal.algorithms.training.flat_step import flat_step
+from shoal.storage.errors import ShoalError
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -70,7 +70,7 @@ class LocalTrainer:
     def fit(
         self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:
-        """Trains one of a client's models in place; see `algorithms.base.Trainer`.
+        """Trains one of a client's models in place; see `shoal.algorithms.base.Trainer`.
 
         Raises:
             ShoalError: The loss is NaN or infinite, or the method's loss or term is no scalar to differentiate.

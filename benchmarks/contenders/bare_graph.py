@@ -14,8 +14,8 @@ from graph_models import MODELS
 from graph_weights import Weights
 from task import GraphTask, Turns, read
 
-from storage.store import Store
-from storage.view import Memo, View
+from shoal.storage.store.store import Store
+from shoal.storage.store.view import Memo, View
 
 
 def main() -> None:

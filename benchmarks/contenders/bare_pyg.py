@@ -17,9 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 
-from engine.wire.randomness import key
-from storage.store import Store
-from storage.view import Memo, View
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.store import Store
+from shoal.storage.store.view import Memo, View
 
 
 class Model(nn.Module):

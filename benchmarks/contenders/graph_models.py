@@ -14,7 +14,7 @@ from graph_products import DENSE_FROM, Attention, Matrix, features
 from graph_weights import Weights
 from torch import Tensor
 
-from storage.view import View
+from shoal.storage.store.view import View
 
 Forward = Callable[[], Tensor]
 ALPHA, THETA = 0.1, 0.5

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 # Share of entries that are not zero, from which on the dense product is the faster one.
 DENSE_FROM = 0.3

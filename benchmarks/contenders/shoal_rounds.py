@@ -6,13 +6,13 @@ from pathlib import Path
 
 from task import Rounds, Turns, by_rows, read
 
-from algorithms.protocol import MODEL
-from engine.commands.run import plan_of
-from engine.hosts.sessions import open_session
-from engine.preparing.prepare import prepare
-from engine.settings.config import parse_config
-from engine.wire.job import make_job
-from engine.wire.live import unwatched
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.cluster.sessions import open_session
+from shoal.engine.config.config import parse_config
+from shoal.engine.messages.job import make_job
+from shoal.engine.messages.live import unwatched
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.runs.run import plan_of
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from algorithms.faults import in_words
-from engine.callbacks.callback import Callback, Line, Running
-from engine.settings.number_keys import LOGGERS
-from storage.errors import ShoalError
+from shoal.algorithms.method_errors import in_words
+from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.config.run_identity import LOGGERS
+from shoal.storage.errors import ShoalError
 
 log = logging.getLogger(__name__)
 

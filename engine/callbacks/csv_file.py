@@ -4,9 +4,9 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.callbacks.callback import Callback, Line, Running
-from engine.records.metrics import numbers_of
-from storage.atomic import replacing
+from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.records.metrics import numbers_of
+from shoal.storage.files.atomic import replacing
 
 FILE = "metrics.csv"
 

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from engine.callbacks.callback import Callback, Line, Running
-from engine.records.metrics import numbers_of
-from storage.alike import did_you_mean
-from storage.errors import ShoalError
-from storage.option_types import Number, Positive
+from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.records.metrics import numbers_of
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import Number, Positive
+from shoal.storage.suggestions import did_you_mean
 
 
 @dataclass

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from engine.callbacks.callback import Callback
-from engine.settings.config import Config
-from storage.alike import did_you_mean
-from storage.errors import ShoalError
-from storage.option_types import is_own
-from storage.own_code.option_fields import field_values, require_all
-from storage.own_code.own_code import OwnCode, read_own
-from storage.own_code.traces import in_words
+from shoal.engine.callbacks.callback import Callback
+from shoal.engine.config.config import Config
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_own
+from shoal.storage.suggestions import did_you_mean
+from shoal.storage.user_code.option_fields import field_values, require_all
+from shoal.storage.user_code.tracebacks import in_words
+from shoal.storage.user_code.user_code import OwnCode, read_own
 
 CALLBACKS = {
-    "csv": "engine.callbacks.csv_file:CsvFile",
-    "early_stopping": "engine.callbacks.early_stopping:EarlyStopping",
-    "mlflow": "engine.callbacks.mlflow_run:MLflowRun",
-    "tensorboard": "engine.callbacks.tensorboard:TensorBoard",
-    "wandb": "engine.callbacks.wandb_run:WandbRun",
+    "csv": "shoal.engine.callbacks.csv_file:CsvFile",
+    "early_stopping": "shoal.engine.callbacks.early_stopping:EarlyStopping",
+    "mlflow": "shoal.engine.callbacks.mlflow_run:MLflowRun",
+    "tensorboard": "shoal.engine.callbacks.tensorboard:TensorBoard",
+    "wandb": "shoal.engine.callbacks.wandb_run:WandbRun",
 }
 # Packages that a callback needs and Shoal does not; the extras that bring them have the same names.
 EXTRAS = ("mlflow", "wandb")

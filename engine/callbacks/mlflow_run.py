@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.callbacks.callback import Callback, Line, Running
-from engine.records.metrics import numbers_of
+from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.records.metrics import numbers_of
 
 # What MLflow takes at once, and of one value.
 MOST_PARAMETERS, LONGEST_VALUE = 100, 500

@@ -8,9 +8,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from engine.callbacks.callback import Callback, Line, Running
-from engine.records.summary import chosen, metric_of, weighting_of
-from engine.rounds.domains import DOMAINS
+from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.records.summary import chosen, metric_of, weighting_of
+from shoal.engine.rounds.domains import DOMAINS
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.callbacks.callback import Callback, Line, Running
-from engine.records.metrics import numbers_of
+from shoal.engine.callbacks.callback import Callback, Line, Running
+from shoal.engine.records.metrics import numbers_of
 
 
 @dataclass

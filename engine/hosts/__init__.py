@@ -1,1 +1,1 @@
-"""Who computes, and where: host processes, the pools that share cells among them, Ray."""
+"""A host: a job opened, client visits, batches, results, devices, the write guard."""

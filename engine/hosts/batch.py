@@ -5,18 +5,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from algorithms.backbones.neighbourhood import Inputs
-from algorithms.base import Algorithm, told_for_several
-from algorithms.client import Client
-from algorithms.faults import code_of
-from algorithms.protocol import Upload
-from algorithms.training.like_sized import like_sized
-from algorithms.training.stacked_given import form_of
-from algorithms.training.stacked_inputs import numbers_of_row
-from algorithms.training.stacked_training import StackedTrainer
-from engine.hosts.visit import Visit
-from engine.wire.devices import creating_on
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, told_for_several
+from shoal.algorithms.client import Client
+from shoal.algorithms.method_errors import code_of
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.protocol import Upload
+from shoal.algorithms.training.stacked.like_sized import like_sized
+from shoal.algorithms.training.stacked.stacked_inputs import numbers_of_row
+from shoal.algorithms.training.stacked.stacked_model import form_of
+from shoal.algorithms.training.stacked.stacked_training import StackedTrainer
+from shoal.engine.hosts.visit import Visit
+from shoal.engine.messages.devices import creating_on
+from shoal.storage.errors import ShoalError
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,45 @@
 """What a driver steps through the rounds of a run: a server behind one handle, and hosts kept warm between runs."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from engine.hosts.device import take_device
-from engine.hosts.host import Host
-from engine.hosts.local_pool import LocalPool
-from engine.rounds.client_scores import Columns
-from engine.rounds.schedule import Plan
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.settings.config import Config
-from engine.wire.job import Job
-from engine.wire.live import Watch
-from storage.errors import ShoalError
+from shoal.algorithms.protocol import Tree
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.device import take_device
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.job import Job
+from shoal.engine.messages.live import Watch
+from shoal.engine.rounds.evaluation import Columns
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
+
+
+class LocalPool:
+    """One host in this process."""
+
+    retried = 0
+    transfer = 0.0
+    hosts = (1, 1)
+
+    def __init__(self, host: Host, job: Job) -> None:
+        """Opens the job on the host."""
+        host.open(job)
+        self._host, self._job = host, job
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        """Runs the cells in their order."""
+        for position, outcome in enumerate(self._host.run_cells(self._job.id, cells, shared)):
+            assert outcome is not None
+            yield position, outcome
+
+    def events(self) -> list[str]:
+        """Nothing: this process cannot outlive itself."""
+        return []
 
 
 class ServerLost(Exception):

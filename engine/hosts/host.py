@@ -9,25 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.protocol import Tree, Upload
-from algorithms.training.local_training import finite_loss
-from engine.hosts.batch import Batched, Trained, in_one_line, train_batches, with_uploads
-from engine.hosts.device import DeviceLost, cache_bytes, lost, take_device
-from engine.hosts.left import Left, on_processor
-from engine.hosts.memory import keep_freed_memory
-from engine.hosts.next_cell import NextCell
-from engine.hosts.opened_job import OpenedJob
-from engine.hosts.read_only import MethodWrites, ReadOnly, require_unwritten
-from engine.hosts.scored import Scored
-from engine.hosts.visit import Visit
-from engine.rounds.reduction import reduce_cell, upload_bytes
-from engine.rounds.soundness import require_sound
-from engine.wire.bundle import sent
-from engine.wire.cell import Cell, Outcome
-from engine.wire.devices import copied
-from engine.wire.job import Job
-from storage.errors import ShoalError
-from storage.view import Memo
+from shoal.algorithms.protocol import Tree, Upload
+from shoal.algorithms.training.local_training import finite_loss
+from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches, with_uploads
+from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
+from shoal.engine.hosts.job_context import OpenedJob
+from shoal.engine.hosts.results import Left, on_processor
+from shoal.engine.hosts.scored import Scored
+from shoal.engine.hosts.transfer import NextCell, sent
+from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.write_guard import MethodWrites, ReadOnly, require_unwritten
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.devices import copied
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.protocol_checks import require_sound
+from shoal.engine.rounds.reduction import reduce_cell, upload_bytes
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import Memo
 
 # Bytes on a device that clients of a cell may leave behind before they are fetched.
 MOST_LEFT = 2**28

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.backbones.building import name_of
-from algorithms.base import Algorithm
-from algorithms.client import Client
-from algorithms.padding import padded
-from algorithms.training.like_sized import like_sized
-from algorithms.training.stacked_inputs import numbers_of_row, stacked_inputs
-from algorithms.training.stacked_model import evaluated, outputs
-from engine.rounds.counts_at_once import Predicted, counts_at_once
-from engine.rounds.scoring import PARTS, class_label
-from storage.sparse_matrix import SparseMatrix
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client
+from shoal.algorithms.models.build import name_of
+from shoal.algorithms.training.stacked.like_sized import like_sized
+from shoal.algorithms.training.stacked.stacked_inputs import numbers_of_row, padded, stacked_inputs
+from shoal.algorithms.training.stacked.stacked_model import evaluated, outputs
+from shoal.engine.hosts.counts_at_once import Predicted, counts_at_once
+from shoal.engine.rounds.scoring import PARTS, class_label
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Of hops that a pass reads, in float32: 256 MB.
 NUMBERS_OF_A_PASS = 2**26

@@ -5,22 +5,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from algorithms.base import Algorithm, Given
-from algorithms.client import Client, random_of
-from algorithms.client_model import ClientModel
-from algorithms.faults import code_of
-from algorithms.protocol import MODEL, Tree, Upload, parameters_key
-from engine.hosts.opened_job import OpenedJob
-from engine.hosts.read_only import ReadOnly, require_unwritten
-from engine.hosts.scored import Held, Scored, may_wait
-from engine.rounds.counts_at_once import predicted
-from engine.rounds.domains import score_graph
-from engine.rounds.metric import ACCURACY
-from engine.rounds.scoring import score
-from engine.rounds.soundness import told_loss
-from engine.rounds.upload_form import require_form, require_state
-from engine.wire.cell import Cell
-from engine.wire.devices import CPU, copied, creating_on, moved
+from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.method_errors import code_of
+from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
+from shoal.engine.hosts.counts_at_once import predicted
+from shoal.engine.hosts.job_context import OpenedJob
+from shoal.engine.hosts.scored import Held, Scored, may_wait
+from shoal.engine.hosts.write_guard import ReadOnly, require_unwritten
+from shoal.engine.messages.cell import Cell
+from shoal.engine.messages.devices import CPU, copied, creating_on, moved
+from shoal.engine.rounds.domains import score_graph
+from shoal.engine.rounds.protocol_checks import require_form, require_state, told_loss
+from shoal.engine.rounds.scoring import ACCURACY, score
 
 
 class Visit:
@@ -98,7 +96,7 @@ class Visit:
         return replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
 
     def score(self) -> np.ndarray:
-        """Counts of the client's predictions; see `engine.rounds.scoring`, of a whole graph `engine.rounds.domains`."""
+        """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
         count = score_graph if self._opened.job.is_graph(self._id) else score
         given = self._given_to_score() if self._cell.score_with else self.given
         with creating_on(self._opened.device):
@@ -111,7 +109,7 @@ class Visit:
         return opened.device.type != "cpu" and opened.job.metric == ACCURACY and not opened.job.is_graph(self._id)
 
     def score_later(self) -> Scored:
-        """What the client predicts, or what that needs: for `engine.hosts.scored`."""
+        """What the client predicts, or what that needs: for `shoal.engine.hosts.scored`."""
         algorithm = self._opened.algorithm
         given = self._given_to_score() if self._cell.score_with else self.given
         client = self.scored

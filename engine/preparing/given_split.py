@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.errors import ShoalError
-from storage.split import random_split, to_codes
-from storage.split_file import read_split_file
-from storage.split_options import SplitOptions
-from storage.store import Store
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.split import SplitOptions, read_split_file
+from shoal.storage.store.split import random_split, to_codes
+from shoal.storage.store.store import Store
 
 
 def given_codes(

@@ -6,16 +6,16 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from engine.hosts.cluster import connect
-from engine.settings.config import Config
-from storage.arrow_file import FileRecord
-from storage.bounds import Limits
-from storage.errors import ShoalError
-from storage.hops import hop_memory, write_hops
-from storage.kernel import Kernel
-from storage.manifest import ClientRecord
-from storage.shard import open_shard
-from storage.store import hops_path, shard_path
+from shoal.engine.cluster.cluster import connect
+from shoal.engine.config.config import Config
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.store.arrow_file import FileRecord
+from shoal.storage.store.bounds import Limits
+from shoal.storage.store.hops import hop_memory, write_hops
+from shoal.storage.store.manifest import ClientRecord
+from shoal.storage.store.shard import open_shard
+from shoal.storage.store.store import hops_path, shard_path
 
 RETRIES = 3
 

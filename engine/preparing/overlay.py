@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from engine.screen.progress import say
-from engine.settings.config import Config
-from engine.settings.number_keys import fingerprint_of
-from storage.disk import writing
-from storage.errors import ShoalError
-from storage.manifest import NAME, Manifest, read_manifest
-from storage.store import hops_path, shard_path, split_path, stores_below
+from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import fingerprint_of
+from shoal.engine.screen.progress import say
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.disk import writing
+from shoal.storage.store.manifest import NAME, Manifest, read_manifest
+from shoal.storage.store.store import hops_path, shard_path, split_path, stores_below
 
 ROOT = "~/.cache/shoal/overlays"
 

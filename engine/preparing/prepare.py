@@ -7,37 +7,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
-from engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
-from engine.preparing.store_builder import LazyGraph, StoreBuilder
-from engine.preparing.training_store import TrainingBuilder, made_from
-from engine.preparing.weights_used import require_weights_used
-from engine.records.inputs import contents, differences
-from engine.screen.progress import watch
-from engine.settings.config import Config
-from engine.settings.number_keys import fingerprint_of, flatten
-from engine.settings.sizes import size
-from partition.own import own_partitioner
-from partition.partitioning import require_divides_graphs, require_enough_nodes
-from storage.alike import did_you_mean
-from storage.dataset_names import may_be_sparse
-from storage.datasets.domains import joined_name
-from storage.datasets.loading import classes_ahead, fingerprint, items_ahead, labels_ahead, load_all, published_contents
-from storage.datasets.source import DataSource, data_root
-from storage.disk import writing
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.hops import hops_bytes
-from storage.kernel import Kernel
-from storage.layout import require_possible
-from storage.manifest import FORMAT, NAME, Manifest
-from storage.option_types import checked, is_own, quoted
-from storage.own_code.own_code import read_own
-from storage.sparsity_options import Sparsity
-from storage.split_file import read_split_file
-from storage.split_options import SplitOptions
-from storage.store import DOMAINS, WHOLE, Store, training_path
-from storage.watch import watched_by
+from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.config.sizes import size
+from shoal.engine.preparing.edge_weight_checks import require_weights_used
+from shoal.engine.preparing.overlay import additions_go_elsewhere, overlaid, overlay_path
+from shoal.engine.preparing.store_builder import LazyGraph, StoreBuilder
+from shoal.engine.preparing.store_steps import hops_on_disk, shards_on_disk, split_on_disk
+from shoal.engine.preparing.training_store import TrainingBuilder, made_from
+from shoal.engine.records.inputs import contents, differences
+from shoal.engine.screen.progress import watch
+from shoal.partition.methods.user_partitioner import own_partitioner
+from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
+from shoal.storage.datasets.domains import joined_name
+from shoal.storage.datasets.registry import (
+    classes_ahead,
+    fingerprint,
+    items_ahead,
+    labels_ahead,
+    load_all,
+    published_contents,
+)
+from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.disk import writing
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.layout import require_possible
+from shoal.storage.options.dataset_names import may_be_sparse
+from shoal.storage.options.masking import Sparsity
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.split import SplitOptions, read_split_file
+from shoal.storage.options.types import checked, is_own, quoted
+from shoal.storage.progress import watched_by
+from shoal.storage.store.hops import hops_bytes
+from shoal.storage.store.manifest import FORMAT, NAME, Manifest
+from shoal.storage.store.store import DOMAINS, WHOLE, Store, training_path
+from shoal.storage.suggestions import did_you_mean
+from shoal.storage.user_code.user_code import read_own
 
 OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made", "edge_weights")
 
@@ -95,8 +101,8 @@ def read_graph(config: Config) -> Graph:
     """The graph of a config, or its graphs behind one another.
 
     Raises:
-        ShoalError: As for `storage.datasets.load_all`, its labels are not what the config's task and metric are about,
-            or what its edges weigh would be of no use.
+        ShoalError: As for `shoal.storage.datasets.registry.load_all`, its labels are not what the config's task and
+            metric are about, or what its edges weigh would be of no use.
     """
     graph = load_all(sources(config))
     require_task(config, graph.name, graph.item_name)

@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 
-from engine.preparing.given_split import codes_of_clients, given_codes
-from engine.preparing.store_steps import StoreSteps
-from engine.screen.progress import progress, say
-from engine.settings.config import Config
-from partition.cover import NOBODY
-from partition.domains import first_clients
-from partition.options import PartitionOptions
-from partition.partitioning import partition
-from partition.quality import quality
-from partition.workspace import Workspace
-from storage.arrow_file import FileRecord, record_of
-from storage.atomic import replacing
-from storage.datasets.domains import domain_of_nodes
-from storage.datasets.source import DataSource
-from storage.disk import require_disk
-from storage.edge_weights import weights_among
-from storage.errors import ShoalError
-from storage.gather import gathered
-from storage.graph import Graph
-from storage.held_out_edges import draw_pairs, require_room, union_of, without_held_out
-from storage.induced import Induced, kept_entries
-from storage.layout import chosen_layout, stored_bytes
-from storage.manifest import ClientRecord, DomainRecord, Manifest, SplitRecord
-from storage.pairs import LABELS, OF_PAIR, Pairs
-from storage.rows import Rows, entries_of
-from storage.shard import write_shard
-from storage.sparsity import masks, without_edges, without_features, without_labels
-from storage.split import (
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.given_split import codes_of_clients, given_codes
+from shoal.engine.preparing.store_steps import StoreSteps
+from shoal.engine.screen.progress import progress, say
+from shoal.partition.domains import first_clients
+from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.workspace import Workspace
+from shoal.partition.partitioning import partition
+from shoal.partition.quality import quality
+from shoal.storage.datasets.domains import domain_of_nodes
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+from shoal.storage.files.disk import require_disk
+from shoal.storage.graph.edge_weights import weights_among
+from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.induced import Induced, kept_entries
+from shoal.storage.graph.layout import chosen_layout, stored_bytes
+from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
+from shoal.storage.graph.rows import Rows, entries_of
+from shoal.storage.store.arrow_file import FileRecord, record_of
+from shoal.storage.store.held_out_edges import draw_pairs, require_room, union_of, without_held_out
+from shoal.storage.store.manifest import ClientRecord, DomainRecord, Manifest, SplitRecord
+from shoal.storage.store.masking import masks, without_edges, without_features, without_labels
+from shoal.storage.store.shard import write_shard
+from shoal.storage.store.split import (
     Split,
     SplitOptions,
     from_codes,
@@ -45,7 +45,7 @@ from storage.split import (
     random_split,
     write_split,
 )
-from storage.store import DOMAINS, Store, shard_path, split_path
+from shoal.storage.store.store import DOMAINS, Store, shard_path, split_path
 
 ASSIGNMENT = Path("assignment.npy")
 

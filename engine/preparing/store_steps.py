@@ -3,25 +3,48 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.preparing.on_disk import hops_on_disk, shards_on_disk, split_on_disk
-from engine.screen.progress import progress, say
-from engine.settings.config import Config
-from storage.arrow_file import FileRecord
-from storage.disk import require_disk
-from storage.errors import ShoalError
-from storage.hops import hops_bytes, labelled_and_neighbours, write_hops
-from storage.kernel import Kernel
-from storage.manifest import NAME, ClientRecord, Manifest, SplitRecord
-from storage.rows import CsrRows
-from storage.shard import open_shard
-from storage.split_options import SplitOptions
-from storage.store import Store, hops_path, shard_path
-from storage.writer import StoreWriter
+from shoal.engine.config.config import Config
+from shoal.engine.screen.progress import progress, say
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.disk import require_disk
+from shoal.storage.graph.rows import CsrRows
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.split import SplitOptions
+from shoal.storage.store.arrow_file import FileRecord
+from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
+from shoal.storage.store.manifest import NAME, ClientRecord, Manifest, SplitRecord
+from shoal.storage.store.shard import open_shard
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path
+from shoal.storage.store.writer import StoreWriter
+
+
+def shards_on_disk(path: Path, manifest: Manifest) -> bool:
+    """Whether every shard of a manifest is on disk."""
+    return _all_exist(path, shard_path, [client.file for client in manifest.clients])
+
+
+def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
+    """Whether a split was made, and is on disk."""
+    record = manifest.splits.get(split.split_name)
+    return record is not None and _all_exist(path, partial(split_path, split.split_name), record.files)
+
+
+def hops_on_disk(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
+    """Whether hops were made, and are on disk."""
+    records = manifest.hops.get(kernel.name)
+    return not kernel.stored or (records is not None and _all_exist(path, partial(hops_path, kernel.name), records))
+
+
+def _all_exist(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
+    """Whether all files of one kind exist; a deleted one is made again. Whether they are sound is for `verify`."""
+    return all((store / place(client)).exists() for client in range(len(records)))
+
 
 # Hops of so many bytes are worth the start of a cluster.
 CLUSTER_BYTES = 1 << 30
@@ -98,7 +121,7 @@ class StoreSteps(ABC):
         made = self._hops_here(shards, missing, kernel)
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
             # A prepare in one process needs no Ray.
-            from engine.preparing.hop_tasks import hops_on_cluster
+            from shoal.engine.preparing.hop_tasks import hops_on_cluster
 
             made = hops_on_cluster(self.config, self.path, missing, manifest.limits, kernel)
         count = len(manifest.clients)

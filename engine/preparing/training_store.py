@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from engine.preparing.store_steps import StoreSteps
-from engine.screen.progress import progress, say
-from engine.settings.config import Config
-from storage.arrow_file import FileRecord
-from storage.disk import require_disk
-from storage.edge_weights import weights_among
-from storage.manifest import Manifest, SplitRecord
-from storage.shard import write_training_shard
-from storage.split import Split, write_split
-from storage.split_options import SplitOptions
-from storage.store import TRAINING, Store, shard_path, split_path, training_path
-from storage.training_graph import training_graph
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.store_steps import StoreSteps
+from shoal.engine.screen.progress import progress, say
+from shoal.storage.files.disk import require_disk
+from shoal.storage.graph.edge_weights import weights_among
+from shoal.storage.options.split import SplitOptions
+from shoal.storage.store.arrow_file import FileRecord
+from shoal.storage.store.manifest import Manifest, SplitRecord
+from shoal.storage.store.shard import write_training_shard
+from shoal.storage.store.split import Split, write_split
+from shoal.storage.store.store import TRAINING, Store, shard_path, split_path, training_path
+from shoal.storage.store.training_graph import training_graph
 
 
 def made_from(clients: Store, split: str) -> dict[str, Any]:

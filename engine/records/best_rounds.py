@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.records import checkpoint
-from engine.records.checkpoint import Checkpoint
-from engine.records.summary import chosen
-from storage.errors import ShoalError
+from shoal.engine.records import checkpoint
+from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.summary import chosen
+from shoal.storage.errors import ShoalError
 
 BEST = "best"
 

@@ -14,12 +14,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine.records.metrics import METRICS
-from engine.records.tensors_file import write_tensors
-from engine.rounds.state import FederationState
-from storage.digest import digest
-from storage.errors import ShoalError
-from storage.sealed import sealed, unsealed
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.tensors_file import write_tensors
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.digest import digest
 
 log = logging.getLogger(__name__)
 FORMAT = 3
@@ -34,8 +34,8 @@ class Checkpoint:
 
     Attributes:
         state: The federation after a committed round.
-        environment: Of the process that wrote it; see `engine.records.environment`.
-        inputs: Digests of what the run reads; see `engine.records.inputs`.
+        environment: Of the process that wrote it; see `shoal.engine.messages.environment`.
+        inputs: Digests of what the run reads; see `shoal.engine.records.inputs`.
         metrics: Lines of metrics.jsonl up to this round.
         passed_over: A line for each newer checkpoint that cannot be used.
     """

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from engine.records.metrics import write_whole
-from storage.atomic import cannot_write
-from storage.errors import ShoalError
+from shoal.engine.records.metrics import write_whole
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write
 
 CLIENT_SCORES = "clients.arrows"
 # What reading a batch may raise that a kill cut off, or that was damaged.
@@ -32,7 +32,7 @@ class ClientScores:
 
         Args:
             number: The round.
-            columns: As `engine.rounds.client_scores` gives them.
+            columns: As `shoal.engine.rounds.evaluation` gives them.
 
         Raises:
             ShoalError: The file cannot be written: it then is as before.

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from algorithms.methods.loading import describe
-from engine.settings.config import Config
-from engine.settings.number_keys import steering
-from engine.settings.own_names import read_all
-from engine.settings.sections import DataConfig
-from storage.datasets import files
-from storage.digest import input_digest, text_digest
-from storage.errors import ShoalError
-from storage.option_types import is_own
-from storage.own_code.own_code import read_own
+from shoal.algorithms.methods.registry.load import describe
+from shoal.engine.config.config import Config
+from shoal.engine.config.names import read_all
+from shoal.engine.config.run_identity import steering
+from shoal.engine.config.sections import DataConfig
+from shoal.storage.datasets.user import files
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.digest import input_digest, text_digest
+from shoal.storage.options.types import is_own
+from shoal.storage.user_code.user_code import read_own
 
 # The names under which the contents of the prepared stores are kept beside those of files.
 STORE = "the prepared store"

@@ -3,14 +3,20 @@
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.settings.number_keys import flatten
-from storage.atomic import cannot_write, replacing
-from storage.errors import ShoalError
-from storage.sealed import sealed, unsealed
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from shoal.algorithms.protocol import Tree
+from shoal.engine.config.run_identity import flatten
+from shoal.engine.records.tensors_file import write_tensors
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write, replacing
+from shoal.storage.files.checksummed_json import sealed, unsealed
 
 METRICS = "metrics.jsonl"
 SCOPES = "scopes."
@@ -149,3 +155,38 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                 f"{path}: line {number} {fault}; --resume rebuilds it from a checkpoint, --fresh starts over"
             ) from None
     return result
+
+
+RECORDS = "records"
+
+
+def write_records(run: Path, number: int, records: Tree) -> None:
+    """Writes what was recorded of a round.
+
+    Raises:
+        ShoalError: The file cannot be written.
+    """
+    with replacing(run / RECORDS / f"round-{number:06d}.safetensors") as unfinished:
+        write_tensors(unfinished, records)
+
+
+def recorded_rounds(run: Path) -> list[int]:
+    """Rounds with records, ascending."""
+    folder = run / RECORDS
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(name[6:-12]) for name in names if re.fullmatch(r"round-\d{6,18}\.safetensors", name))
+
+
+def read_records(run: Path, number: int) -> Tree:
+    """What was recorded of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
+    clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
+
+    Raises:
+        ShoalError: The file is damaged.
+    """
+    path = run / RECORDS / f"round-{number:06d}.safetensors"
+    try:
+        found: Tree = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ShoalError(f"{path}: cannot be read ({error}); remove it, and the report is without that round") from None
+    return found

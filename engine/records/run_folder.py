@@ -11,20 +11,19 @@ from typing import Any
 
 import yaml
 
-from engine.records import checkpoint
-from engine.records.best_rounds import BEST
-from engine.records.client_scores import CLIENT_SCORES, ClientScores
-from engine.records.inputs import contents, differences
-from engine.records.metrics import METRICS, Metrics
-from engine.records.round_records import RECORDS
-from engine.settings.config import Config
-from engine.settings.kept_config import with_seal
-from engine.settings.number_keys import ARITHMETIC, fingerprint_of, number_keys
-from engine.settings.own_names import CODE, kept_name, read_all, renamed
-from storage.atomic import present, replacing
-from storage.errors import ShoalError
-from storage.own_code.own_code import OwnCode, path_of
-from storage.sealed import sealed, unsealed
+from shoal.engine.config.config import Config
+from shoal.engine.config.config_text import with_seal
+from shoal.engine.config.names import CODE, kept_name, read_all, renamed
+from shoal.engine.config.run_identity import ARITHMETIC, fingerprint_of, number_keys
+from shoal.engine.records import checkpoint
+from shoal.engine.records.best_rounds import BEST
+from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
+from shoal.engine.records.inputs import contents, differences
+from shoal.engine.records.metrics import METRICS, RECORDS, Metrics
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import present, replacing
+from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.user_code.user_code import OwnCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
 # What callbacks and `shoal export` write.

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from engine.records.environment import environment
-from engine.rounds.domains import BOTH, DOMAINS
-from engine.rounds.metric import ACCURACY, RANKINGS
-from storage.manifest import Manifest
+from shoal.engine.messages.environment import environment
+from shoal.engine.rounds.domains import BOTH, DOMAINS
+from shoal.engine.rounds.scoring import ACCURACY, RANKINGS
+from shoal.storage.store.manifest import Manifest
 
 PARTS = ("train", "upload", "evaluate", "aggregate", "transfer", "wait")
 

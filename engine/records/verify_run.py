@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.records import best_rounds, checkpoint
-from engine.records.client_scores import CLIENT_SCORES, mean_scores
-from engine.records.metrics import METRICS, read_metrics
-from engine.records.run_folder import CHECKPOINTS, CONFIG, SUMMARY, finished, read_summary, started
-from engine.rounds.domains import DOMAINS
-from engine.settings.config import load_config
-from engine.settings.kept_config import require_as_kept
-from storage.atomic import present
-from storage.errors import ShoalError
+from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import require_as_kept
+from shoal.engine.records import best_rounds, checkpoint
+from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import CHECKPOINTS, CONFIG, SUMMARY, finished, read_summary, started
+from shoal.engine.rounds.domains import DOMAINS
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import present
 
 
 def is_run(path: Path) -> bool:

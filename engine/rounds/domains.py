@@ -6,12 +6,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from algorithms.base import Algorithm, Given
-from algorithms.client import Client, ClientInfo
-from engine.rounds.metric import ACCURACY, AVERAGE_PRECISION, ranks
-from engine.rounds.ranking import mean_auc, twice_wins
-from engine.rounds.scoring import CORRECT, KINDS, PARTS, SUPPORT, counted, macro_f1, scores_of, summarize
-from storage.manifest import DomainRecord
+from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.engine.rounds.scoring import (
+    ACCURACY,
+    AVERAGE_PRECISION,
+    CORRECT,
+    KINDS,
+    PARTS,
+    SUPPORT,
+    counted,
+    macro_f1,
+    mean_auc,
+    ranks,
+    scores_of,
+    summarize,
+    twice_wins,
+)
+from shoal.storage.store.manifest import DomainRecord
 
 # The scope, and its parts: validation and test rows together are what some papers score.
 DOMAINS, BOTH = "domains", "both"

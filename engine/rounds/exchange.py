@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from algorithms.client import ClientInfo
-from algorithms.protocol import Ask, Replies, Tree
-from engine.rounds.metering import Meter
-from engine.rounds.pool import Pool
-from engine.rounds.reduction import Sums, combine
-from engine.rounds.state import FederationState
-from engine.wire.cell import Cell, Outcome, evaluation_cell, form_cells
-from storage.errors import ShoalError
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.protocol import Ask, Replies, Tree
+from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell, form_cells
+from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.reduction import Sums, combine
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
 
 
 class Exchange:
@@ -35,7 +35,7 @@ class Exchange:
 
         Args:
             infos: Sizes of all clients, and of whole graphs that are evaluated.
-            cell_size: Clients of a cell, see `engine.wire.cell.form_cells`.
+            cell_size: Clients of a cell, see `shoal.engine.messages.cell.form_cells`.
             pool: Where cells run.
             before: The state that the round started from.
             draft: A copy that the round changes.

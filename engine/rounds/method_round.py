@@ -7,15 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Context, Steps
-from algorithms.faults import Malformed, code_of, yield_place
-from algorithms.protocol import Ask, Mix, Replies
-from engine.rounds.exchange import Exchange
-from engine.rounds.mixing import Mixer
-from engine.rounds.soundness import require_finite
-from engine.rounds.steps import require_generator, require_step, require_tree
-from engine.wire.devices import CPU, creating_on, moved
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, Context, Steps
+from shoal.algorithms.method_errors import Malformed, code_of, yield_place
+from shoal.algorithms.protocol import Ask, Mix, Replies
+from shoal.engine.messages.devices import CPU, creating_on, moved
+from shoal.engine.rounds.exchange import Exchange
+from shoal.engine.rounds.mixing import Mixer
+from shoal.engine.rounds.protocol_checks import require_finite, require_generator, require_step, require_tree
+from shoal.storage.errors import ShoalError
 
 
 class MethodRound:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from algorithms.protocol import Mix, Tree
-from engine.rounds.metering import Meter
-from engine.rounds.soundness import require_finite
-from engine.rounds.state import FederationState
-from storage.errors import ShoalError
+from shoal.algorithms.protocol import Mix, Tree
+from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.protocol_checks import require_finite
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
 
 COLUMNS_AT_A_TIME = 2**20
 

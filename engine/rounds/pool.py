@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from algorithms.protocol import Tree
-from engine.wire.cell import Cell, Outcome
+from shoal.algorithms.protocol import Tree
+from shoal.engine.messages.cell import Cell, Outcome
 
 
 class Pool(Protocol):

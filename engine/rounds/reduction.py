@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from algorithms.protocol import How, Replies, Tree, Upload
-from engine.rounds.soundness import counted
-from engine.wire.cell import Outcome
-from storage.errors import ShoalError
+from shoal.algorithms.protocol import How, Replies, Tree, Upload
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.rounds.protocol_checks import counted
+from shoal.storage.errors import ShoalError
 
 
 def tree_bytes(tree: Tree) -> int:

@@ -1,17 +1,145 @@
 """From predictions to the numbers of a table: counts per client and class, summed up in several weightings."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from algorithms.base import Algorithm, Given
-from algorithms.client import Client
-from algorithms.faults import Malformed, code_of
-from engine.rounds.metric import ACCURACY, over_clients, ranked, ranks
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.client import Client
+from shoal.algorithms.method_errors import Malformed, code_of
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
+
+
+def twice_wins(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
+    """Twice the Mann-Whitney U of every class against all others, int64 `[C]`: exact areas, in whole numbers.
+
+    Of all pairs of a row of the class and another row, one whose first row is more probably of the class counts 2, a
+    tie counts 1. Rows are compared by the logit of the class's softmax probability p in float64,
+    log p - log(1 - p) = s_c - log sum_{j != c} exp(s_j): the order of p, without its rounding near 0 and 1.
+
+    Args:
+        scores_NC: Scores of N rows, the largest of each finite.
+        label_N: Their classes, int64.
+    """
+    twice_C = np.zeros(scores_NC.shape[1], dtype=np.int64)
+    for c, margin_N, own_N in _margins(scores_NC, label_N):
+        above, below = margin_N[own_N], np.sort(margin_N[~own_N])
+        twice_C[c] = np.searchsorted(below, above, "left").sum() + np.searchsorted(below, above, "right").sum()
+    return twice_C
+
+
+def average_precisions(scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
+    """Average precision of every class against all others, float64 `[C]`; 0 where all rows are of it, or none.
+
+    AP = sum_k (R_k - R_{k-1}) P_k over the distinct margins of rows (as for `twice_wins`) from the highest down, where
+    P_k is the share of the class among rows down to the k-th margin and R_k the share of its rows that are among them.
+    Rows that tie come together, as in scikit-learn's `average_precision_score`. The sum is rounded once, so that it
+    has the same bits everywhere.
+
+    Args:
+        scores_NC: Scores of N rows, the largest of each finite.
+        label_N: Their classes, int64.
+    """
+    average_C = np.zeros(scores_NC.shape[1])
+    for c, margin_N, own_N in _margins(scores_NC, label_N):
+        order = np.argsort(margin_N)[::-1]
+        falling_N, found_N = margin_N[order], np.cumsum(own_N[order])
+        last_K = np.flatnonzero(np.append(falling_N[1:] != falling_N[:-1], True))
+        found_K = found_N[last_K]
+        average_C[c] = math.fsum(np.diff(found_K, prepend=0) * (found_K / (last_K + 1))) / int(found_K[-1])
+    return average_C
+
+
+def mean_auc(support_C: np.ndarray, twice_C: np.ndarray) -> float | None:
+    """Mean over classes of the area under the ROC curve of the class against all others (Hanley & McNeil, 1982).
+
+    Args:
+        support_C: Rows of every class, int64.
+        twice_C: What `twice_wins` gave.
+
+    Returns:
+        Over the classes that some rows are of and some are not; None if there is none.
+    """
+    pairs_C = support_C * (support_C.sum() - support_C)
+    ranked = pairs_C > 0
+    return float((twice_C[ranked] / (2 * pairs_C[ranked])).mean()) if ranked.any() else None
+
+
+def _margins(scores_NC: Tensor, label_N: Tensor) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Every class that some rows are of and some are not, with rows' margins, float64 `[N]`, and which are of it."""
+    scores_NC, label = scores_NC.detach().double().cpu(), label_N.cpu().numpy()
+    classes = scores_NC.shape[1]
+    positive_C = np.bincount(label, minlength=classes)
+    for c in np.flatnonzero((positive_C > 0) & (positive_C < len(label))).tolist():
+        others_NC = scores_NC[:, [j for j in range(classes) if j != c]]
+        yield c, (scores_NC[:, c] - others_NC.logsumexp(1)).numpy(), label == c
+
+
+ACCURACY, ROC_AUC, AVERAGE_PRECISION = "accuracy", "roc_auc", "average_precision"
+# What is ranked, and how tables call it.
+RANKINGS = {ROC_AUC: "ROC-AUC", AVERAGE_PRECISION: "average precision"}
+
+
+def ranks(metric: str, scores_NC: Tensor, label_N: Tensor) -> np.ndarray:
+    """What is kept of the scores of a part, int64 `[C]`: what `twice_wins` gives, or the bits of `average_precisions`.
+
+    Args:
+        metric: `roc_auc` or `average_precision`.
+        scores_NC: Scores of N rows, the largest of each finite.
+        label_N: Their classes, int64.
+    """
+    if metric == ROC_AUC:
+        return twice_wins(scores_NC, label_N)
+    return average_precisions(scores_NC, label_N).view(np.int64)
+
+
+def ranked(metric: str, support_B2: np.ndarray, ranks_B2: np.ndarray) -> np.ndarray:
+    """The metric of every client, float64 `[B]`; NaN where not both classes occur.
+
+    Args:
+        metric: `roc_auc` or `average_precision`.
+        support_B2: Rows of class 0 and 1, int64 `[B, 2]`.
+        ranks_B2: What `ranks` gave, int64 `[B, 2]`.
+    """
+    pairs_B = support_B2[:, 0] * support_B2[:, 1]
+    if metric == ROC_AUC:
+        value_B = ranks_B2[:, 1] / np.maximum(2 * pairs_B, 1)
+    else:
+        value_B = ranks_B2[:, 1].copy().view(np.float64)
+    return np.where(pairs_B > 0, value_B, np.nan)
+
+
+def over_clients(value_B: np.ndarray, items_B: np.ndarray, rows_B: np.ndarray) -> dict[str, float | int | None]:
+    """Weightings of a metric over the clients at which it is defined; None where it is at none.
+
+    Args:
+        value_B: Of every client, float64 `[B]`; NaN where it is not defined.
+        items_B: How many items every client has, int64 `[B]`.
+        rows_B: Rows of the part, int64 `[B]`.
+
+    Returns:
+        Weighted by all items (`nodes`), by evaluated rows (`rows`), the plain mean (`clients`), minimum, median,
+        maximum, and the number of these clients (`ranked`).
+    """
+    defined = ~np.isnan(value_B)
+    value, items, rows = value_B[defined], items_B[defined], rows_B[defined]
+    if not len(value):
+        return {**dict.fromkeys(("nodes", "rows", "clients", "min", "median", "max")), "ranked": 0}
+    return {
+        "nodes": float((items * value).sum() / items.sum()),
+        "rows": float((rows * value).sum() / rows.sum()),
+        "clients": float(value.mean()),
+        "min": float(value.min()),
+        "median": float(np.median(value)),
+        "max": float(value.max()),
+        "ranked": len(value),
+    }
+
 
 PARTS = ("val", "test")
 SUPPORT, PREDICTED, CORRECT = range(3)

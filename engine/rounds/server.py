@@ -5,26 +5,25 @@ from typing import Any
 
 import torch
 
-from algorithms.base import Algorithm, Context
-from algorithms.faults import Malformed, code_of
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL, Tree
-from engine.rounds.client_scores import Columns, client_scores
-from engine.rounds.domains import Domains
-from engine.rounds.evaluation import Evaluator, newest
-from engine.rounds.exchange import Exchange
-from engine.rounds.metering import Meter
-from engine.rounds.method_round import MethodRound
-from engine.rounds.mixing import Mixer
-from engine.rounds.pool import Pool
-from engine.rounds.schedule import Plan, Schedule
-from engine.rounds.state import FederationState
-from engine.rounds.steps import noted, require_tree
-from engine.wire.devices import CPU, creating_on, moved
-from engine.wire.job import Job
-from engine.wire.live import Watch, unwatched
-from engine.wire.models import kind_of
-from engine.wire.randomness import key
+from shoal.algorithms.base import Algorithm, Context
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.method_errors import Malformed, code_of
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.engine.messages.devices import CPU, creating_on, moved
+from shoal.engine.messages.job import Job
+from shoal.engine.messages.live import Watch, unwatched
+from shoal.engine.messages.models import kind_of
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.domains import Domains
+from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
+from shoal.engine.rounds.exchange import Exchange
+from shoal.engine.rounds.method_round import MethodRound
+from shoal.engine.rounds.mixing import Mixer
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.protocol_checks import noted, require_tree
+from shoal.engine.rounds.sampling import Plan, Schedule
+from shoal.engine.rounds.state import FederationState
 
 
 class Server:
@@ -120,7 +119,7 @@ class Server:
         return {**line, "records": records} if records and scopes is not None else line
 
     def client_scores(self) -> Columns:
-        """The newest scores of every client; see `engine.rounds.client_scores`."""
+        """The newest scores of every client; see `shoal.engine.rounds.evaluation`."""
         return client_scores(newest(self.state), self.job.metric)
 
     def _set_up(self) -> Tree:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.protocol import Tree
+from shoal.algorithms.protocol import Tree
 
 Scores = dict[str, dict[int, np.ndarray]]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from engine.rounds.domains import BOTH, DOMAINS
+from shoal.engine.rounds.domains import BOTH, DOMAINS
 
 # Columns, by the names of rates and of their means over domains.
 RATES = {

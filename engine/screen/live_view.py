@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
-from engine.records.summary import chosen, metric_of
-from engine.rounds.metric import RANKINGS
-from engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
-from engine.settings.sizes import size
-from engine.wire.live import Live
+from shoal.engine.config.sizes import size
+from shoal.engine.messages.live import Live
+from shoal.engine.records.summary import chosen, metric_of
+from shoal.engine.rounds.scoring import RANKINGS
+from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 
 # What a client would deploy is what most runs are about.
 FIRST_SCOPE = "served"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from storage.watch import Advance
+from shoal.storage.progress import Advance
 
 console = Console(stderr=True)
 SECONDS_BETWEEN_LINES = 5.0
@@ -68,7 +68,7 @@ def progress(what: str, total: int, unit: str, done: int = 0) -> Iterator[Step]:
 
 @contextmanager
 def watch(what: str, total: int, unit: str, done: int) -> Iterator[Advance]:
-    """Shows a step of reading or partitioning; see `storage.watch`."""
+    """Shows a step of reading or partitioning; see `shoal.storage.progress`."""
     with progress(what, total, unit, done) as step:
         yield step.advance
 

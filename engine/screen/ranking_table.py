@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
-from engine.records.summary import chosen, metric_of
-from engine.rounds.metric import RANKINGS
+from shoal.engine.records.summary import chosen, metric_of
+from shoal.engine.rounds.scoring import RANKINGS
 
 # Columns, by the names of weightings.
 LAST = {"tests": "rows", "clients": "clients", "min": "min", "median": "median", "max": "max"}

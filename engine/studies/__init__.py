@@ -1,1 +1,1 @@
-"""Many runs as one study: what varies, what came of each, and tables of it."""
+"""Many runs as one study: sweeps, tables, figures, reports, scaling, comparisons."""

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from engine.records.checkpoint import TENSORS, newest_round
-from engine.records.metrics import read_metrics
-from engine.records.round_records import read_records, recorded_rounds
-from engine.records.run_folder import CHECKPOINTS
-from engine.records.summary import PARTS, chosen
-from engine.rounds.scoring import CORRECT, SUPPORT
-from engine.rounds.scoring import PARTS as OF_SCORES
-from engine.studies.groups import Group
-from storage.errors import ShoalError
+from shoal.engine.records.checkpoint import TENSORS, newest_round
+from shoal.engine.records.metrics import read_metrics, read_records, recorded_rounds
+from shoal.engine.records.run_folder import CHECKPOINTS
+from shoal.engine.records.summary import PARTS, chosen
+from shoal.engine.rounds.scoring import CORRECT, SUPPORT
+from shoal.engine.rounds.scoring import PARTS as OF_SCORES
+from shoal.engine.studies.groups import Group
+from shoal.storage.errors import ShoalError
 
 AXES = ("round", "bytes", "seconds")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles, stdev
 from typing import Literal
 
-from engine.studies.axes import is_seed
+from shoal.engine.studies.study import is_seed
 
 Statistic = Literal["mean", "median"]
 

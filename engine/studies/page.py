@@ -4,8 +4,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.studies.drawings import Drawing
-from engine.studies.text_table import TextTable
+from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.text_table import TextTable
 
 STYLE = """
 :root { color-scheme: light; }

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.records.metrics import METRICS
-from engine.records.run_folder import finished, read_summary
-from engine.settings.config import load_config
-from engine.settings.number_keys import flatten
-from engine.studies.axes import is_seed
-from engine.studies.groups import Row
-from engine.studies.run_figures import figures_of
-from engine.studies.sweep_folder import is_sweep, read_rows
-from storage.errors import ShoalError
+from shoal.engine.config.config import load_config
+from shoal.engine.config.run_identity import flatten
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.run_folder import finished, read_summary
+from shoal.engine.studies.groups import Row
+from shoal.engine.studies.study import is_seed
+from shoal.engine.studies.sweep_folder import figures_of, is_sweep, read_rows
+from shoal.storage.errors import ShoalError
 
 # Keys that say where files lie and what is written beside the numbers.
 OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")

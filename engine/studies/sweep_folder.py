@@ -11,14 +11,60 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from engine.records.run_folder import finished, read_summary
-from engine.settings.number_keys import fingerprint_of
-from engine.studies.groups import Row
-from engine.studies.run_figures import figures_of
-from engine.studies.study import Study
-from storage.atomic import cannot_write, replacing
-from storage.errors import ShoalError
-from storage.sealed import sealed, unsealed
+from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.records.run_folder import finished, read_summary
+from shoal.engine.records.summary import chosen
+from shoal.engine.studies.groups import Row
+from shoal.engine.studies.study import Study
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write, replacing
+from shoal.storage.files.checksummed_json import sealed, unsealed
+
+SCOPES = ("trained", "served", "global", "domains")
+MOMENTS = ("best", "last")
+PARTS = ("val", "test")
+COSTS = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round", "peak_memory_bytes")
+
+
+def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Every number of a summary under its dotted name.
+
+    The parts of a scope have a short name, too, for the number that stands for them: `served.best.test` is the metric
+    of the run at the best validation round, and `served.best.round` that round.
+    """
+    flat = {key: value for key, value in flatten(summary).items() if _is_number(value)}
+    found = {key.removeprefix("scopes."): float(value) for key, value in flat.items()}
+    for scope, numbers in summary["scopes"].items():
+        for moment in MOMENTS:
+            for part in PARTS:
+                table = (numbers[moment] or {}).get(part)
+                value = None if table is None else chosen(table, scope)
+                if value is not None:
+                    found[f"{scope}.{moment}.{part}"] = value
+    return found
+
+
+def is_share(figure: str) -> bool:
+    """Whether a figure is a share, shown in %: all numbers of scopes are, but the rounds and classes among them."""
+    scope, _, rest = figure.partition(".")
+    return scope in SCOPES and not rest.endswith(("round", "constant_class"))
+
+
+def require_figure(figure: str, known: Mapping[str, float]) -> None:
+    """Refuses a figure that no run has.
+
+    Raises:
+        ShoalError: There is none of this name; says which are alike.
+    """
+    if figure not in known:
+        last = figure.rpartition(".")[2]
+        alike = [name for name in known if name.endswith(last)] or list(known)
+        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(alike[:12])}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
 
 SWEEP, RUNS = "sweep.json", "runs"
 LONGEST_TITLE = 160

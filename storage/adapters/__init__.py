@@ -1,8 +1,8 @@
 """Graphs of other libraries, in and out: PyTorch Geometric, DGL, torch_sparse; in: NetworkX."""
 
-from storage.adapters.dgl_graph import from_dgl, to_dgl
-from storage.adapters.networkx_graph import from_networkx
-from storage.adapters.pyg import from_pyg, to_pyg
-from storage.adapters.sparse_tensor import from_sparse_tensor, to_sparse_tensor
+from shoal.storage.adapters.dgl_graph import from_dgl, to_dgl
+from shoal.storage.adapters.networkx_graph import from_networkx
+from shoal.storage.adapters.pyg import from_pyg, to_pyg
+from shoal.storage.adapters.sparse_tensor import from_sparse_tensor, to_sparse_tensor
 
 __all__ = ["from_dgl", "from_networkx", "from_pyg", "from_sparse_tensor", "to_dgl", "to_pyg", "to_sparse_tensor"]

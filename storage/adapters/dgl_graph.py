@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from storage.adapters.outgoing import library, tensors_of
-from storage.datasets.incoming import MASKS, graph_of
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.shard import Shard
-from storage.split import Split
+from shoal.storage.adapters.outgoing import library, tensors_of
+from shoal.storage.datasets.user.incoming import MASKS, graph_of
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
 
 X, Y = "feat", "label"
 WEIGHTS = ("weight", "w")

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from storage.datasets.incoming import MASKS, graph_of
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.labels import coded_labels
+from shoal.storage.datasets.user.incoming import MASKS, graph_of
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.labels import coded_labels
 
 Y, WEIGHT = "label", "weight"
 

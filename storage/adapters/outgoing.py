@@ -8,12 +8,12 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from storage.datasets.incoming import MASKS
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.rows import CsrRows, csr_of
-from storage.shard import Shard
-from storage.split import Split, to_codes
+from shoal.storage.datasets.user.incoming import MASKS
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.rows import CsrRows, csr_of
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split, to_codes
 
 
 def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> dict[str, Tensor]:

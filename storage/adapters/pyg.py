@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from storage.adapters.outgoing import tensors_of
-from storage.datasets.incoming import MASKS, edges_of, graph_of, to_array
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.shard import Shard
-from storage.split import Split
+from shoal.storage.adapters.outgoing import tensors_of
+from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of, to_array
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
 
 
 def from_pyg(data: Data | Sequence[Data], name: str = "graph") -> Graph:

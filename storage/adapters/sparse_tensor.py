@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage.adapters.outgoing import library
-from storage.datasets.incoming import MASKS, edges_of, graph_of
-from storage.graph import Graph
-from storage.shard import Shard
+from shoal.storage.adapters.outgoing import library
+from shoal.storage.datasets.user.incoming import MASKS, edges_of, graph_of
+from shoal.storage.graph.graph import Graph
+from shoal.storage.store.shard import Shard
 
 
 def from_sparse_tensor(

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from storage.errors import ShoalError
-from storage.graph import Cleaning, Domain, Graph
-from storage.labels import joined_labels
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Cleaning, Domain, Graph
+from shoal.storage.graph.labels import joined_labels
 
 LONGEST_NAME = 40
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.protocol import Tree
-from engine.rounds.pool import Pool
-from engine.rounds.server import Server
-from engine.wire.cell import Cell, Outcome
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.protocol import Tree
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 # Client 3 comes late, 4 later still, 2 goes for long. Client 5, alone in round 4, has no training node.
 COHORTS = [[0, 1, 2, 5], [0, 1, 3, 5], [0, 1, 3, 5], [5], [0, 1, 3, 4], [2, 5]]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.backbones.output import Output
-from algorithms.base import Algorithm, Client, Given, Term, Trainer, Tree, Upload
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Client, Given, Term, Trainer, Tree, Upload
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.storage.store.view import View
 
 
 class Bare(Algorithm):

@@ -4,13 +4,13 @@ from functools import partial
 import pytest
 import torch
 
-from algorithms.backbones.building import build
-from algorithms.client import Client, ClientInfo, random_of
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.client import Client, ClientInfo, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.view import View
 
 random = partial(key, 0, 1, 0)
 

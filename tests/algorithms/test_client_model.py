@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms import client_model as module_under_test
-from algorithms.backbones.adapted import Adapted
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
-from algorithms.client import Client, ClientInfo
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms import client_model as module_under_test
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.view import View
 
 
 @pytest.fixture

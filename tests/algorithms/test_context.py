@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones.building import build
-from algorithms.base import Algorithm, Client, Steps
-from algorithms.client import ClientInfo
-from algorithms.context import Context, ModelInfo
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL, Ask, Tree
-from algorithms.train_options import TrainOptions
-from engine.rounds.server import Server
-from engine.wire.randomness import key
+from shoal.algorithms.base import Algorithm, Client, Steps
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.context import Context, ModelInfo
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL, Ask, Tree
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
 
 SMALL, LARGE, COPILOT = (ModelInfo(name, {"a": (2, 3), "b": (4,), "slope": ()}, 4) for name in ("gcn", "gin", "sgc"))
 

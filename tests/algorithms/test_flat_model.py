@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.backbones.adapted import Adapted
-from algorithms.backbones.building import build
-from algorithms.backbones.names import BACKBONES
-from algorithms.flat_model import FlatModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.names import BACKBONES
 
 
 def gamlp() -> nn.Module:

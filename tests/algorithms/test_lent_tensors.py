@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.protocol import Ask, How
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.protocol import Ask, How
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms import client_model as module_under_test
-from algorithms.backbones.building import build
-from algorithms.client import Client, ClientInfo
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from algorithms.training.batches import batches
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms import client_model as module_under_test
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.training.batches import batches
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.view import View
 
 every_model = pytest.mark.parametrize("name", ["gcn", "gamlp"])
 

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.base import Algorithm, Client, Context, Output, Steps, Trainer, Tree, Upload
-from algorithms.protocol import Ask, How
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Client, Context, Output, Steps, Trainer, Tree, Upload
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import Ask, How
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Views = Callable[..., list[View]]

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Client, Context, Given, Mix, Output, Steps, Trainer, Tree, Upload
-from algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Client, Context, Given, Mix, Output, Steps, Trainer, Tree, Upload
+from shoal.algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Views = Callable[..., list[View]]

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from algorithms.rate_schedule import SCHEDULES
-from algorithms.train_options import TrainOptions
-from storage.errors import ShoalError
+from shoal.algorithms.train_options import SCHEDULES, TrainOptions
+from shoal.storage.errors import ShoalError
 
 LR = 0.2
 # Options, and the rate of round r from the documentation of torch.

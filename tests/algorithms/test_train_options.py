@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from algorithms.train_options import TrainOptions
+from shoal.algorithms.train_options import TrainOptions
 
 
 def test_defaults_are_the_reference_configuration_of_fedgta_s_code() -> None:

@@ -11,14 +11,14 @@ import yaml
 from rooms import ROOT
 from verdict import verdict_of
 
-from algorithms.methods.loading import describe, load
-from algorithms.methods.names import METHODS
-from engine.commands.run import plan_of
-from engine.preparing.prepare import require_known, store_path
-from engine.records.run_folder import run_path
-from engine.settings.chosen_device import chosen_device
-from engine.settings.config import load_config
-from engine.wire.models import require_mixable, require_supported
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.engine.config.chosen_device import chosen_device
+from shoal.engine.config.config import load_config
+from shoal.engine.messages.models import require_mixable, require_supported
+from shoal.engine.preparing.prepare import require_known, store_path
+from shoal.engine.records.run_folder import run_path
+from shoal.engine.runs.run import plan_of
 
 REAL = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs").glob("*.yaml"))]
 NAN, INF = float("nan"), float("inf")

@@ -16,14 +16,14 @@ import numpy as np
 import scipy.sparse as sp
 from verdict import verdict_of
 
-from engine.preparing.prepare import prepare
-from engine.rounds.sampling import read_trace
-from engine.settings.config import parse_config
-from partition.options import PartitionOptions
-from partition.partitioning import partition
-from storage.datasets.loading import load
-from storage.datasets.source import DataSource
-from storage.split_file import read_split_file
+from shoal.engine.config.config import parse_config
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.sampling import read_trace
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.partitioning import partition
+from shoal.storage.datasets.registry import load
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.options.split import read_split_file
 
 NODES, FEATURES, CLASSES, CLIENTS = 24, 5, 3, 3
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1)

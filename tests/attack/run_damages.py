@@ -13,14 +13,14 @@ import numpy as np
 from damage import Snapshot, damaged
 from golden_digests import NOT_NUMBERS
 
-from engine.commands.run import run
-from engine.records.checkpoint import load_last
-from engine.records.metrics import METRICS, read_metrics
-from engine.records.run_folder import CONFIG, SUMMARY, read_summary
-from engine.records.verify_run import require_whole_metrics, verify_run
-from engine.settings.config import Config, load_config, parse_config
-from storage.errors import ShoalError
-from storage.sealed import unsealed
+from shoal.engine.config.config import Config, load_config, parse_config
+from shoal.engine.records.checkpoint import load_last
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import CONFIG, SUMMARY, read_summary
+from shoal.engine.records.verify_run import require_whole_metrics, verify_run
+from shoal.engine.runs.run import run
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.checksummed_json import unsealed
 
 ROUNDS = 4
 KINDS = {

@@ -14,18 +14,18 @@ import torch
 from damage import Snapshot, damaged
 from golden_digests import NOT_NUMBERS
 
-from engine.commands.run import run
-from engine.hosts.federation import Federation, LocalSession
-from engine.preparing.prepare import prepare
-from engine.records.metrics import read_metrics
-from engine.rounds.schedule import Plan
-from engine.rounds.state import FederationState
-from engine.settings.config import Config, parse_config
-from engine.wire.job import Job
-from storage.errors import ShoalError
-from storage.manifest import NAME, Manifest, read_manifest
-from storage.store import Store
-from storage.verify import verify
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.federation import Federation, LocalSession
+from shoal.engine.messages.job import Job
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.run import run
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.manifest import NAME, Manifest, read_manifest
+from shoal.storage.store.store import Store
+from shoal.storage.store.verify import verify
 
 KINDS = {
     "manifest": NAME,

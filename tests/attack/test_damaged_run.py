@@ -5,7 +5,7 @@ import pytest
 from damage import DAMAGES, Snapshot, damaged
 from run_damages import KINDS, READ_WHEN_FINISHED, attack, line_of, made, put_back
 
-from engine.commands.run import run
+from shoal.engine.runs.run import run
 
 # Every damage twice, and four times more where there are minutes.
 SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))

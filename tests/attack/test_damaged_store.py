@@ -5,7 +5,7 @@ import pytest
 from damage import DAMAGES, damaged
 from store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, is_sparse, made
 
-from storage.manifest import NAME
+from shoal.storage.store.manifest import NAME
 
 # Every damage twice, and four times more where there are minutes.
 SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))

@@ -14,9 +14,9 @@ import psutil
 import pytest
 import yaml
 
-from engine.commands.run import run
-from engine.records.metrics import read_metrics
-from engine.settings.config import load_config
+from shoal.engine.config.config import load_config
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.runs.run import run
 
 MARK = "SHOAL_TEST_MARK"
 

@@ -10,16 +10,16 @@ import yaml
 from server_here import ServerHere
 from wrong_methods import CLASS, HEAD, WRONG, Wrong
 
-from engine.commands.main import command as main
-from engine.commands.run import plan_of
-from engine.hosts.federation import Federation
-from engine.hosts.ray_federation import RaySession
-from engine.preparing.prepare import prepare
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from engine.wire.job import make_job
-from engine.wire.live import unwatched
-from storage.errors import ShoalError
+from shoal.engine.cli.main import command as main
+from shoal.engine.cluster.ray_federation import RaySession
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.federation import Federation
+from shoal.engine.messages.job import make_job
+from shoal.engine.messages.live import unwatched
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.run import plan_of
+from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from storage.errors import ShoalError
+from shoal.storage.errors import ShoalError
 
 
 def verdict_of(look: Callable[[], object]) -> str:

@@ -9,9 +9,9 @@ HEAD = """import sys
 from dataclasses import dataclass
 import numpy as np
 import torch
-from algorithms.base import Algorithm, Ask, Mix, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import How
+from shoal.algorithms.base import Algorithm, Ask, Mix, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import How
 
 """
 CLASS = "@dataclass(frozen=True)\nclass Wrong(FedAvg):\n"

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms.client_model import ClientModel
-from algorithms.protocol import MODEL
-from engine.preparing.prepare import prepare
-from engine.settings.config import parse_config
-from engine.wire.job import make_job
-from storage.view import Memo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.config.config import parse_config
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.storage.store.view import Memo
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NODES, FEATURES = 60, 40

@@ -1,15 +1,32 @@
 """Configs on a small block model, with dotted keys changed; and a federation of three small graphs."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
+import torch
+import yaml
+from other_device import load
+from rooms import ROOT
 
-from engine.settings.config import Config, parse_config
-from storage.graph import TEST, TRAIN, VAL
+from shoal.engine.cli.main import command
+from shoal.engine.cluster import tensor_transport
+from shoal.engine.cluster.host_actor import await_hosts, start_hosts
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts import host
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.server import Server
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -127,3 +144,196 @@ def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
         "train.lr": 0.1,
     }
     return ThreeDomains(graphs, keys)
+
+
+PLAIN: dict[str, Any] = {
+    "name": "tiny",
+    "rounds": 2,
+    "data": {"dataset": "sbm", "options": {"nodes": 120, "features": 8, "classes": 3}},
+    "partition": {"method": "metis", "clients": 4},
+    "propagation": {"hops": 1},
+    "model": {"name": "sgc"},
+    "algorithm": {"name": "fedavg"},
+    "engine": {"backend": "local"},
+    "run": {"tensorboard": False},
+}
+
+
+# Each command is a fork of a process that has imported everything: from nothing, each would start for seconds.
+FORKING = """
+import json, os, resource, signal, sys, traceback
+import numba, scipy.sparse
+import shoal.engine.cli.cli, shoal.engine.runs.run, shoal.engine.screen.tables
+from shoal.engine.cli.main import main
+
+for line in sys.stdin:
+    words, limit, most, seconds = json.loads(line)
+    end, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(begin, 2)
+        signal.alarm(seconds)
+        resource.setrlimit(getattr(resource, limit), (most, most))
+        sys.argv[1:] = words
+        status = 1
+        try:
+            main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(status)
+    os.close(begin)
+    with open(end, errors="replace") as errors:
+        said = errors.read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said]), flush=True)
+"""
+
+
+# Of a file, not of the session: a Ray that ends in this process takes all its children along.
+@pytest.fixture(scope="module")
+def limited() -> Iterator[Callable[..., tuple[int, str]]]:
+    """Runs a command under a limit of `resource`, for some seconds at most; gives its status and what it said."""
+    env = {**os.environ, "NUMBA_CACHE_DIR": ""}
+    words, pipe = [sys.executable, "-c", FORKING], subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, env=env) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+
+        def run(*words: object, limit: str, most: int, seconds: int = 60) -> tuple[int, str]:
+            print(json.dumps([[str(word) for word in words], limit, most, seconds]), file=forking.stdin, flush=True)
+            status, said = json.loads(forking.stdout.readline())
+            return status, said
+
+        yield run
+        forking.stdin.close()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A sound config whose store and runs lie in a folder of the test."""
+    plain = {**PLAIN, "data": {**PLAIN["data"], "root": str(tmp_path), "store": str(tmp_path / "store")}}
+    plain["run"] = {**PLAIN["run"], "root": str(tmp_path / "runs")}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    return path
+
+
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command and gives its exit status."""
+
+    def run(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            command()
+        return int(end.value.code or 0)
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], status: Callable[..., int]) -> Callable[..., str]:
+    """Runs a command that must fail, and returns its one line."""
+
+    def run(*arguments: object) -> str:
+        capsys.readouterr()
+        assert status(*arguments) == 2
+        (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("shoal: ")]
+        return line
+
+    return run
+
+
+@pytest.fixture
+def shoal(status: Callable[..., int]) -> Callable[..., None]:
+    """Runs a command that must succeed."""
+
+    def run(*arguments: object) -> None:
+        assert status(*arguments) == 0
+
+    return run
+
+
+METHOD = """
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import Upload
+
+@dataclass(frozen=True)
+class Harmful(FedAvg):
+    '''FedAvg that says which process a client was in, and does one of its clients harm so many times.'''
+    keeps_model: ClassVar[bool] = True
+    client: int = -1
+    kind: str = "raises"
+    times: int = 10**9
+    folder: str = ""
+
+    def upload(self, client, given, phase):
+        if client.info.client == self.client and (before := len(os.listdir(self.folder))) < self.times:
+            (Path(self.folder) / str(before)).touch()
+            if self.kind == "raises":
+                raise RuntimeError("no luck")
+            if self.kind == "hangs":
+                threading.Event().wait()
+            os._exit(1)
+        sent = super().upload(client, given, phase)
+        return Upload({**sent.entries, "process": torch.tensor(os.getpid())}, sent.weight)
+"""
+
+
+# Of a file, not of the session: other tests of this process start a Ray of their own.
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[Any]]:
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    tensor_transport.register()
+    actors = start_hosts(2, cpus=1, gpus=0)
+    await_hosts(actors)
+    yield actors
+    ray.shutdown()
+
+
+@pytest.fixture
+def job_of(start: Callable[..., Server], tmp_path: Path) -> Callable[..., Job]:
+    """Gives a job that no host knows yet, of a method one of whose clients does harm."""
+    numbers = itertools.count()
+
+    def job_of(keys: dict[str, Any] | None = None, **harm: Any) -> Job:
+        number = next(numbers)
+        file, marks = tmp_path / "harmful.py", tmp_path / f"marks{number}"
+        file.write_text(METHOD)
+        marks.mkdir()
+        options = {"name": f"{file}:Harmful", "folder": str(marks), **harm}
+        job = start({**{f"algorithm.{name}": value for name, value in options.items()}, **(keys or {})}).job
+        return replace(job, id=f"{tmp_path.name}-{number}")
+
+    return job_of
+
+
+@pytest.fixture
+def with_own_store(tmp_path: Path) -> Callable[[Job], Job]:
+    """Gives a job a copy of its store, whose files may be taken away."""
+
+    def with_own_store(job: Job) -> Job:
+        return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
+
+    return with_own_store
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hosts compute on the second device."""
+    other = load()
+    monkeypatch.setattr(host, "take_device", lambda name, share, precision: other)
+    # Autograd may have started its threads before there was this device.
+    with torch.autograd.set_multithreading_enabled(False):
+        yield

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from algorithms import client_model
-from algorithms.base import Algorithm, Output, Tree
-from engine.hosts import host
-from engine.hosts.device import DeviceLost
-from engine.hosts.host import Host, _CellAtWork
-from engine.hosts.opened_job import OpenedJob
-from engine.hosts.visit import Visit
-from engine.rounds.server import Server
-from engine.wire.cell import Outcome
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms import client_model
+from shoal.algorithms.base import Algorithm, Output, Tree
+from shoal.engine.hosts import host
+from shoal.engine.hosts.device import DeviceLost
+from shoal.engine.hosts.host import Host, _CellAtWork
+from shoal.engine.hosts.job_context import OpenedJob
+from shoal.engine.hosts.visit import Visit
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 CPU = torch.device("cpu")
@@ -278,8 +278,8 @@ TERMS = """
 from dataclasses import dataclass
 from typing import ClassVar
 import torch
-from algorithms.base import TermOfSeveral
-from algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.base import TermOfSeveral
+from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):

@@ -18,12 +18,12 @@ import pyarrow as pa
 import torch
 from safetensors.numpy import load_file
 
-from engine.commands.export import export
-from engine.commands.run import run
-from engine.hosts.federation import Session
-from engine.records.environment import environment
-from engine.records.metrics import read_metrics
-from engine.settings.config import Config, parse_config
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.federation import Session
+from shoal.engine.messages.environment import environment
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run
 
 GOLDEN = Path(__file__).with_suffix(".json")
 # Of a line of metrics: what tells how long a round took and where, not what it computed.

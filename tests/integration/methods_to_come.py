@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
-from algorithms.protocol import MODEL, How
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from shoal.algorithms.protocol import MODEL, How
 
 
 @dataclass(frozen=True)

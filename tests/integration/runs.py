@@ -14,8 +14,8 @@ import yaml
 from safetensors.numpy import load_file
 from three_hosts import Cluster
 
-from engine.commands.run import run
-from engine.settings.config import load_config
+from shoal.engine.config.config import load_config
+from shoal.engine.runs.run import run
 
 ROUNDS = 9
 CONFIG: dict[str, Any] = {

@@ -1,13 +1,13 @@
 """Hosts on Ray, and the server in this process."""
 
-from engine.hosts.federation import LocalFederation
-from engine.hosts.host_actor import await_hosts
-from engine.hosts.ray_federation import RaySession
-from engine.hosts.ray_pool import RayPool
-from engine.rounds.schedule import Plan
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.wire.job import Job
+from shoal.engine.cluster.host_actor import await_hosts
+from shoal.engine.cluster.ray_federation import RaySession
+from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.hosts.federation import LocalFederation
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
 
 
 class ServerHere(RaySession):

@@ -13,13 +13,12 @@ from ray import PlacementGroupID
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from engine.hosts.cluster import _require_resources
-from engine.hosts.gpu_places import gpu_places
-from engine.hosts.host_actor import start_hosts
-from engine.preparing.prepare import prepare
-from engine.settings.config import Config, parse_config
-from engine.wire.job import make_job
-from storage.errors import ShoalError
+from shoal.engine.cluster.cluster import _require_resources, gpu_places
+from shoal.engine.cluster.host_actor import start_hosts
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.storage.errors import ShoalError
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 from golden_digests import config_of, digest_of, execute, golden, here, matrix, write_graph
 from server_here import ServerHere
 
-from engine.commands.run import run
-from engine.settings.config import parse_config
+from shoal.engine.config.config import parse_config
+from shoal.engine.runs.run import run
 
 RECORDED = golden()
 # Every method, and every model; of both kinds of models one with each method, and both with some; small graphs with

@@ -8,13 +8,13 @@ import torch
 import yaml
 from runs import PATIENCE, Runs
 
-from engine.records.checkpoint import load_newest
-from engine.records.metrics import read_metrics
+from shoal.engine.records.checkpoint import load_newest
+from shoal.engine.records.metrics import read_metrics
 
 METHOD = """
 import os
 from dataclasses import dataclass
-from algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Deadly(FedAvg):

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.commands.run import run
-from engine.records.run_folder import read_summary
-from engine.settings.config import parse_config
+from shoal.engine.config.config import parse_config
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.runs.run import run
 
 
 @pytest.mark.slow

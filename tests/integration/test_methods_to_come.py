@@ -58,7 +58,7 @@ def test_they_are_short() -> None:
 
 
 def test_export_writes_both_models(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from engine.commands.export import export
+    from shoal.engine.runs.export import export
 
     data = tmp_path_factory.getbasetemp() / "data"
     run = Runs(tmp_path_factory.mktemp("both"), data, **FEDGKC, rounds=2).here()

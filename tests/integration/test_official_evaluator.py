@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 import torch
 
-from engine.commands.export import export
-from engine.commands.run import run
-from engine.records.run_folder import read_summary
-from engine.rounds.metric import ranked, ranks
-from engine.settings.config import parse_config
-from storage.datasets.ogb_layout import write_ogb_layout
-from storage.datasets.source import DataSource
-from storage.datasets.twin import Twin
-from storage.graph import TEST, VAL
+from shoal.engine.config.config import parse_config
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.rounds.scoring import ranked, ranks
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
+from shoal.storage.datasets.synthetic.twin import Twin
+from shoal.storage.options.split_codes import TEST, VAL
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ogb") is None, reason="ogb is not installed: pip install --editable '.[ogb]'"

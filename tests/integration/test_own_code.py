@@ -11,13 +11,13 @@ from rooms import ROOT
 from runs import Runs, until
 from safetensors.numpy import load_file
 
-from engine.commands.export import export
-from engine.commands.run import run
-from engine.preparing.prepare import prepare, require_known, store_path
-from engine.records.metrics import read_metrics
-from engine.records.run_folder import run_path
-from engine.settings.config import Config, load_config, parse_config
-from storage.errors import ShoalError
+from shoal.engine.config.config import Config, load_config, parse_config
+from shoal.engine.preparing.prepare import prepare, require_known, store_path
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import run_path
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run
+from shoal.storage.errors import ShoalError
 
 NAMES = {"model": "Residual", "partitioner": "ByDegree", "dataset": "Moons", "method": "TrimmedMean"}
 # So many that a kill comes in the midst of them.

@@ -13,7 +13,7 @@ import pytest
 from runs import PATIENCE, Runs, assert_same_numbers, until
 from three_hosts import Cluster
 
-from engine.records.metrics import read_metrics
+from shoal.engine.records.metrics import read_metrics
 
 ON_CLUSTER = (
     "engine.backend=ray",

@@ -1,4 +1,4 @@
-"""What could be changed in a file without a test that notices? `make mutants FILE=algorithms/methods/fedgta.py`
+"""What could be changed in a file without a test that notices? `make mutants FILE=algorithms/methods/fedgta/fedgta.py`
 
 mutmut's own runner is of no use here: it forks after torch has computed, and its children wait for threads that only
 their parent had. Ours forks from a process that has imported all that does not need the file, and computed nothing; a
@@ -42,46 +42,45 @@ TESTS = {
     "algorithms/client.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/client_model.py": ["tests/algorithms/test_client.py", "tests/algorithms/methods/test_across_models.py"],
     "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/draws.py": ["tests/algorithms/training/test_local_training.py"],
+    "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/protocol.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/test_named_models.py"],
     "algorithms/backbones/": ["tests/algorithms/backbones"],
-    "algorithms/backbones/adapted.py": ["tests/algorithms/training/test_stacked_training.py"],
-    "algorithms/backbones/dropout.py": ["tests/algorithms/training/test_stacked_training.py"],
-    "algorithms/losses/label_tiles.py": ["tests/algorithms/losses/test_label_sketch.py"],
+    "algorithms/models/layers/adapted.py": ["tests/algorithms/training/stacked/test_stacked_training.py"],
+    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/stacked/test_stacked_training.py"],
+    "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
     "algorithms/training/closed_form/": ["tests/algorithms/training/closed_form"],
     "algorithms/flat_model.py": ["tests/algorithms/backbones/test_sparse_features.py"],
-    "algorithms/methods/centralized.py": [
+    "algorithms/methods/local.py": [
         "tests/algorithms/methods/test_local.py",
-        "tests/algorithms/methods/test_loading.py",
+        "tests/algorithms/methods/registry/test_load.py",
     ],
     "algorithms/losses/finch.py": ["tests/algorithms/methods/test_fpl.py"],
-    "algorithms/losses/spread.py": ["tests/algorithms/methods/test_fednh.py"],
-    "algorithms/methods/averaged_rows.py": [
+    "algorithms/methods/fednh.py": ["tests/algorithms/methods/test_fednh.py"],
+    "algorithms/methods/fedavg_with_prototypes.py": [
         "tests/algorithms/methods/test_fedproc.py",
         "tests/algorithms/methods/test_fedproto_averaged.py",
     ],
-    "algorithms/methods/class_rows.py": [
+    "algorithms/methods/shared/class_prototypes.py": [
         "tests/algorithms/methods/test_fedproto.py",
         "tests/algorithms/methods/test_feddistill.py",
     ],
     "algorithms/methods/feddc.py": [
         "tests/algorithms/methods/test_scaffold.py",
-        "tests/algorithms/methods/test_mean_gradient.py",
+        "tests/algorithms/methods/shared/test_mean_gradient.py",
     ],
-    "algorithms/methods/scaffold.py": ["tests/algorithms/methods/test_mean_gradient.py"],
-    "algorithms/methods/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
-    "algorithms/methods/fedkd.py": ["tests/algorithms/methods/test_copilot.py"],
-    "algorithms/methods/fml.py": ["tests/algorithms/methods/test_copilot.py"],
+    "algorithms/methods/scaffold.py": ["tests/algorithms/methods/shared/test_mean_gradient.py"],
+    "algorithms/methods/fedgta/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
+    "algorithms/methods/fedkd.py": ["tests/algorithms/methods/shared/test_copilot.py"],
+    "algorithms/methods/fml.py": ["tests/algorithms/methods/shared/test_copilot.py"],
     "algorithms/methods/fedgkc/": ["tests/algorithms/methods/fedgkc"],
     "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
     "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],
     "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
-    "algorithms/losses/neighbour_likeness.py": ["tests/algorithms/methods/test_fgssl.py"],
+    "algorithms/methods/fgssl.py": ["tests/algorithms/methods/test_fgssl.py"],
     "algorithms/methods/adafgl/": ["tests/algorithms/methods/adafgl"],
     "algorithms/methods/fedsage_plus/": ["tests/algorithms/methods/fedsage_plus"],
     "algorithms/methods/fedpub/": ["tests/algorithms/methods/fedpub"],
     "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_across_models.py"],
-    "algorithms/methods/local.py": ["tests/algorithms/methods/test_loading.py"],
 }
 
 

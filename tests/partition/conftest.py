@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.graph import Graph, clean_edges
+from shoal.storage.graph.graph import Graph, clean_edges
 
 MakeGraph = Callable[..., Graph]
 

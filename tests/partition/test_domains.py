@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partition.cover import NOBODY
-from partition.options import PartitionOptions
-from partition.partitioning import partition
-from partition.quality import quality
-from storage.datasets.domains import joined
-from storage.errors import ShoalError
+from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.partitioning import partition
+from shoal.partition.quality import quality
+from shoal.storage.datasets.domains import joined
+from shoal.storage.errors import ShoalError
 
 LINE = [(i, i + 1) for i in range(11)]
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partition.cover import NOBODY
-from partition.options import PartitionOptions
-from partition.partitioning import METHODS, OF_ITEMS, partition
-from partition.quality import quality
-from storage.errors import ShoalError
-from storage.graph import Domain
+from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.partitioning import METHODS, OF_ITEMS, partition
+from shoal.partition.quality import quality
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Domain
 
 SIZES = [3, 1, 2, 4, 1, 5, 2, 2]
 

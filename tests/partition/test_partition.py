@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from partition.options import PartitionOptions
-from partition.partitioning import partition
-from storage.errors import ShoalError
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.partitioning import partition
+from shoal.storage.errors import ShoalError
 
 SEEDED = ["metis", "kaminpar", "semi-external", "louvain", "random"]
 

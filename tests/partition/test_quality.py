@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partition.quality import quality
-from storage.induced import kept_entries
+from shoal.partition.quality import quality
+from shoal.storage.graph.induced import kept_entries
 
 
 def test_a_graph_one_can_check_by_hand(make_graph):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shoal
-from storage.own_code.defined_class import spec_of
+from shoal.storage.user_code.notebook_class import spec_of
 
 CELLS = (
     "import torch as t\nfrom torch import nn\nimport shoal\nSLOPE = 0.25\nx = t.ones(3)",
@@ -61,7 +61,7 @@ def test_a_class_of_a_notebook_runs_and_is_kept(notebook: dict[str, Any], elsewh
 
 
 def test_a_class_of_a_file_is_its_file(tmp_path: Path) -> None:
-    assert spec_of(shoal.Backbone, tmp_path).endswith("algorithms/backbones/own_backbone.py:Backbone")
+    assert spec_of(shoal.Backbone, tmp_path).endswith("algorithms/models/user/user_model.py:Backbone")
 
 
 def test_what_has_no_text_is_refused(notebook: dict[str, Any], tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import yaml
 from rooms import ROOT
 
 import shoal
-from algorithms.rate_schedule import SCHEDULES
-from engine.callbacks.loading import CALLBACKS
+from shoal.algorithms.train_options import SCHEDULES
+from shoal.engine.callbacks.loading import CALLBACKS
 
 TEXT = (ROOT / "docs" / "python.md").read_text()
 

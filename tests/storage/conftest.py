@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.gather import gathered
-from storage.graph import Graph, clean_edges
-from storage.hops import write_hops
-from storage.induced import kept_entries
-from storage.kernel import Kernel
-from storage.layout import Layout
-from storage.manifest import ClientRecord, Manifest, SplitRecord
-from storage.rows import entries_of
-from storage.shard import open_shard, write_shard
-from storage.split import random_split, write_split
-from storage.split_options import SplitOptions
-from storage.store import Store, hops_path, shard_path, split_path
+from shoal.storage.graph.gather import gathered
+from shoal.storage.graph.graph import Graph, clean_edges
+from shoal.storage.graph.induced import kept_entries
+from shoal.storage.graph.layout import Layout
+from shoal.storage.graph.rows import entries_of
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.split import SplitOptions
+from shoal.storage.store.hops import write_hops
+from shoal.storage.store.manifest import ClientRecord, Manifest, SplitRecord
+from shoal.storage.store.shard import open_shard, write_shard
+from shoal.storage.store.split import random_split, write_split
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path
 
 OPTIONS = SplitOptions("stratified", 0, fractions=(0.5, 0.2, 0.3))
 # A tiny limit of memory means thousands of syncs, which a disk would take minutes for.

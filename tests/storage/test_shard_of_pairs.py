@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from storage.bounds import Limits
-from storage.errors import ShoalError
-from storage.induced import Induced
-from storage.pairs import Pairs
-from storage.shard import Shard, bounds_of, open_shard, write_shard
-from storage.split import Split
-from storage.view import Memo, View
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.pairs import Pairs
+from shoal.storage.store.bounds import Limits
+from shoal.storage.store.shard import Shard, bounds_of, open_shard, write_shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Memo, View
 
 # Rows 0-1-2 are joined, 1-3 was held out, 0-3 and 2-3 have no edge.
 SOUND: dict[str, Any] = {

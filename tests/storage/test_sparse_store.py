@@ -11,21 +11,21 @@ import pyarrow as pa
 import pytest
 import torch
 
-from storage import arrow_file
-from storage.arrow_file import rows_column
-from storage.bounds import Limits
-from storage.digest import digest
-from storage.errors import ShoalError
-from storage.hops import write_hops
-from storage.induced import Induced
-from storage.kernel import Kernel
-from storage.manifest import NAME, Manifest, SplitRecord, read_manifest
-from storage.rows import CsrRows, Rows, csr_of
-from storage.shard import open_shard, write_shard
-from storage.sparse_matrix import SparseMatrix
-from storage.store import Store, hops_path, shard_path
-from storage.verify import verify
-from storage.view import Memo, View
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.digest import digest
+from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.rows import CsrRows, Rows, csr_of
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.store import arrow_file
+from shoal.storage.store.arrow_file import rows_column
+from shoal.storage.store.bounds import Limits
+from shoal.storage.store.hops import write_hops
+from shoal.storage.store.manifest import NAME, Manifest, SplitRecord, read_manifest
+from shoal.storage.store.shard import open_shard, write_shard
+from shoal.storage.store.store import Store, hops_path, shard_path
+from shoal.storage.store.verify import verify
+from shoal.storage.store.view import Memo, View
 
 SPLIT = "stratified-50-20-30-seed0"
 FEATURES = 64

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from storage.shard import Shard
-from storage.split import Split
-from storage.view import Memo, View
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Memo, View
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Steps, Trainer, Tree, Upload
-from algorithms.client import ClientInfo
-from algorithms.draws import Stream, seed_default
-from algorithms.flat_model import FlatModel
-from algorithms.methods.adafgl.branches import Branches, Scores
-from algorithms.methods.adafgl.knowledge import Knowledge, homophily, knowledge
-from algorithms.methods.fedavg import FedAvg
-from algorithms.training.local_training import finite_loss
-from algorithms.training.own_parameters import own_optimizer
-from storage.errors import ShoalError
+from shoal.algorithms.base import Ask, Client, Context, Steps, Trainer, Tree, Upload
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.adafgl.branches import Branches, Scores
+from shoal.algorithms.methods.adafgl.knowledge import Knowledge, homophily, knowledge
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.rng import Stream, seed_default
+from shoal.algorithms.training.joint_training import own_optimizer
+from shoal.algorithms.training.local_training import finite_loss
+from shoal.storage.errors import ShoalError
 
 # Where a client's state holds the common model of its second phase `[P]`, its branches `[Q]` and its homophily.
 COMMON, BRANCHES, HOMOPHILY = "common", "branches", "homophily"

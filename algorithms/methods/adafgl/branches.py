@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.head import Head
-from algorithms.losses.prototypes import unit
-from algorithms.methods.adafgl.knowledge import Knowledge, propagated
-from storage.sparse_matrix import Features
+from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.methods.adafgl.knowledge import Knowledge, propagated
+from shoal.algorithms.models.layers.head import Head
+from shoal.storage.graph.sparse_matrix import Features
 
 
 class Scores(NamedTuple):

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.losses.label_propagation import propagate_labels
-from algorithms.losses.prototypes import unit
-from storage.sparse_matrix import Features, SparseMatrix
-from storage.view import View
+from shoal.algorithms.losses.label_propagation import propagate_labels
+from shoal.algorithms.losses.prototypes import unit
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.store.view import View
 
 # Of the label propagation that measures homophily, as in the authors' code.
 LP_STEPS, LP_SEED_WEIGHT = 10, 0.5

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Mix, Output, Replies, Steps, Trainer, Tree, Upload
-from algorithms.graph_views import GraphViews
-from algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
-from algorithms.methods.copilot import COPILOT, WithCopilot
-from algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge
-from algorithms.protocol import MODEL, How
-from algorithms.training.together import JointLoss, Outputs, label_loss, train_together, weighted_sum
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Replies, Steps, Trainer, Tree, Upload
+from shoal.algorithms.graphs.graph_views import GraphViews
+from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
+from shoal.algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge
+from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
+from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_together, weighted_sum
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 # Below it the knowledge of a client counts as this much (our choice: the paper's may be negative).
 LEAST_KNOWLEDGE = 1e-3

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from algorithms.losses.prototypes import unit
-from storage.sparse_matrix import SparseMatrix
-from storage.view import View
+from shoal.algorithms.losses.prototypes import unit
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.store.view import View
 
 Clarity = Literal["literal", "margin_mean"]
 Term = Literal["strength", "clarity", "smoothness"]

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.backbones.plain_graphs import PlainGraphs
-from algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Trainer, Tree, Upload
-from algorithms.methods.fedgpl.laplace_noise import Noise, noised
-from algorithms.methods.fedgpl.own_part import (
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Trainer, Tree, Upload
+from shoal.algorithms.methods.fedgpl.laplace_noise import Noise, noised
+from shoal.algorithms.methods.fedgpl.own_part import (
     BATCH,
     LOSS,
     OF_HEAD,
@@ -21,10 +20,11 @@ from algorithms.methods.fedgpl.own_part import (
     hold_gnn,
     own_entries,
 )
-from algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
-from algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
-from algorithms.protocol import MODEL, How
-from algorithms.training.local_training import finite_loss
+from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
+from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
+from shoal.algorithms.models.items.plain_graphs import PlainGraphs
+from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.training.local_training import finite_loss
 
 GRAPHS = {"x": How.LIST, "pairs": How.LIST, "arrows": How.LIST, "first": How.LIST}
 UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]

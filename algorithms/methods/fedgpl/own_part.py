@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.graph_batch import GraphBatch
-from algorithms.backbones.plain_graphs import PlainGraphs
-from algorithms.backbones.prompted import Prompted
-from algorithms.client import Client
-from algorithms.draws import seed_default
-from algorithms.faults import Malformed
-from algorithms.flat_model import FlatModel
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
-from storage.errors import ShoalError
+from shoal.algorithms.client import Client
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.method_errors import Malformed
+from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.items.plain_graphs import PlainGraphs
+from shoal.algorithms.models.prompts.prompted import Prompted
+from shoal.algorithms.rng import seed_default
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
+from shoal.storage.errors import ShoalError
 
 # Entries of a client's state: its part of the parameters, and, within a round, where it is.
 OWN, BATCH, OF_HEAD, LOSS = "own", "batch", "of_head", "loss"

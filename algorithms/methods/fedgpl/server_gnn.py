@@ -7,11 +7,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.plain_graphs import PlainGraphs
-from algorithms.draws import seed_default
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import Tree
-from algorithms.training.local_training import keep_moments, kept_moments
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.items.plain_graphs import PlainGraphs
+from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import seed_default
+from shoal.algorithms.training.local_training import keep_moments, kept_moments
 
 GNN = "gnn"
 

@@ -3,14 +3,71 @@
 Where items are not nodes, nodes here are items.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.client import Client
-from algorithms.losses.prototypes import unit
-from algorithms.methods.fedpg.item_graph import ItemGraph, item_graph
+from shoal.algorithms.client import Client
+from shoal.algorithms.graphs.completed_graph import completed
+from shoal.algorithms.graphs.nearest import nearest
+from shoal.algorithms.losses.prototypes import unit
+from shoal.storage.store.view import View
+
+
+class ItemGraph(Protocol):
+    """How a client's items are connected; the data of a client whose items are nodes is such a graph by itself."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes C of the federation."""
+        ...
+
+    @property
+    def items(self) -> int:
+        """How many items N there are."""
+        ...
+
+    @property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Row starts `[N + 1]` and columns, ascending in rows, of the symmetric adjacency without loops, int32."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownEdges:
+    """An `ItemGraph` whose edges are at hand.
+
+    Attributes:
+        classes: Number of classes.
+        items: How many items there are.
+        edges: As `ItemGraph` has them.
+    """
+
+    classes: int
+    items: int
+    edges: tuple[Tensor, Tensor]
+
+
+def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
+    """The graph of nodes, or an edge from every other item to each of its most similar ones, in both directions.
+
+    It is symmetric because an item that is near many, but has nearer ones itself, is their neighbour all the same, and
+    because walks of two steps are then counted as they are in a graph of nodes. N^2 H operations: a client has tens to
+    thousands of graphs.
+
+    Args:
+        data: The client's data.
+        z_NH: Embeddings; read only where items are not nodes and `similar` is not 0.
+        similar: K, nearest others by the cosine of their embeddings (see `nearest`); 0: no item has a neighbour.
+    """
+    if data.items_are_rows:
+        return data
+    nobody = np.zeros(data.items + 1, dtype=np.int32), np.empty(0, dtype=np.int32)
+    found = completed(*nobody, nearest(z_NH, min(similar, data.items - 1)), data.device)
+    return KnownEdges(data.classes, data.items, (found.indptr.to(data.device), found.indices.to(data.device)))
 
 
 class Annotated(NamedTuple):

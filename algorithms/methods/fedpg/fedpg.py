@@ -7,19 +7,38 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Replies, Steps, Term, TermOfSeveral, Trainer, Tree, Upload
-from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
-from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
-from algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
-from algorithms.methods.fedpg.alignment_of_several import alignment_of_several
-from algorithms.methods.fedpg.alignment_term import Targets, attended_weights, by_node, by_prototype, reach_of
-from algorithms.methods.fedpg.annotation import Annotated, annotate
-from algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
-from algorithms.methods.fedpg.neighbour_attention import SCORER, attention_weights, train_scorer
-from algorithms.methods.fedpg.personal_targets import Uploads, personal_targets
-from algorithms.methods.fedpg.prototype_queries import Queries, draw_queries
-from algorithms.methods.fedpg.side_by_side import at_once, prototypes_of_several, side_by_side
-from algorithms.protocol import How
+from shoal.algorithms.base import (
+    Algorithm,
+    Ask,
+    Client,
+    Context,
+    Replies,
+    Steps,
+    Term,
+    TermOfSeveral,
+    Trainer,
+    Tree,
+    Upload,
+)
+from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
+from shoal.algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, margin_cross_entropy
+from shoal.algorithms.losses.prototypes import bit_bytes, noisy, pack, unpack
+from shoal.algorithms.methods.fedpg.alignment_term import (
+    SCORER,
+    Targets,
+    attended_weights,
+    attention_weights,
+    by_node,
+    by_prototype,
+    reach_of,
+    train_scorer,
+)
+from shoal.algorithms.methods.fedpg.annotation import Annotated, annotate
+from shoal.algorithms.methods.fedpg.batched_alignment import alignment_of_several
+from shoal.algorithms.methods.fedpg.batched_annotation import at_once, prototypes_of_several, side_by_side
+from shoal.algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
+from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
+from shoal.algorithms.protocol import How
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from algorithms.losses.prototypes import class_sums
-from algorithms.methods.fedpg.hop_products import hop_weights_by_products
-from algorithms.methods.fedpg.item_graph import ItemGraph
+from shoal.algorithms.losses.prototypes import class_sums
+from shoal.algorithms.methods.fedpg.annotation import ItemGraph
+from shoal.algorithms.methods.fedpg.batched_hop_weights import hop_weights_by_products
 
 HOPS = 2
 

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Term, Trainer, Tree, Upload
-from algorithms.draws import seed_default
-from algorithms.losses.prototypes import unit
-from algorithms.methods.fedpub.masks import MASK, factors, in_matrices, masked, own_mask
-from algorithms.methods.fedpub.proxy_graph import sketch
-from algorithms.methods.lg_fedavg import require_body
-from algorithms.protocol import MODEL, How
-from algorithms.train_options import TrainOptions
-from algorithms.training.batches import batches
-from algorithms.training.local_training import finite_loss
-from algorithms.training.own_parameters import own_optimizer
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.methods.fedpub.masks import MASK, factors, in_matrices, masked, own_mask
+from shoal.algorithms.methods.fedpub.proxy_graph import sketch
+from shoal.algorithms.methods.lg_fedavg import require_body
+from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.rng import seed_default
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.joint_training import own_optimizer
+from shoal.algorithms.training.local_training import finite_loss
 
 
 @dataclass

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.backbones.neighbourhood import Inputs, Neighbourhood, operator_over
-from algorithms.client_model import ClientModel
-from algorithms.graph_views import smoothing_over
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.graphs.graph_views import smoothing_over
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
 
 # As the authors' code has it: an edge inside a block with this probability, none between blocks.
 BLOCKS, NODES, INSIDE = 5, 100, 0.1

@@ -11,21 +11,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.backbones.coupled import Coupled
-from algorithms.backbones.mended_nodes import MendedFeatures, MendedNodes, with_new_neighbours
-from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, operator_over
-from algorithms.base import Client, Trainer
-from algorithms.draws import generator_on
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
-from algorithms.methods.fedsage_plus.generator import Generator, Guess, fresh_generator, generated, make_maker, of_maker
-from algorithms.methods.fedsage_plus.impaired import Impaired, impaired
-from algorithms.methods.fedsage_plus.matching import others_loss, own_loss
-from algorithms.protocol import Tree
-from algorithms.training.local_training import finite_loss, kept_moments
-from algorithms.training.own_parameters import own_optimizer
-from algorithms.training.together import weighted_sum
-from storage.sparse_matrix import Features
+from shoal.algorithms.base import Client, Trainer
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
+from shoal.algorithms.methods.fedsage_plus.generator import (
+    Generator,
+    Guess,
+    fresh_generator,
+    generated,
+    make_maker,
+    of_maker,
+)
+from shoal.algorithms.methods.fedsage_plus.impaired import Impaired, impaired
+from shoal.algorithms.methods.fedsage_plus.matching import others_loss, own_loss
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, operator_over
+from shoal.algorithms.models.items.augmented_nodes import MendedFeatures, MendedNodes, with_new_neighbours
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import generator_on
+from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
+from shoal.algorithms.training.local_training import finite_loss, kept_moments
+from shoal.storage.graph.sparse_matrix import Features
 
 # Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its mended graph.
 GENERATOR, HIDDEN, MENDED = "generator", "hidden", "mended"

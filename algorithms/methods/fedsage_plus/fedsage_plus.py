@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Ask, Client, Context, Given, Replies, Steps, Trainer, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.fedgta import FedGTA
-from algorithms.methods.fedsage_plus.client_generator import MENDED, ClientGenerator, GeneratorOptions
-from algorithms.protocol import MODEL, How
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Replies, Steps, Trainer, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA
+from shoal.algorithms.methods.fedsage_plus.client_generator import MENDED, ClientGenerator, GeneratorOptions
+from shoal.algorithms.protocol import MODEL, How
+from shoal.storage.errors import ShoalError
 
 # Phases of a round of generators, and where a client's state counts those rounds.
 SHOW, JUDGE, LEARN, ROUNDS = "show", "judge", "learn", "rounds"

@@ -6,8 +6,8 @@ Axes: N nodes, P neighbours at most of a node, M generated ones, F features, R w
 import torch
 from torch import Tensor
 
-from algorithms.backbones.head import Head
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.algorithms.models.layers.head import Head
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 class GeneratedFeatures(SparseMatrix):

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from algorithms.backbones.head import Head
-from algorithms.backbones.neighbourhood import Neighbourhood
-from algorithms.backbones.sage import GraphSAGE
-from algorithms.draws import Stream
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
-from storage.view import View
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
+from shoal.algorithms.models.gnn.sage import GraphSAGE
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.rng import Stream
+from shoal.storage.store.view import View
 
 
 class Guess(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.backbones.most import ROUNDING
-from algorithms.backbones.neighbourhood import Neighbourhood, kept_rows, operator_over
-from storage.sparse_matrix import Features, SparseMatrix
-from storage.view import View
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, kept_rows, operator_over
+from shoal.algorithms.models.layers.readout import ROUNDING
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.store.view import View
 
 
 class Impaired(NamedTuple):
@@ -22,7 +22,7 @@ class Impaired(NamedTuple):
     Attributes:
         indptr: Row starts of the shown nodes' adjacency, int32 `[V + 1]`, on the processor.
         indices: Its columns, int32, on the processor.
-        operator: `mean` over it, see `algorithms.backbones.neighbourhood.all_nodes`.
+        operator: `mean` over it, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
         x_VF: Features of shown nodes, float32.
         train_T: Places of training rows among the shown nodes, int64.
         label_T: Their labels, int64.

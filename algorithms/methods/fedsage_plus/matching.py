@@ -6,9 +6,9 @@ Axes: M generated nodes, H hidden nodes, Q pairs of a generated node and one tha
 import torch
 from torch import Tensor
 
-from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
-from algorithms.methods.fedsage_plus.impaired import Impaired
-from storage.ranges import ranges
+from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
+from shoal.algorithms.methods.fedsage_plus.impaired import Impaired
+from shoal.storage.graph.sparse_matrix import ranges
 
 # Numbers that are made at once to find the nearest: 16 MB.
 BLOCK = 2**22

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.losses.prototypes import unit
-from algorithms.protocol import Tree
+from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.protocol import Tree
 
 Vote = Literal["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 

@@ -6,8 +6,8 @@ Axes: N nodes, C classes, H width of features, J classes that have a prototype.
 import torch
 from torch import Tensor
 
-from algorithms.losses.prototype_losses import contrast
-from algorithms.losses.prototypes import unit
+from shoal.algorithms.losses.prototype_losses import contrast
+from shoal.algorithms.losses.prototypes import unit
 
 # Less than one certain node makes no prototype.
 LEAST_MASS = 1.0

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.losses.finch import class_clusters
-from algorithms.losses.prototypes import class_means, unit
-from algorithms.methods.fggp.bank import Bank
+from shoal.algorithms.losses.finch import class_clusters
+from shoal.algorithms.losses.prototypes import class_means, unit
+from shoal.algorithms.methods.fggp.bank import Bank
 
 Clusters = Literal["finch", "none", "mean", "kmeans", "dbscan"]
 # A prototype within `eps` of another is in its cluster.

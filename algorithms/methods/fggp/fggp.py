@@ -9,27 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Output, Replies, Steps, Term, Trainer, Tree, Upload
-from algorithms.client_model import ROWS_AT_A_TIME
-from algorithms.draws import Stream
-from algorithms.generated_graph import EdgeOptions
-from algorithms.losses.prototypes import class_means
-from algorithms.methods.body import body_of, classifier_of, together
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
-from algorithms.methods.fggp.class_prototypes import (
+from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.client_model import ROWS_AT_A_TIME
+from shoal.algorithms.graphs.generated_graph import EdgeOptions
+from shoal.algorithms.graphs.nearest import nearest
+from shoal.algorithms.losses.prototypes import class_means
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
+from shoal.algorithms.methods.fggp.class_prototypes import (
     LEAST_MASS,
     certain_classes,
     certain_prototypes,
     contrast_of_views,
 )
-from algorithms.methods.fggp.clusters import Clusters, summed_up
-from algorithms.methods.fggp.global_view import GlobalView
-from algorithms.methods.fggp.requirements import require_fitting
-from algorithms.nearest import nearest
-from algorithms.protocol import MODEL, How
-from algorithms.training.local_training import finite_loss
-from algorithms.training.together import label_loss, weighted_sum
+from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
+from shoal.algorithms.methods.fggp.global_view import GlobalView
+from shoal.algorithms.methods.fggp.requirements import require_fitting
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.rng import Stream
+from shoal.algorithms.training.joint_training import label_loss, weighted_sum
+from shoal.algorithms.training.local_training import finite_loss
 
 GENERATOR = "generator"
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.backbones.neighbourhood import Neighbourhood, Operator, operator_over
-from algorithms.client_model import ClientModel
-from algorithms.completed_graph import CompletedGraph, completed
-from algorithms.generated_graph import EdgeOptions, GeneratedGraph
-from storage.sparse_matrix import SparseMatrix
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
 class GlobalView:
@@ -28,7 +28,7 @@ class GlobalView:
 
         Args:
             model: The client's model, coupled.
-            nearest_NK: Nodes that look alike, as `algorithms.nearest.nearest` gives them; None: A' = A.
+            nearest_NK: Nodes that look alike, as `shoal.algorithms.graphs.nearest.nearest` gives them; None: A' = A.
             generator: The topology generator; None: the view is A' itself.
             edges: How the generator draws.
             rng: Where its randomness comes from.

@@ -1,9 +1,9 @@
 """Which models and options of training FGGP can work with."""
 
-from algorithms.context import Context
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from storage.errors import ShoalError
+from shoal.algorithms.context import Context
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.protocol import MODEL
+from shoal.storage.errors import ShoalError
 
 
 def require_fitting(ctx: Context, model: FlatModel, view: bool, generator: bool, keeps_classifier: bool) -> None:

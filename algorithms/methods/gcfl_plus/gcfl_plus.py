@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from algorithms.base import Ask, Client, Context, Given, Mix, Replies, Steps, Tree, Upload
-from algorithms.flat_model import FlatModel
-from algorithms.methods.body import body_of, classifier_of, together
-from algorithms.methods.fedavg import FedAvg
-from algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
-from algorithms.methods.gcfl_plus.warping import warping_distances
-from algorithms.methods.lg_fedavg import require_body
-from algorithms.protocol import MODEL, How
+from shoal.algorithms.base import Ask, Client, Context, Given, Mix, Replies, Steps, Tree, Upload
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
+from shoal.algorithms.methods.gcfl_plus.warping import warping_distances
+from shoal.algorithms.methods.lg_fedavg import require_body
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.protocol import MODEL, How
 
 # Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
 CLASSIFIER = "classifier"

@@ -4,12 +4,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from algorithms.backbones.building import name_of
-from algorithms.backbones.neighbourhood import Inputs
-from algorithms.base import Algorithm
-from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.gamlp import GAMLPGradients
-from algorithms.training.closed_form.heads import HEADS, HeadGradients
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.training.closed_form.gamlp import GAMLPGradients
+from shoal.algorithms.training.closed_form.heads import HEADS, HeadGradients
 
 # Backbones that only autograd trains, by name.
 UNWRITTEN = ("gbp", "s2gc", "sign", "transformer")
@@ -41,7 +41,7 @@ def closed_form(model: FlatModel) -> ClosedForm:
     if name == "gamlp":
         return GAMLPGradients(model)
     # PyG takes seconds and 130 MiB of every process that imports it.
-    from algorithms.training.closed_form.graphs import GraphGradients
+    from shoal.algorithms.training.closed_form.graphs import GraphGradients
 
     return GraphGradients(model)
 

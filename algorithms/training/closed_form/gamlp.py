@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.backbones.dropout import fill_kept
-from algorithms.backbones.graph_batch import ItemBatch
-from algorithms.backbones.hop_kernels import unweigh, weigh
-from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
-from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.cross_entropy import to_gradient
-from algorithms.training.closed_form.products import product, weight_gradient
-from algorithms.training.closed_form.rooms import Rooms
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.inputs.graph_batch import ItemBatch
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
+from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
+from shoal.algorithms.training.closed_form.heads import to_gradient
+from shoal.algorithms.training.closed_form.layers import Rooms, product, weight_gradient
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 class Hops(NamedTuple):

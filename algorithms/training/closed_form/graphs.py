@@ -1,17 +1,161 @@
 """Gradients of models that pass messages over a client's whole graph."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from algorithms.backbones.building import name_of
-from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
-from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.bodies import Body, GCNIIBody, JumpingLayers, Layers
-from algorithms.training.closed_form.cross_entropy import to_gradient
-from algorithms.training.closed_form.layers import GATLayer, GCNLayer, GINLayer, Layer, SAGELayer
-from algorithms.training.closed_form.products import weight_gradient
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.training.closed_form.heads import to_gradient
+from shoal.algorithms.training.closed_form.layers import (
+    GATLayer,
+    GCNLayer,
+    GINLayer,
+    Layer,
+    Rooms,
+    SAGELayer,
+    heard,
+    let_through,
+    product,
+    told,
+    weight_gradient,
+)
+from shoal.storage.graph.sparse_matrix import Features
+
+
+class Body(ABC):
+    """Layers in training mode; dropout draws from torch's default generator what the model itself would draw."""
+
+    def __init__(self, model: Coupled) -> None:
+        """Of a model whose gradients share memory with its parameters' `grad`."""
+        self.model = model
+        self.rooms = Rooms(model.head.linears[0].get_parameter("weight").detach())
+
+    @abstractmethod
+    def forward(self, around: Neighbourhood) -> Tensor:
+        """Embedding of all nodes, `[N, H]`; it is read by `backward`."""
+
+    @abstractmethod
+    def backward(self, gradient_NH: Tensor) -> None:
+        """Writes the gradients of all layers' parameters, given that of the embedding, which is overwritten."""
+
+    def factor(self) -> float:
+        """What dropout multiplies the entries by that it keeps."""
+        return 1 / (1 - self.model.dropout)
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Dropout in place."""
+        if not self.model.dropout:
+            return x
+        kept = fill_kept(self.rooms("kept", *x.shape), self.model.dropout)
+        return x.mul_(kept.mul_(self.factor()))
+
+
+class Layers(Body):
+    """Layers one after another, ReLU and dropout between them."""
+
+    def __init__(self, model: Coupled, layer: type[Layer]) -> None:
+        super().__init__(model)
+        self._layers = [layer(conv, Rooms(self.rooms("", 0, 0))) for conv in model.convs]
+
+    def forward(self, around: Neighbourhood) -> Tensor:
+        first, *others = zip(self._layers, around.operators)
+        out = first[0].forward(first[1], around.x_NF)
+        self._inputs = []
+        for layer, operator in others:
+            self._inputs.append(self.dropped(out.relu_()))
+            out = layer.forward(operator, out)
+        return out
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        for layer, x in zip(reversed(self._layers[1:]), reversed(self._inputs)):
+            passed = layer.backward(gradient_NH, True)
+            assert passed is not None
+            gradient_NH = let_through(passed, x)
+            if self.model.dropout:
+                gradient_NH.mul_(self.factor())
+        self._layers[0].backward(gradient_NH, False)
+
+
+class JumpingLayers(Layers):
+    """ReLU after every layer; the embedding is the largest of their outputs, entry by entry.
+
+    An entry's gradient goes to the layer that it is from, of equal ones to the first, as autograd's does.
+    """
+
+    def forward(self, around: Neighbourhood) -> Tensor:
+        x: Features = around.x_NF
+        self._steps: list[tuple[Layer, Features, Tensor]] = []
+        for number, (layer, operator) in enumerate(zip(self._layers, around.operators)):
+            out = layer.forward(operator, x).relu_()
+            self._steps.append((layer, x, out))
+            x = out
+            # The maximum needs the output as it is; what follows the last one is the head's to drop.
+            if self.model.dropout and number < len(self._layers) - 1:
+                x = self.dropped(self.rooms(f"read{number}", *out.shape).copy_(out))
+        embedding_NH, self._from_NH = torch.stack([out for _, _, out in self._steps]).max(0)
+        return embedding_NH
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        own = self.rooms("own", *gradient_NH.shape)
+        passed: Tensor | None = None
+        for number, (layer, x, out) in reversed([*enumerate(self._steps)]):
+            torch.mul(gradient_NH, self._from_NH == number, out=own)
+            if passed is not None:
+                own.add_(passed)
+            passed = layer.backward(let_through(own, out), number > 0)
+            if self.model.dropout and passed is not None:
+                assert isinstance(x, Tensor)
+                let_through(passed, x).mul_(self.factor())
+
+
+class GCNIIBody(Body):
+    """x_0 = relu(X W_0' + b_0), x_l = relu((1 - b) y_l + b y_l W_l) with y_l = (1 - a) P drop(x_l-1) + a x_0."""
+
+    def forward(self, around: Neighbourhood) -> Tensor:
+        lift = self.model.lift
+        assert lift is not None
+        self._around = around
+        shape = len(around.x_NF), len(lift.weight)
+        first = product(around.x_NF, lift.weight, self.rooms("first", *shape)).add_(lift.bias).relu_()
+        self._first = first
+        self._layers = []
+        x = first
+        convs: Sequence[Any] = list(self.model.convs)
+        for number, conv in enumerate(convs):
+            read = x
+            if self.model.dropout:
+                read = self.dropped(self.rooms(f"read{number}", *shape).copy_(x))
+            mixed = heard(around.operators[number], read, self.rooms(f"mixed{number}", *shape))
+            mixed.lerp_(first, conv.alpha)
+            out = self.rooms(f"out{number}", *shape)
+            x = torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta, out=out).relu_()
+            self._layers.append((conv, around.operators[number], read, mixed, x))
+        return x
+
+    def backward(self, gradient_NH: Tensor) -> None:
+        lift = self.model.lift
+        assert lift is not None
+        of_first = self.rooms("of first", *self._first.shape).zero_()
+        of_mixed = self.rooms("of mixed", *self._first.shape)
+        for conv, operator, read, mixed, x in reversed(self._layers):
+            let_through(gradient_NH, x)
+            torch.mm(mixed.t(), gradient_NH, out=conv.weight1.grad).mul_(conv.beta)
+            torch.addmm(gradient_NH, gradient_NH, conv.weight1.t(), beta=1 - conv.beta, alpha=conv.beta, out=of_mixed)
+            of_first.add_(of_mixed, alpha=conv.alpha)
+            told(operator, of_mixed, gradient_NH).mul_(1 - conv.alpha)
+            if self.model.dropout:
+                let_through(gradient_NH, read).mul_(self.factor())
+        let_through(of_first.add_(gradient_NH), self._first)
+        torch.sum(of_first, 0, out=lift.bias.grad)
+        weight_gradient(lift.weight, self._around.x_NF, of_first)
+
 
 LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}
 # Backbones, by name.

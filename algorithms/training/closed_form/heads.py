@@ -7,15 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.dropout import fill_kept
-from algorithms.backbones.graph_batch import ItemBatch
-from algorithms.backbones.head import Head
-from algorithms.backbones.neighbourhood import Inputs, Neighbourhood
-from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.cross_entropy import to_gradient
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.inputs.graph_batch import ItemBatch
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
+from shoal.algorithms.models.layers.dropout import fill_kept
+from shoal.algorithms.models.layers.head import Head
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
+    """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy; returns the latter.
+
+    Args:
+        logits_NC: float32 `[N, C]`.
+        label_N: Classes, int64.
+    """
+    torch.log_softmax(logits_NC, 1, out=logits_NC)
+    loss = F.nll_loss(logits_NC, label_N)
+    logits_NC.exp_()
+    logits_NC.scatter_add_(1, label_N[:, None], logits_NC.new_full((1, 1), -1).expand(len(label_N), 1))
+    return loss
+
 
 # Backbones that are a `Head` on rows of one hop and nothing else.
 HEADS = ("mlp", "sgc")

@@ -9,11 +9,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from algorithms.backbones.edge_attention import backward as attention_backward
-from algorithms.backbones.edge_attention import forward as attention_forward
-from algorithms.training.closed_form.products import heard, product, told, weight_gradient
-from algorithms.training.closed_form.rooms import Rooms, let_through
-from storage.sparse_matrix import Features, SparseMatrix
+from shoal.algorithms.models.layers.edge_attention import backward as attention_backward
+from shoal.algorithms.models.layers.edge_attention import forward as attention_forward
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+def product(x: Features, weight: Tensor, out: Tensor) -> Tensor:
+    """x W', `[m, H]`."""
+    return torch.addmm(out, x.csr if isinstance(x, SparseMatrix) else x, weight.t(), beta=0, out=out)
+
+
+def heard(operator: SparseMatrix, said: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """What nodes hear of what others say, or that added to `out`."""
+    return torch.addmm(out, operator.csr, said, beta=float(add), out=out)
+
+
+def told(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """The gradient of what nodes say from that of what is heard, or that added to `out`."""
+    return torch.addmm(out, operator.transposed, gradient, beta=float(add), out=out)
+
+
+def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
+    """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
+    assert weight.grad is not None
+    if isinstance(x, SparseMatrix):
+        into = weight.grad.t()
+        torch.addmm(into, x.transposed, gradient, beta=0, out=into)
+    else:
+        torch.mm(gradient.t(), x, out=weight.grad)
+
+
+class Rooms:
+    """Matrices by name, of as many rows as were ever needed; what they hold is left from the step before."""
+
+    def __init__(self, like: Tensor) -> None:
+        """Of a tensor's type and device."""
+        self._like = like
+        self._rooms: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, width: int) -> Tensor:
+        """A matrix `[rows, width]`, the same memory for the same name."""
+        room = self._rooms.get(name)
+        if room is None or room.shape[0] < rows:
+            room = self._rooms[name] = self._like.new_empty(rows, width)
+        assert room.shape[1] == width, (name, room.shape, width)
+        return room[:rows]
+
+
+def let_through(gradient: Tensor, output: Tensor) -> Tensor:
+    """The gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
+    return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
 
 class Layer(ABC):
@@ -106,7 +151,7 @@ class GINLayer(Layer):
 
 
 class GATLayer(Layer):
-    """Attention over x W', see `algorithms.backbones.edge_attention`, plus b; on a processor."""
+    """Attention over x W', see `shoal.algorithms.models.layers.edge_attention`, plus b; on a processor."""
 
     def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
         conv = self.conv

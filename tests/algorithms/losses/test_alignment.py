@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.losses.alignment import NodeAlignment, mean_square, prototype_alignment, row_alignment
+from shoal.algorithms.losses.alignment import NodeAlignment, mean_square, prototype_alignment, row_alignment
 
 Z = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [9.0, 9.0]])
 Y = torch.tensor([0, 0, 1, 2])

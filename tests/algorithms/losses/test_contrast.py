@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.losses.contrast import contrast_by_class, nt_xent
+from shoal.algorithms.losses.contrast import contrast_by_class, nt_xent
 
 
 def by_loops(z: np.ndarray, other: np.ndarray, tau: float) -> float:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
-from storage.view import View
+from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
+from shoal.storage.store.view import View
 
 EDGES = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (4, 5), (5, 6), (6, 0)]
 Norm = Literal["mean", "sum"]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.losses import finch as finch_module
-from algorithms.losses.finch import class_clusters, finch
+from shoal.algorithms.losses import finch as finch_module
+from shoal.algorithms.losses.finch import class_clusters, finch
 
 
 def at(*degrees: float) -> Tensor:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
-from storage.view import View
+from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
+from shoal.storage.store.view import View
 
 RING = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
-from algorithms.protocol import Tree
+from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
+from shoal.algorithms.protocol import Tree
 
 GOAL = torch.randn(6, 5, generator=torch.Generator().manual_seed(4))
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.losses.prototype_losses import class_margin, contrast, cosine_margin, distances, margin_cross_entropy
+from shoal.algorithms.losses.prototype_losses import (
+    class_margin,
+    contrast,
+    cosine_margin,
+    distances,
+    margin_cross_entropy,
+)
 
 ALL = torch.tensor([True, True])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sparse_rows import sparse
 
-from algorithms.losses.prototypes import (
+from shoal.algorithms.losses.prototypes import (
     bit_bytes,
     bits,
     class_means,

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.backbones.output import Output
-from algorithms.client import Client, ClientInfo, random_of
-from algorithms.client_model import ClientModel
-from algorithms.context import Context
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.graph import TEST, TRAIN, VAL
-from storage.view import View
+from shoal.algorithms.client import Client, ClientInfo, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.context import Context
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.view import View
 
 # Labels of the training rows of every client. Client 3 has none; class 3 has one, at client 5.
 TRAINED = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 1, 2], [0, 0, 0], [], [2, 2, 0, 2], [3, 1]]

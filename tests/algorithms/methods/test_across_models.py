@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import all_nodes
-from algorithms.client import Client
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.client import Client
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 COUPLED = ("gcn", "sage", "gat", "gin", "gcnii")
 MODELS = [

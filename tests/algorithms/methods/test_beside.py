@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from algorithms.methods.loading import MethodSpec, describe, load
-from storage.errors import ShoalError
-from storage.own_code.beside import collect
+from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
+from shoal.storage.errors import ShoalError
+from shoal.storage.user_code.local_imports import collect
 
 METHOD = """
 from dataclasses import dataclass
 import helper
-from algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.fedavg import FedAvg
 from sums import total
 import pack.inner as inner
 

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Given, Output, Upload
-from algorithms.methods.class_means import ClassMeans
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Client, Given, Output, Upload
+from shoal.algorithms.methods.class_means import ClassMeans
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 NAMES = ("gcn", "sage", "gat", "gin", "gcnii")

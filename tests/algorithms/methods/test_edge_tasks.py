@@ -13,18 +13,18 @@ from small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from algorithms.backbones.building import build
-from algorithms.base import Tree
-from algorithms.methods.loading import methods_for
-from algorithms.methods.names import METHODS
-from engine.rounds.pool import Pool
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.wire.cell import Cell, Outcome
-from engine.wire.randomness import key
-from storage.errors import ShoalError
-from storage.pairs import EDGE
-from storage.view import View
+from shoal.algorithms.base import Tree
+from shoal.algorithms.methods.registry.load import methods_for
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.algorithms.models.build import build
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.pairs import EDGE
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 HIDDEN, ROUNDS, EPOCHS, DROPOUT, CLASSES = 8, 3, 2, 0.5, 2

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import Ask, How
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import Ask, How
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)

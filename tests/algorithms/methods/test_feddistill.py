@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.base import Client, Output
-from algorithms.methods.feddistill import FedDistill
-from engine.rounds.reduction import upload_bytes
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.base import Client, Output
+from shoal.algorithms.methods.feddistill import FedDistill
+from shoal.algorithms.models.build import build
+from shoal.engine.rounds.reduction import upload_bytes
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.output import Output
-from algorithms.methods.fedgen import FedGen
-from engine.rounds.server import Server
-from engine.wire.randomness import key
+from shoal.algorithms.methods.fedgen import FedGen
+from shoal.algorithms.models.layers.output import Output
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

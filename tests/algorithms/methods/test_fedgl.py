@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.backbones.output import Output
-from algorithms.client import Client
-from algorithms.methods.fedgl import FedGL, FedGLFedGTA
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.client import Client
+from shoal.algorithms.methods.fedgl import FedGL, FedGLFedGTA
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 

@@ -13,11 +13,11 @@ import torch
 from plain_fedgta import DEFAULTS, equations_3_to_5
 from torch import Tensor
 
-from algorithms.base import Client, Given, Upload
-from algorithms.methods.fedgta import FedGTA, mixing_rows
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.base import Client, Given, Upload
+from shoal.algorithms.methods.fedgta.fedgta import FedGTA, mixing_rows
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)

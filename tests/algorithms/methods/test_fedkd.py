@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.base import Output, Tree, Upload
-from algorithms.client import Client, random_of
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedkd import FedKD, projection
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from engine.wire.randomness import key
+from shoal.algorithms.base import Output, Tree, Upload
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedkd import FedKD, projection
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from algorithms.backbones.output import Output
-from algorithms.methods.fednh import FedNH
-from algorithms.protocol import Ask, How, Replies
-from engine.commands.export import PREDICTIONS, export
-from engine.commands.run import run as run_config
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.methods.fednh import FedNH
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import Ask, How, Replies
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.export import PREDICTIONS, export
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

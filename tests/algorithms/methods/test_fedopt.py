@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from algorithms.methods.fedopt import FedOPT
-from engine.rounds.server import Server
+from shoal.algorithms.methods.fedopt import FedOPT
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

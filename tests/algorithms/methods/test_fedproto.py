@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.base import Algorithm, Client, Context, Output, Tree
-from algorithms.methods.fedproto import FedProto
-from algorithms.methods.loading import describe, load
-from algorithms.protocol import Ask, Replies
-from engine.commands.run import run as run_config
-from engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from engine.wire.cell import Outcome
-from engine.wire.models import require_mixable
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Client, Context, Output, Tree
+from shoal.algorithms.methods.fedproto import FedProto
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import Ask, Replies
+from shoal.engine.config.config import Config
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.messages.models import require_mixable
+from shoal.engine.rounds.reduction import Sums, combine, reduce_cell, upload_bytes
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

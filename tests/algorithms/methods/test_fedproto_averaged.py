@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.output import Output
-from algorithms.methods.fedproto_averaged import FedProtoAveraged
-from engine.rounds.server import Server
+from shoal.algorithms.methods.fedproto import FedProtoAveraged
+from shoal.algorithms.models.layers.output import Output
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

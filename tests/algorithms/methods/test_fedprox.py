@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.output import Output
-from algorithms.methods.fedprox import FedProx
-from engine.rounds.server import Server
+from shoal.algorithms.methods.fedprox import FedProx
+from shoal.algorithms.models.layers.output import Output
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

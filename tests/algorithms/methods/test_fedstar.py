@@ -17,16 +17,16 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 from torch_geometric.transforms import AddRandomWalkPE
 
-from algorithms.backbones.building import build
-from algorithms.flat_model import FlatModel
-from algorithms.methods.fedstar import structure_of
-from engine.commands.export import export
-from engine.commands.run import run as run_config
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from storage.errors import ShoalError
-from storage.graph import TRAIN
-from storage.view import View
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fedstar import structure_of
+from shoal.algorithms.models.build import build
+from shoal.engine.config.config import Config
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 HIDDEN = 6

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.base import Context, Output, Tree
-from algorithms.methods.fedtgp import FedTGP
-from algorithms.protocol import Replies
-from engine.rounds.server import Server
-from engine.wire.randomness import key
+from shoal.algorithms.base import Context, Output, Tree
+from shoal.algorithms.methods.fedtgp import FedTGP
+from shoal.algorithms.protocol import Replies
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

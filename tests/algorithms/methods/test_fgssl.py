@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import Neighbourhood
-from algorithms.backbones.output import Output
-from algorithms.client import Client
-from algorithms.methods.fgssl import FGSSL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.client import Client
+from shoal.algorithms.methods.fgssl import FGSSL
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 DEFAULTS: dict[str, Any] = {

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Output
-from algorithms.client import Client
-from algorithms.methods.fml import FML
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.base import Output
+from shoal.algorithms.client import Client
+from shoal.algorithms.methods.fml import FML
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.backbones.output import Output
-from algorithms.losses.prototypes import bits
-from algorithms.methods.fpl import FPL, Bank
-from algorithms.protocol import Ask, How, Replies
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.losses.prototypes import bits
+from shoal.algorithms.methods.fpl import FPL, Bank
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import Ask, How, Replies
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -12,12 +12,12 @@ import torch
 from pyg_clients import DROPOUT, EPOCHS, HIDDEN, PlainClient
 from small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
 
-from algorithms.methods.loading import methods_for
-from algorithms.methods.names import METHODS
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN
-from storage.view import View
+from shoal.algorithms.methods.registry.load import methods_for
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.split_codes import TEST, TRAIN
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 ROUNDS = 3

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from algorithms.methods.lg_fedavg import as_layer
-from algorithms.methods.loading import describe, load
-from engine.commands.export import export
-from engine.commands.run import run as run_config
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from engine.wire.models import require_mixable
-from storage.errors import ShoalError
+from shoal.algorithms.methods.lg_fedavg import as_layer
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.engine.config.config import Config
+from shoal.engine.messages.models import require_mixable
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.graph import TRAIN
-from storage.view import View
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.flat_model import FlatModel
-from algorithms.methods.low_rank import compressed, expanded, restored, truncated
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.low_rank import compressed, expanded, restored, truncated
+from shoal.algorithms.models.build import build
 
 
 def diagonal(*values: float, size: int = 20) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.output import Output
-from algorithms.methods.moon import MOON, Anchors
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.methods.moon import MOON, Anchors
+from shoal.algorithms.models.layers.output import Output
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

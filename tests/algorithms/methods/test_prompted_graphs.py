@@ -7,11 +7,11 @@ import pytest
 import torch
 from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 
-from algorithms.backbones.building import build
-from algorithms.backbones.client_graphs import ClientGraphs
-from algorithms.flat_model import FlatModel
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.items.client_graphs import ClientGraphs
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
 

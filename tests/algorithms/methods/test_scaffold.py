@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.methods.feddc import FedDC
-from algorithms.methods.scaffold import SCAFFOLD
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.methods.feddc import FedDC
+from shoal.algorithms.methods.scaffold import SCAFFOLD
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes, sampled
-from algorithms.backbones.output import Output
-from algorithms.base import Algorithm
-from algorithms.client import Client, random_of
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL, Tree
-from algorithms.train_options import TrainOptions
-from algorithms.training.batches import batches
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 MakeClient = Callable[..., Client]
 NAMES = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")

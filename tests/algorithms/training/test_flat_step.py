@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.train_options import TrainOptions
-from algorithms.training.flat_step import flat_step
-from algorithms.training.local_training import make_optimizer
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.flat_step import flat_step
+from shoal.algorithms.training.local_training import make_optimizer
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -12,13 +12,12 @@ from pydantic import ValidationError
 from sparse_rows import sparse
 from torch import Tensor, nn
 
-from algorithms.altered_graphs import with_other_edges, without_nodes
-from algorithms.backbones.building import build
-from algorithms.backbones.readout import Readout
-from algorithms.small_graphs import SmallGraphs
-from algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.readout import Readout
+from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 FEATURES, HIDDEN = 4, 8
 

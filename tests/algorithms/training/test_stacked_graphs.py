@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import Neighbourhood
-from algorithms.base import Algorithm
-from algorithms.client import Client
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.joined_graphs import JoinedMatrices
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from algorithms.training.stacked_inputs import numbers_of_row
-from algorithms.training.stacked_training import StackedTrainer, needed_to_stack
-from engine.rounds.server import Server
-from storage.sparse_matrix import SparseMatrix
-from storage.view import View
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.algorithms.training.stacked.stacked_inputs import JoinedMatrices, numbers_of_row
+from shoal.algorithms.training.stacked.stacked_training import StackedTrainer, needed_to_stack
+from shoal.engine.rounds.server import Server
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.store.view import View
 
 FEATURES, CLASSES = 4, 3
 MODULES: dict[str, dict[str, Any]] = {

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.methods.fedpg.fedpg import FedPG
-from algorithms.methods.fedprox import FedProx
-from algorithms.methods.loading import describe, load
-from algorithms.training.stacked_given import StackedGiven, form_of
-from algorithms.training.stacked_training import StackedTrainer
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN, VAL
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.methods.fedprox import FedProx
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.training.stacked.stacked_model import StackedGiven, form_of
+from shoal.algorithms.training.stacked.stacked_training import StackedTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 Run = Callable[..., Server]
 # By momentum, which does not make roundings of next to nothing large, as Adam does.
@@ -159,8 +159,8 @@ def test_a_new_term_has_to_be_told_for_several() -> None:
 TERMS = """
 from dataclasses import dataclass
 from typing import ClassVar
-from algorithms.base import TermOfSeveral
-from algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.base import TermOfSeveral
+from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.callbacks.loading import load_callbacks
-from engine.commands import driver
-from engine.commands.run import run
-from engine.records import checkpoint
-from engine.records.client_scores import read_client_scores
-from engine.records.metrics import read_metrics
-from engine.records.run_folder import read_summary, run_path
-from engine.settings.config import Config, config_from
-from storage.errors import ShoalError
+from shoal.engine.callbacks.loading import load_callbacks
+from shoal.engine.config.config import Config, config_from
+from shoal.engine.records import checkpoint
+from shoal.engine.records.client_scores import read_client_scores
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import read_summary, run_path
+from shoal.engine.runs import driver
+from shoal.engine.runs.run import run
+from shoal.storage.errors import ShoalError
 
 NOTES = """
 import json

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.callbacks.callback import Running
-from engine.callbacks.early_stopping import EarlyStopping
-from storage.errors import ShoalError
+from shoal.engine.callbacks.callback import Running
+from shoal.engine.callbacks.early_stopping import EarlyStopping
+from shoal.storage.errors import ShoalError
 
 
 def first_end(values: Sequence[float | None], patience: int, mode: str, min_delta: float) -> int | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.callbacks.callback import Running
+from shoal.engine.callbacks.callback import Running
 
 KEYS = {"algorithm.name": "fedgta", "train.lr": 0.5, "model": ["gcn", None]}
 
@@ -30,7 +30,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     from mlflow.tracking import MlflowClient
 
-    from engine.callbacks.mlflow_run import MLflowRun
+    from shoal.engine.callbacks.mlflow_run import MLflowRun
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     twice(MLflowRun, tmp_path / "name-12345678")
@@ -50,7 +50,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    from engine.callbacks.wandb_run import WandbRun
+    from shoal.engine.callbacks.wandb_run import WandbRun
 
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "name-12345678"

@@ -7,8 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from engine.callbacks.callback import Running
-from engine.callbacks.tensorboard import TensorBoard
+from shoal.engine.callbacks.callback import Running
+from shoal.engine.callbacks.tensorboard import TensorBoard
 
 
 def line(number: int, loss: float | None, **more: Any) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.protocol import How
-from engine.hosts.batch import in_one_line
-from engine.hosts.host import Host
-from engine.rounds.server import Server
-from engine.wire.cell import Cell, Outcome
-from storage.errors import ShoalError
+from shoal.algorithms.protocol import How
+from shoal.engine.hosts.batch import in_one_line
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 SGD = {"algorithm.name": "local", "train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.protocol import Tree
-from engine.commands.run import run as run_config
-from engine.hosts.device import CONTEXT_BYTES, cache_bytes, take_device, tensor_bytes
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from storage.errors import ShoalError
-from storage.view import View, smoothed
+from shoal.algorithms.protocol import Tree
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.device import CONTEXT_BYTES, cache_bytes, take_device, tensor_bytes
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View, smoothed
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -13,14 +13,14 @@ from device_counts import DeviceCounts
 from other_device import load
 from torch import Tensor
 
-from engine.commands.run import plan_of
-from engine.hosts import host
-from engine.hosts.host import Host
-from engine.hosts.local_pool import LocalPool
-from engine.preparing.prepare import prepare
-from engine.rounds.server import Server
-from engine.settings.config import parse_config
-from engine.wire.job import make_job
+from shoal.engine.config.config import parse_config
+from shoal.engine.hosts import host
+from shoal.engine.hosts.federation import LocalPool
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.run import plan_of
 
 # Of a cell as it is on a GPU, and of one that is enough to see what a client costs.
 MANY, FEW = 64, 8

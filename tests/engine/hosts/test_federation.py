@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.commands.run import plan_of
-from engine.hosts.federation import LocalSession, server_device
-from engine.hosts.sessions import open_session
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from engine.wire.live import Live, unwatched
-from storage.errors import ShoalError
+from shoal.engine.cluster.sessions import open_session
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.federation import LocalSession, server_device
+from shoal.engine.messages.live import Live, unwatched
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.run import plan_of
+from shoal.storage.errors import ShoalError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.base import Client, Given, Trainer, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import How
-from engine.hosts.host import Host
-from engine.hosts.read_only import MethodWrites
-from engine.rounds.server import Server
-from engine.wire.cell import Cell, Outcome, evaluation_cell
-from engine.wire.job import Job
-from storage.errors import ShoalError
-from storage.store import shard_path
-from storage.view import View
+from shoal.algorithms.base import Client, Given, Trainer, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import How
+from shoal.engine.hosts.host import Host
+from shoal.engine.hosts.write_guard import MethodWrites
+from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import shard_path
+from shoal.storage.store.view import View
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
 UP = {"w": How.SUM, "models": How.KEEP, "head": How.KEEP, "list": How.LIST}

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from other_device import room_for
 from torch import Tensor
 
-from algorithms.training import like_sized as sizes_file
-from algorithms.training.like_sized import MOST, NO_MATTER, like_sized
-from algorithms.training.stacked_training import StackedTrainer
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.training.stacked import like_sized as sizes_file
+from shoal.algorithms.training.stacked.like_sized import MOST, NO_MATTER, like_sized
+from shoal.algorithms.training.stacked.stacked_training import StackedTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 # Client 5 has nothing to train.

@@ -17,7 +17,7 @@ class Absent:
 
 
 sys.meta_path.insert(0, Absent())
-from engine.commands.main import main
+from shoal.engine.cli.main import main
 
 main()
 """

@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 
-from engine.hosts.memory import PeakMemory, resident, tree_memory
+from shoal.engine.hosts.device import PeakMemory, resident, tree_memory
 
 BLOCK = 192 * 2**20
 SLACK = BLOCK // 4
 CHILD = f"import sys; held = b'x' * {BLOCK}; print('up', flush=True); sys.stdin.read()"
 FREES = """
-from engine.hosts.memory import keep_freed_memory, resident
+from shoal.engine.hosts.device import keep_freed_memory, resident
 keep_freed_memory()
 small, large = b"x" * (24 * 2**20), b"x" * (64 * 2**20)
 held = resident()

@@ -8,16 +8,16 @@ import torch
 from device_counts import DeviceCounts
 from other_device import load
 
-from algorithms.backbones.neighbourhood import Inputs
-from engine.hosts import host
-from engine.hosts.host import Host
-from engine.hosts.next_cell import NextCell
-from engine.rounds.server import Server
-from engine.wire.cell import Cell, Outcome
-from engine.wire.job import Job
-from storage.errors import ShoalError
-from storage.memo import Memo
-from storage.store import shard_path
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.engine.hosts import host
+from shoal.engine.hosts.host import Host
+from shoal.engine.hosts.transfer import NextCell
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.cache import Memo
+from shoal.storage.store.store import shard_path
 
 Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "local", "engine.path": "stacked", "train.dropout": 0.3}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.hosts.open_views import MAPS_OF_A_VIEW, OpenViews, most_views
-from engine.rounds.server import Server
-from engine.wire.job import Job
-from storage.errors import ShoalError
-from storage.store import Store, shard_path
-from storage.view import Memo, View
+from shoal.engine.hosts.job_context import MAPS_OF_A_VIEW, OpenViews, most_views
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store, shard_path
+from shoal.storage.store.view import Memo, View
 
 
 class Opening:
@@ -124,7 +124,7 @@ def test_a_run_with_one_open_view_has_the_same_bits(
 ) -> None:
     keys = {"model.name": model, "algorithm.name": "fedavg"}
     expected = run(keys, rounds=2).state.server
-    monkeypatch.setattr("engine.hosts.opened_job.most_views", lambda: 1)
+    monkeypatch.setattr("shoal.engine.hosts.job_context.most_views", lambda: 1)
     found = run(keys, rounds=2).state.server
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

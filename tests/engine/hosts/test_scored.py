@@ -10,11 +10,11 @@ import torch
 from other_device import load
 from torch import Tensor
 
-from algorithms.base import Client, Given
-from algorithms.methods.fedavg import FedAvg
-from engine.hosts import host, scored
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.base import Client, Given
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.engine.hosts import host, scored
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 EVERY = {"evaluation.every": 1, "engine.cell_size": 4, "train.dropout": 0.3}
@@ -56,7 +56,7 @@ def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         patch.setattr(host, "take_device", lambda name, share, precision: other)
         patch.setattr(scored, "NUMBERS_OF_A_PASS", numbers)
-        patch.setattr("algorithms.training.like_sized.NO_MATTER", 0)
+        patch.setattr("shoal.algorithms.training.stacked.like_sized.NO_MATTER", 0)
         away = run({**EVERY, **keys}, rounds=2)
     assert away.state.scores.keys() == here.state.scores.keys()
     for scope, counts in here.state.scores.items():

@@ -9,15 +9,15 @@ import pytest
 from other_device import load
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.base import Algorithm, Client, Given, Output, Trainer
-from algorithms.flat_model import FlatModel
-from algorithms.train_options import TrainOptions
-from engine.commands.run import run as run_config
-from engine.hosts.training_path import training_paths
-from engine.records.run_folder import read_summary
-from engine.settings.config import Config
-from storage.errors import ShoalError
+from shoal.algorithms.base import Algorithm, Client, Given, Output, Trainer
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.job_context import training_paths
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.errors import ShoalError
 
 WHOLE = TrainOptions()
 PLAIN = "a method of plain cross-entropy"

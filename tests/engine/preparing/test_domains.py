@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from engine.commands.dry_run import show_plan
-from engine.commands.verify import verify_folder
-from engine.preparing.prepare import prepare, read_graph, sources, store_path
-from engine.settings.config import Config, parse_config
-from storage.errors import ShoalError
-from storage.split import to_codes
-from storage.store import DOMAINS, Store
-from storage.verify import unnamed_files
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.preparing.prepare import prepare, read_graph, sources, store_path
+from shoal.engine.runs.dry_run import show_plan
+from shoal.engine.runs.verify import verify_folder
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.split import to_codes
+from shoal.storage.store.store import DOMAINS, Store
+from shoal.storage.store.verify import unnamed_files
 
 SIZES = {"north": 30, "south": 21}
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
 
-from engine.commands.verify import verify_folder
-from engine.preparing.prepare import identity, prepare, store_path
-from engine.screen.report import show_store
-from engine.settings.config import Config
-from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN, VAL
-from storage.pairs import EDGE, NO_EDGE
-from storage.split import to_codes
-from storage.store import WHOLE, Store
-from storage.verify import verify
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.runs.verify import verify_folder
+from shoal.engine.screen.tables import show_store
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.pairs import EDGE, NO_EDGE
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.split import to_codes
+from shoal.storage.store.store import WHOLE, Store
+from shoal.storage.store.verify import verify
 
 Configure = Callable[..., Config]
 HOPS = "r0.5-k2-float32"

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from engine.commands.verify import verify_folder
-from engine.preparing.prepare import prepare, read_graph
-from engine.screen.report import show_store
-from engine.settings.config import Config, parse_config
-from storage.errors import ShoalError
-from storage.split import to_codes
-from storage.store import WHOLE, Store
-from storage.verify import verify
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.preparing.prepare import prepare, read_graph
+from shoal.engine.runs.verify import verify_folder
+from shoal.engine.screen.tables import show_store
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.split import to_codes
+from shoal.storage.store.store import WHOLE, Store
+from shoal.storage.store.verify import verify
 
 GRAPHS = 40
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from store_contents import contents
 
-from engine.commands.remove import remove
-from engine.commands.report import _labels_of_clients
-from engine.commands.run import run
-from engine.commands.verify import verify_folder
-from engine.preparing.overlay import overlay_path, store_or_overlay
-from engine.preparing.prepare import prepare, store_path
-from engine.records.run_folder import read_summary
-from engine.settings.config import Config
-from storage.errors import ShoalError
-from storage.manifest import read_manifest
-from storage.store import Store
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.overlay import overlay_path, store_or_overlay
+from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.runs.run import run
+from shoal.engine.runs.verify import verify_folder
+from shoal.engine.studies.listing import remove
+from shoal.engine.studies.report import _labels_of_clients
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.manifest import read_manifest
+from shoal.storage.store.store import Store
 
 NOBODY = 65534
 # Of another split and other hops than those of the shared store, and with the graph as a whole.

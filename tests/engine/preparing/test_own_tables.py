@@ -8,16 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from engine.commands.export import export
-from engine.commands.run import run
-from engine.preparing.prepare import identity, prepare, store_path
-from engine.records.run_folder import read_summary
-from engine.screen.report import show_store
-from engine.settings.config import Config, parse_config
-from engine.settings.number_keys import number_keys
-from storage.errors import ShoalError
-from storage.manifest import read_manifest
-from storage.rows import CsrRows
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.config.run_identity import number_keys
+from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run
+from shoal.engine.screen.tables import show_store
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.rows import CsrRows
+from shoal.storage.store.manifest import read_manifest
 
 Keys = dict[str, object]
 

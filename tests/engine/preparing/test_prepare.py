@@ -16,13 +16,13 @@ import scipy.sparse as sp
 import yaml
 from store_contents import contents
 
-from engine.preparing.prepare import prepare, read_graph, store_path
-from engine.settings.config import Config, parse_config
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.manifest import NAME
-from storage.store import Store
-from storage.verify import verify
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.preparing.prepare import prepare, read_graph, store_path
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import Store
+from shoal.storage.store.verify import verify
 
 MakeConfig = Callable[..., dict[str, Any]]
 
@@ -58,7 +58,8 @@ def adjacency(indptr: np.ndarray, indices: np.ndarray) -> sp.csr_array:
 @pytest.fixture
 def never_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, the graph must not be read."""
-    return lambda: monkeypatch.setattr("engine.preparing.prepare.load_all", lambda options: pytest.fail("read again"))
+    place = "shoal.engine.preparing.prepare.load_all"
+    return lambda: monkeypatch.setattr(place, lambda options: pytest.fail("read again"))
 
 
 def assert_clients_hold(graph: Graph, store: Store) -> None:
@@ -156,7 +157,7 @@ def test_a_prepare_killed_again_and_again_ends_as_one_that_was_not(plain: MakeCo
     killed, calm = tmp_path / "killed", tmp_path / "calm"
     values = plain(data__options=options, partition__clients=60, data__store=str(killed))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "engine", "prepare", str(tmp_path / "config.yaml")]
+    command = [sys.executable, "-m", "shoal", "prepare", str(tmp_path / "config.yaml")]
     left = []
     # One line says what is made, one the partition; then 60 shards, 60 splits, 60 hops.
     for lines in (30, 90, 150):

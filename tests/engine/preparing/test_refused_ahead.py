@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.preparing.prepare import prepare
-from engine.settings.config import Config, parse_config
-from storage.errors import ShoalError
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.preparing.prepare import prepare
+from shoal.storage.errors import ShoalError
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from store_contents import contents
 
-from engine.preparing.prepare import prepare, store_path
-from engine.settings.config import Config
-from storage.errors import ShoalError
-from storage.manifest import NAME
-from storage.rows import CsrRows
-from storage.store import Store
-from storage.verify import verify
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.rows import CsrRows
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import Store
+from shoal.storage.store.verify import verify
 
 
 def with_words(tmp_path: Path, **changes: Any) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.commands.dry_run import show_plan
-from engine.preparing.prepare import identity, prepare, store_path
-from engine.screen.report import console, show_store
-from engine.settings.config import Config
-from storage.errors import ShoalError
-from storage.rows import CsrRows
-from storage.store import Store
-from storage.verify import verify
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.runs.dry_run import show_plan
+from shoal.engine.screen.tables import console, show_store
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.rows import CsrRows
+from shoal.storage.store.store import Store
+from shoal.storage.store.verify import verify
 
 MakeConfig = Callable[..., Config]
 SPLIT, HOPS = "stratified-20-40-40-seed0", "r0.5-k2-float32"

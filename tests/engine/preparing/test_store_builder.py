@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.preparing.prepare import prepare
-from engine.settings.config import Config
-from partition.options import PartitionOptions
-from partition.workspace import Workspace
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.manifest import NAME
-from storage.store import Store, hops_path, shard_path, split_path
-from storage.verify import verify
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.prepare import prepare
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.workspace import Workspace
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path
+from shoal.storage.store.verify import verify
 
 MakeConfig = Callable[..., Config]
 SPLIT, KERNEL = "stratified-20-40-40-seed0", "r0.5-k2-float32"
@@ -49,7 +49,7 @@ def test_splits_and_hops_are_made_from_sound_shards_only(make_config: MakeConfig
 def test_tasks_of_a_cluster_read_sound_shards_only(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     path = prepare(make_config()).path / shard_path(3)
     flip(path)
-    monkeypatch.setattr("engine.preparing.store_steps.CLUSTER_BYTES", 0)
+    monkeypatch.setattr("shoal.engine.preparing.store_steps.CLUSTER_BYTES", 0)
     with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*"):
         prepare(make_config(propagation__hops=1, engine__backend="ray", engine__hosts=1))
 
@@ -74,7 +74,7 @@ def test_what_an_interrupted_prepare_finished_is_compared(
 def test_shards_of_two_partitions_are_not_mixed(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     store = prepare(config)
-    monkeypatch.setattr("engine.preparing.store_builder.partition", in_turn)
+    monkeypatch.setattr("shoal.engine.preparing.store_builder.partition", in_turn)
     (store.path / NAME).unlink()
     flip(store.path / "assignment.npy")
     (store.path / shard_path(1)).unlink()
@@ -89,7 +89,7 @@ def test_shards_made_again_must_be_those_that_splits_were_made_of(
 ) -> None:
     config = make_config()
     store = prepare(config)
-    monkeypatch.setattr("engine.preparing.store_builder.partition", in_turn)
+    monkeypatch.setattr("shoal.engine.preparing.store_builder.partition", in_turn)
     (store.path / "progress.jsonl").unlink()
     (store.path / shard_path(1)).unlink()
     for _ in range(2):

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.hosts.host import Host
-from engine.preparing.prepare import prepare
-from engine.settings.config import Config, parse_config
-from engine.wire.job import make_job
-from storage.errors import ShoalError
-from storage.manifest import NAME
-from storage.store import Store, hops_path, shard_path, split_path, stores_below
-from storage.verify import unnamed_files, verify
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import Store, hops_path, shard_path, split_path, stores_below
+from shoal.storage.store.verify import unnamed_files, verify
 
 MakeConfig = Callable[..., Config]
 SPLIT, KERNEL = "stratified-20-40-40-seed0", "r0.5-k2-float32"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.commands.run import run
-from engine.records import checkpoint
-from engine.records.best_rounds import BEST
-from engine.records.metrics import read_metrics
-from engine.records.run_folder import SUMMARY
-from engine.settings.config import parse_config
-from storage.digest import digest
+from shoal.engine.config.config import parse_config
+from shoal.engine.records import checkpoint
+from shoal.engine.records.best_rounds import BEST
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import SUMMARY
+from shoal.engine.runs.run import run
+from shoal.storage.files.digest import digest
 
 ROUNDS = 8
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.records import checkpoint
-from engine.records.checkpoint import FORMAT, PLAIN, TENSORS, Checkpoint
-from engine.records.metrics import METRICS
-from engine.rounds.state import FederationState
-from storage.errors import ShoalError
-from storage.sealed import sealed
+from shoal.engine.records import checkpoint
+from shoal.engine.records.checkpoint import FORMAT, PLAIN, TENSORS, Checkpoint
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.checksummed_json import sealed
 
 
 def state(number: int) -> FederationState:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.records.client_scores import ClientScores, read_client_scores
-from engine.rounds.client_scores import client_scores
-from storage.errors import ShoalError
+from shoal.engine.records.client_scores import ClientScores, read_client_scores
+from shoal.engine.rounds.evaluation import client_scores
+from shoal.storage.errors import ShoalError
 
 # Validation and test of two clients and three classes: rows of the class, predicted so, rightly so.
 COUNTS = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.records.metrics import METRICS, Metrics, read_metrics
-from storage.errors import ShoalError
+from shoal.engine.records.metrics import METRICS, Metrics, read_metrics
+from shoal.storage.errors import ShoalError
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:

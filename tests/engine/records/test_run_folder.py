@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.records import checkpoint
-from engine.records.checkpoint import Checkpoint
-from engine.records.inputs import contents
-from engine.records.metrics import METRICS
-from engine.records.run_folder import (
+from shoal.engine.config.config import Config, load_config
+from shoal.engine.config.run_identity import fingerprint_of, number_keys
+from shoal.engine.records import checkpoint
+from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.inputs import contents
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.run_folder import (
     CHECKPOINTS,
     CONFIG,
     LOG,
@@ -27,16 +29,14 @@ from engine.records.run_folder import (
     run_path,
     unfinished_relatives,
 )
-from engine.rounds.state import FederationState
-from engine.settings.config import Config, load_config
-from engine.settings.number_keys import fingerprint_of, number_keys
-from storage.errors import ShoalError
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
 
 MakeConfig = Callable[..., Config]
 HOLD = """
 import sys
-from engine.records.run_folder import RunFolder
-from engine.settings.config import load_config
+from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.config.config import load_config
 folder = RunFolder(load_config(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -127,9 +127,9 @@ def test_a_folder_that_cannot_be_made(config_of: MakeConfig, tmp_path: Path) -> 
 
 
 def test_warnings_go_to_the_log_while_it_is_open(folder: RunFolder) -> None:
-    logging.getLogger("engine").warning("host 1 is back")
+    logging.getLogger("shoal").warning("host 1 is back")
     folder.close()
-    logging.getLogger("engine").warning("too late")
+    logging.getLogger("shoal").warning("too late")
     text = (folder.path / LOG).read_text()
     assert "WARNING host 1 is back" in text
     assert "too late" not in text
@@ -140,7 +140,7 @@ def test_a_log_on_a_full_disk_ends_nothing(config_of: MakeConfig, capsys: pytest
     path.mkdir()
     (path / LOG).symlink_to("/dev/full")
     folder = RunFolder(config_of())
-    logging.getLogger("engine").warning("host 1 is back")
+    logging.getLogger("shoal").warning("host 1 is back")
     folder.close()
     assert capsys.readouterr().err == ""
 

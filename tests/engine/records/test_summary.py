@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine.records.environment import environment
-from engine.records.summary import best_round, summarize_run
-from engine.rounds.server import Server
-from storage.manifest import Manifest
-from storage.store import Store
+from shoal.engine.messages.environment import environment
+from shoal.engine.records.summary import best_round, summarize_run
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.manifest import Manifest
+from shoal.storage.store.store import Store
 
 SECONDS = {"train": 1.0, "upload": 0.5, "evaluate": 0.25, "aggregate": 0.125, "transfer": 0.0625, "wait": 2.0}
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from engine.rounds.exchange import Exchange
-from engine.rounds.metering import Meter
-from engine.rounds.server import Server
-from engine.wire.live import Watch, unwatched
+from shoal.engine.messages.live import Watch, unwatched
+from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.exchange import Exchange
+from shoal.engine.rounds.server import Server
 
 
 @pytest.fixture(scope="session")

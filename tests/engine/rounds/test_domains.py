@@ -11,14 +11,14 @@ import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, roc_auc_score
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Client, Given
-from algorithms.client import ClientInfo
-from engine.rounds.domains import Domains, rates, score_graph
-from engine.rounds.scoring import score, summarize
-from storage.manifest import DomainRecord
-from storage.shard import Shard
-from storage.split import Split
-from storage.view import Memo, View
+from shoal.algorithms.base import Algorithm, Client, Given
+from shoal.algorithms.client import ClientInfo
+from shoal.engine.rounds.domains import Domains, rates, score_graph
+from shoal.engine.rounds.scoring import score, summarize
+from shoal.storage.store.manifest import DomainRecord
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Memo, View
 
 CLASSES = 3
 RECORDS = [DomainRecord("de", 90, [0, 2]), DomainRecord("pt", 40, [2, 1]), DomainRecord("ru", 70, [3, 2])]

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import Ask, How
-from engine.rounds.pool import Pool
-from engine.rounds.scoring import summarize
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.wire.cell import Cell, Outcome
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import Ask, How
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.scoring import summarize
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 EVERYONE = list(range(6))

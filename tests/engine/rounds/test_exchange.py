@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Client, Given, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import Ask, How
-from engine.rounds.exchange import Exchange
-from engine.rounds.server import Server
-from engine.wire.live import Live
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Client, Given, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import Ask, How
+from shoal.engine.messages.live import Live
+from shoal.engine.rounds.exchange import Exchange
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 ExchangeOf = Callable[..., Exchange]

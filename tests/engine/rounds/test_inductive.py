@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.base import Client, Given, Steps, Trainer, Tree, Upload
-from algorithms.context import Context
-from algorithms.methods.fedavg import FedAvg
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN, VAL
+from shoal.algorithms.base import Client, Given, Steps, Trainer, Tree, Upload
+from shoal.algorithms.context import Context
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 
 CLIENTS, NODES, CLASSES, TRAINING = 6, 30, 4, 10
 WITHOUT_TRAIN = 5

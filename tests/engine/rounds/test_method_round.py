@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
-from algorithms.methods.fedavg import FedAvg
-from algorithms.protocol import Ask, How
-from engine.rounds.exchange import Exchange
-from engine.rounds.method_round import MethodRound
-from engine.rounds.mixing import Mixer
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import Ask, How
+from shoal.engine.rounds.exchange import Exchange
+from shoal.engine.rounds.method_round import MethodRound
+from shoal.engine.rounds.mixing import Mixer
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
 NAN = float("nan")

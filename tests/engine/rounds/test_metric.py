@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from algorithms.protocol import MODEL, parameters_key
-from engine.rounds.metric import over_clients, ranked, ranks
-from engine.rounds.scoring import summarize
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from storage.graph import TEST, VAL
+from shoal.algorithms.protocol import MODEL, parameters_key
+from shoal.engine.rounds.scoring import over_clients, ranked, ranks, summarize
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.options.split_codes import TEST, VAL
 
 Start = Callable[..., Server]
 OFFICIAL = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.protocol import Mix
-from engine.rounds import mixing
-from engine.rounds.metering import Meter
-from engine.rounds.mixing import Mixer
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from storage.errors import ShoalError
+from shoal.algorithms.protocol import Mix
+from shoal.engine.rounds import mixing
+from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.mixing import Mixer
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
 
 
 @pytest.fixture

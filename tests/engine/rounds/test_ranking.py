@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from engine.rounds.ranking import average_precisions, mean_auc, twice_wins
+from shoal.engine.rounds.scoring import average_precisions, mean_auc, twice_wins
 
 INF = float("inf")
 

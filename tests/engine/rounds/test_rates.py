@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.rounds.server import Server
+from shoal.engine.rounds.server import Server
 
 
 @pytest.mark.parametrize("path", ["loop", "closed_form", "stacked"])

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.protocol import How, Replies, Tree, Upload
-from engine.rounds.reduction import Sums, combine, reduce_cell, tree_bytes, upload_bytes
-from engine.wire.cell import Outcome
-from storage.errors import ShoalError
+from shoal.algorithms.protocol import How, Replies, Tree, Upload
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.rounds.reduction import Sums, combine, reduce_cell, tree_bytes, upload_bytes
+from shoal.storage.errors import ShoalError
 
 
 def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[str, How]) -> tuple[Replies, Tree]:

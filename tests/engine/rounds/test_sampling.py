@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.rounds.sampling import draw_cohort, read_trace
-from engine.settings.sections import ParticipationOptions
-from storage.errors import ShoalError
+from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.rounds.sampling import draw_cohort, read_trace
+from shoal.storage.errors import ShoalError
 
 
 @given(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))

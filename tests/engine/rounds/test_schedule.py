@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.rounds.sampling import draw_cohort
-from engine.rounds.schedule import Plan, Schedule
-from engine.settings.sections import ParticipationOptions
+from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.rounds.sampling import Plan, Schedule, draw_cohort
 
 
 @settings(max_examples=60, deadline=None)

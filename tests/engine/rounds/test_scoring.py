@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
 
-from algorithms.base import Algorithm, Client, Given
-from engine.rounds.scoring import CORRECT, PREDICTED, SUPPORT, macro_f1, predicted_classes, score, summarize
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Algorithm, Client, Given
+from shoal.engine.rounds.scoring import CORRECT, PREDICTED, SUPPORT, macro_f1, predicted_classes, score, summarize
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 CLASSES = 4
 Pairs = list[tuple[int, int]]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.faults import Malformed
-from algorithms.protocol import How, Upload
-from engine.rounds.soundness import counted, require_finite, require_sound, told_loss
-from storage.errors import ShoalError
+from shoal.algorithms.method_errors import Malformed
+from shoal.algorithms.protocol import How, Upload
+from shoal.engine.rounds.protocol_checks import counted, require_finite, require_sound, told_loss
+from shoal.storage.errors import ShoalError
 
 NAN, INF = float("nan"), float("inf")
 POISONS = [NAN, INF, -INF]

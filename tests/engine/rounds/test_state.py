@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
 
 NAMES = st.sampled_from(["w", "opt.exp_avg", "proto/head", "c"])
 TENSORS = st.builds(lambda n, seed: torch.arange(n) * seed, st.integers(0, 4), st.integers(-3, 3))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.faults import Malformed
-from algorithms.protocol import Ask, How, Mix
-from engine.rounds.steps import noted, require_generator, require_step, require_tree
+from shoal.algorithms.method_errors import Malformed
+from shoal.algorithms.protocol import Ask, How, Mix
+from shoal.engine.rounds.protocol_checks import noted, require_generator, require_step, require_tree
 
 W = {"w": torch.ones(3)}
 

@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import all_nodes
-from engine.commands.dry_run import expected
-from engine.commands.pretrain import options_of, pretrain
-from engine.preparing.prepare import prepare, store_path
-from engine.preparing.weights_used import require_weights_used
-from engine.rounds.server import Server
-from engine.screen.report import show_store
-from engine.settings.config import Config
-from storage.adapters import to_pyg
-from storage.datasets.loading import fingerprint, load
-from storage.datasets.source import DataSource
-from storage.errors import ShoalError
-from storage.store import Store
-from storage.verify import verify
-from storage.view import Memo, View
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.engine.config.config import Config
+from shoal.engine.preparing.edge_weight_checks import require_weights_used
+from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.pretrain import options_of, pretrain
+from shoal.engine.screen.tables import show_store
+from shoal.storage.adapters import to_pyg
+from shoal.storage.datasets.registry import fingerprint, load
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
+from shoal.storage.store.verify import verify
+from shoal.storage.store.view import Memo, View
 
 CLIENTS, NODES, CLASSES = 6, 30, 4
 Keys = Mapping[str, Any]
@@ -35,7 +35,7 @@ import numpy as np
 from dataclasses import replace
 from pathlib import Path
 import shoal
-from storage.from_arrays import graph_from_arrays
+from shoal.storage.graph.from_arrays import graph_from_arrays
 
 class {name}(shoal.Dataset):
     def load(self, root):

@@ -10,15 +10,15 @@ import torch
 from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import Tensor
 
-from algorithms.base import Context, Given, Steps, Tree
-from algorithms.client import Client
-from algorithms.methods.fedavg import FedAvg
-from engine.rounds.pool import Pool
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.wire.cell import Cell, Outcome
-from storage.graph import TEST, TRAIN, VAL
-from storage.store import Store
+from shoal.algorithms.base import Context, Given, Steps, Tree
+from shoal.algorithms.client import Client
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.store import Store
 
 Start = Callable[..., Server]
 CLIENTS, GRAPHS, CLASSES = [0, 1, 2, 3, 4], [5, 6, 7], 4

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from engine.screen.interrupt import graceful
+from shoal.engine.screen.interrupt import graceful
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from engine.screen import live_view
-from engine.screen.live_view import LiveView, columns
-from engine.wire.live import Live
+from shoal.engine.messages.live import Live
+from shoal.engine.screen import live_view
+from shoal.engine.screen.live_view import LiveView, columns
 
 LINE = {
     "round": 2,

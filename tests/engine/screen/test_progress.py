@@ -6,8 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from engine.screen import progress as shown
-from engine.screen.progress import progress, say, watch
+from shoal.engine.screen import progress as shown
+from shoal.engine.screen.progress import progress, say, watch
 
 
 @pytest.fixture

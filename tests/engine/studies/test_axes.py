@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.studies.axes import combinations, is_seed, split
-from engine.studies.study import read_study
-from storage.errors import ShoalError
+from shoal.engine.studies.study import combinations, is_seed, read_study, split
+from shoal.storage.errors import ShoalError
 
 
 def columns(*axes: str) -> list[dict[str, str]]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from engine.studies.groups import Row, baseline_of, grouped, paired_p, spread_of, varied
-from engine.studies.study_table import Layout, table_of
-from engine.studies.text_table import TextTable
-from storage.errors import ShoalError
+from shoal.engine.studies.groups import Row, baseline_of, grouped, paired_p, spread_of, varied
+from shoal.engine.studies.study_table import Layout, table_of
+from shoal.engine.studies.text_table import TextTable
+from shoal.storage.errors import ShoalError
 
 METHODS = {"fedavg": 0.7, "fedgta": 0.75, "local": 0.72}
 

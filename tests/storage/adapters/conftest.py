@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from storage.graph import Graph
+from shoal.storage.graph.graph import Graph
 
 EDGES = [[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]]
 GIVEN_WEIGHTS = [0.5, 2.0, 3.0, 4.0, 0.25]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from storage.adapters import from_dgl, from_pyg, to_dgl
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.store import Store
+from shoal.storage.adapters import from_dgl, from_pyg, to_dgl
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.store.store import Store
 
 Square = Callable[..., dict[str, Any]]
 NAMES = {"x": "feat", "y": "label"}

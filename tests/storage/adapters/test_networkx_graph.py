@@ -5,8 +5,8 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from storage.adapters import from_networkx
-from storage.errors import ShoalError
+from shoal.storage.adapters import from_networkx
+from shoal.storage.errors import ShoalError
 
 
 def club() -> Any:

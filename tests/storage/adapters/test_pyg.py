@@ -13,16 +13,16 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import GCNConv
 from torch_geometric.transforms import ToSparseTensor
 
-from storage.adapters import from_pyg, to_pyg
-from storage.datasets.files import save_graph
-from storage.datasets.loading import load
-from storage.datasets.source import DataSource
-from storage.errors import ShoalError
-from storage.graph import Graph
-from storage.pairs import Pairs
-from storage.shard import Shard
-from storage.split import Split
-from storage.store import Store
+from shoal.storage.adapters import from_pyg, to_pyg
+from shoal.storage.datasets.registry import load
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.user.files import save_graph
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.pairs import Pairs
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.store import Store
 
 Square = Callable[..., dict[str, Any]]
 Check = Callable[[Graph], None]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from storage.adapters import from_pyg, from_sparse_tensor, to_sparse_tensor
-from storage.errors import ShoalError
-from storage.graph import Graph
+from shoal.storage.adapters import from_pyg, from_sparse_tensor, to_sparse_tensor
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
 
 Square = Callable[..., dict[str, Any]]
 MASKS = ("train_mask", "val_mask", "test_mask")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from storage.datasets.source import data_root
+from shoal.storage.datasets.sources.source import data_root
 
 
 @pytest.fixture

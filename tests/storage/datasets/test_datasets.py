@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.datasets.feature_options import MadeFeatures
-from storage.datasets.loading import LOADERS, fingerprint, load
-from storage.datasets.ogb import PUBLISHED
-from storage.datasets.source import DataSource, data_root
-from storage.datasets.twin import ORIGINALS
-from storage.errors import ShoalError
+from shoal.storage.datasets.features.feature_options import MadeFeatures
+from shoal.storage.datasets.readers.ogb import PUBLISHED
+from shoal.storage.datasets.registry import LOADERS, fingerprint, load
+from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.datasets.synthetic.twin import ORIGINALS
+from shoal.storage.errors import ShoalError
 
 LANGUAGES = {"de": "DE", "en": "ENGB", "es": "ES", "fr": "FR", "pt": "PTBR", "ru": "RU", "tw": "ZHTW"}
 RAW_FILES = {
@@ -83,7 +83,7 @@ def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
 def test_addresses_are_those_of_pyg() -> None:
     from torch_geometric.datasets import Amazon, Coauthor, Flickr, Planetoid, Reddit
 
-    from storage.datasets import flickr, npz_graphs, planetoid, reddit
+    from shoal.storage.datasets.readers import flickr, npz_graphs, planetoid, reddit
 
     assert Planetoid.url == planetoid.URL
     assert {Amazon.url, Coauthor.url} == {npz_graphs.URL + "/"}
@@ -185,6 +185,7 @@ def test_fingerprint_of_files_follows_the_files(tmp_path: Path) -> None:
 
 
 def test_import_loads_no_heavy_package() -> None:
-    code = "import sys, storage.datasets.loading; print({'torch', 'torch_geometric', 'sklearn'} & set(sys.modules))"
+    heavy = {"torch", "torch_geometric", "sklearn"}
+    code = f"import sys, shoal.storage.datasets.registry; print({heavy} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "set()\n"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from storage.datasets.domains import domain_of_nodes, joined
-from storage.errors import ShoalError
-from storage.from_arrays import graph_from_arrays
-from storage.graph import Domain, Graph
+from shoal.storage.datasets.domains import domain_of_nodes, joined
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.from_arrays import graph_from_arrays
+from shoal.storage.graph.graph import Domain, Graph
 
 
 def graph(name: str, edges: list[tuple[int, int]], x: Any, y: list[int], **arrays: Any) -> Graph:

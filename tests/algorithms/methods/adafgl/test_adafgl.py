@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.building import build
-from algorithms.client import Client
-from algorithms.methods.adafgl.adafgl import AdaFGL, Given
-from algorithms.methods.adafgl.branches import signed_messages
-from algorithms.methods.adafgl.knowledge import homophily, knowledge, likeness, propagated
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.client import Client
+from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Given
+from shoal.algorithms.methods.adafgl.branches import signed_messages
+from shoal.algorithms.methods.adafgl.knowledge import homophily, knowledge, likeness, propagated
+from shoal.algorithms.models.build import build
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "adafgl", "algorithm.shared_rounds": 2, "algorithm.hidden": 6}

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.dropout import drop
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.models.layers.dropout import drop
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 DROPOUT = 0.3

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.building import build
-from algorithms.client import Client
-from algorithms.methods.loading import describe, load
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.client import Client
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.models.build import build
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 GKC = {"algorithm.name": "fedgkc", "algorithm.copilot": {"name": "gcn", "hidden": 8}}
 OFF = {**GKC, "algorithm.alpha": 1.0, "algorithm.beta": 0.0, "algorithm.self_distillation": False}

@@ -10,10 +10,10 @@ import torch
 from small_fedgkc import PlainClient, mixed
 from torch import nn
 
-from algorithms.backbones.building import build
-from algorithms.methods.fedgkc.fedgkc import FedGKC
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.methods.fedgkc.fedgkc import FedGKC
+from shoal.algorithms.models.build import build
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 CLASSES, FEATURES, HOPS = 4, 5, 2
 DEFAULTS: dict[str, Any] = {

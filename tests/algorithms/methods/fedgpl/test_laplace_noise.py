@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from algorithms.methods.fedgpl.laplace_noise import laplace, noised
+from shoal.algorithms.methods.fedgpl.laplace_noise import laplace, noised
 
 
 def rng(seed: int = 0) -> torch.Generator:

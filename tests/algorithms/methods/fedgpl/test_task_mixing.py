@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
+from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights, transferability
 
 TASKS = [0, 2, 0, 1, 2]
 

@@ -15,12 +15,12 @@ from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from algorithms.methods.fedgpl.task_mixing import Trained, task_weights
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.errors import ShoalError
-from storage.graph import TEST, TRAIN, VAL
-from storage.view import View
+from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 HIDDEN, EPOCHS, BATCH, DROPOUT, LR, SERVER_LR, KEPT_NODES, KEPT_EDGES = 6, 2, 2, 0.5, 0.05, 0.01, 0.6, 0.8

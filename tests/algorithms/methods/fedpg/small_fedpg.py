@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from plain_dropout import dropped
 from torch import Tensor, nn
 
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.view import View
 
 # A level (0: nodes of the class, 1 and 2: their neighbours at this hop) and a class.
 Slot = tuple[int, int]

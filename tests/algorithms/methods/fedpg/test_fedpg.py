@@ -11,19 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.base import Client, Tree
-from algorithms.losses.prototypes import unit
-from algorithms.methods.fedpg.alignment_term import Targets
-from algorithms.methods.fedpg.annotation import annotate
-from algorithms.methods.fedpg.fedpg import FedPG
-from engine.commands.run import run as run_config
-from engine.rounds.reduction import upload_bytes
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from engine.settings.config import Config
-from engine.wire.models import require_mixable
-from storage.view import View
+from shoal.algorithms.base import Client, Tree
+from shoal.algorithms.losses.prototypes import unit
+from shoal.algorithms.methods.fedpg.alignment_term import Targets
+from shoal.algorithms.methods.fedpg.annotation import annotate
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.models.build import build
+from shoal.engine.config.config import Config
+from shoal.engine.messages.models import require_mixable
+from shoal.engine.rounds.reduction import upload_bytes
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 Views = Callable[..., list[View]]

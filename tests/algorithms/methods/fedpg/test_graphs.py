@@ -8,9 +8,9 @@ import pytest
 import torch
 from small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
 
-from engine.rounds.server import Server
-from engine.rounds.state import FederationState
-from storage.view import View
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 PG = {"algorithm.name": "fedpg", "algorithm.similar": 2, "model.hidden": 8, "train.dropout": 0.5}

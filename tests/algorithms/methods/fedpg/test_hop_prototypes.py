@@ -9,10 +9,10 @@ from device_counts import DeviceCounts
 from other_device import load
 from torch import Tensor
 
-from algorithms.methods.fedpg import hop_products
-from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
-from algorithms.methods.fedpg.item_graph import KnownEdges
-from storage.view import View
+from shoal.algorithms.methods.fedpg import batched_hop_weights as hop_products
+from shoal.algorithms.methods.fedpg.annotation import KnownEdges
+from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
+from shoal.storage.store.view import View
 
 MakeView = Callable[..., View]
 N, C, H = 30, 5, 4

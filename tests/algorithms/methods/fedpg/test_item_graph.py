@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
-from algorithms.methods.fedpg.item_graph import ItemGraph, item_graph
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.methods.fedpg.annotation import ItemGraph, item_graph
+from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 ClientData = Callable[[int], View]
 GRAPHS = 14

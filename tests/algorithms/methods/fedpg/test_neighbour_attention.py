@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from algorithms.methods.fedpg.fedpg import FedPG
-from algorithms.methods.fedpg.neighbour_attention import SCORER, WIDTH, attention_weights, start_scorer, train_scorer
-from algorithms.protocol import Tree
-from engine.rounds.server import Server
+from shoal.algorithms.methods.fedpg.alignment_term import SCORER, WIDTH, attention_weights, start_scorer, train_scorer
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.protocol import Tree
+from shoal.engine.rounds.server import Server
 
 Z = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
 PG = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype"}

@@ -2,7 +2,7 @@
 
 import torch
 
-from algorithms.methods.fedpg.prototype_queries import draw_queries
+from shoal.algorithms.methods.fedpg.server_targets import draw_queries
 
 
 def test_own_level_first_then_some_of_the_others() -> None:

@@ -13,12 +13,12 @@ import torch
 from small_fedpg import CLASSES, DECAY, EPOCHS, LR, ROUNDS, WIDTH, GraphClient, PlainClient, PlainServer, Slots, flat
 from torch import Tensor, nn
 
-from algorithms.methods.fedpg.fedpg import FedPG
-from algorithms.protocol import Tree
-from engine.rounds.pool import Pool
-from engine.rounds.server import Server
-from engine.wire.cell import Cell, Outcome
-from storage.view import View
+from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.protocol import Tree
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 
 class Listening:

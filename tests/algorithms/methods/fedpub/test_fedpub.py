@@ -10,11 +10,11 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from algorithms.methods.fedpub.fedpub import FedPUB, mixing_rows
-from algorithms.methods.fedpub.masks import masked
-from algorithms.methods.fedpub.proxy_graph import proxy_graph
-from engine.rounds.server import Server
-from storage.errors import ShoalError
+from shoal.algorithms.methods.fedpub.fedpub import FedPUB, mixing_rows
+from shoal.algorithms.methods.fedpub.masks import masked
+from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 KEYS: dict[str, Any] = {"algorithm.name": "fedpub", "train.dropout": 0.5}

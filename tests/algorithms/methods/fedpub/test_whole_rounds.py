@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from algorithms.backbones.building import build
-from algorithms.methods.fedpub.proxy_graph import proxy_graph
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
+from shoal.algorithms.models.build import build
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 # As the keys of `patchy` have them.

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.view import View
 
 Parameters = dict[str, Tensor]
 DEFAULTS: dict[str, Any] = {

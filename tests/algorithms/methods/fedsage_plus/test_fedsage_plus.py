@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import all_nodes
-from algorithms.base import Client, Context, Replies, Upload
-from algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
-from algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
-from algorithms.methods.fedsage_plus.generator import fresh_generator, generated, of_maker
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Client, Context, Replies, Upload
+from shoal.algorithms.methods.fedsage_plus.client_generator import ClientGenerator, GeneratorOptions
+from shoal.algorithms.methods.fedsage_plus.fedsage_plus import FedSagePlus, drawn_peers
+from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator, generated, of_maker
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 KEYS: dict[str, Any] = {

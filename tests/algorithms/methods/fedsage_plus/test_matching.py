@@ -7,11 +7,11 @@ import pytest
 import torch
 from sparse_rows import sparse as as_sparse
 
-from algorithms.methods.fedsage_plus import matching
-from algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
-from algorithms.methods.fedsage_plus.impaired import impaired
-from algorithms.methods.fedsage_plus.matching import nearest_hidden, nearest_lost, others_loss, own_loss
-from storage.view import View
+from shoal.algorithms.methods.fedsage_plus import matching
+from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures
+from shoal.algorithms.methods.fedsage_plus.impaired import impaired
+from shoal.algorithms.methods.fedsage_plus.matching import nearest_hidden, nearest_lost, others_loss, own_loss
+from shoal.storage.store.view import View
 
 NODES, FEATURES, MOST, WIDTH = 14, 3, 4, 2
 

@@ -10,10 +10,10 @@ from plain_fedgta import DEFAULTS as FEDGTA
 from plain_fedgta import equations_3_to_5
 from small_fedsage_plus import DEFAULTS, Person, of_others
 
-from algorithms.methods.fedsage_plus.generator import fresh_generator
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
 MODEL = {"name": "sage", "hidden": 7, "head": "linear"}

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from algorithms.backbones.neighbourhood import Neighbourhood
-from algorithms.backbones.output import Output
-from engine.wire.randomness import key
-from storage.view import View
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers.output import Output
+from shoal.engine.messages.seeds import key
+from shoal.storage.store.view import View
 
 # As the config of `unequal` has it.
 EPOCHS, LR, MOMENTUM, DECAY = 2, 0.05, 0.9, 0.01

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
-from algorithms.methods.fggp.clusters import Clusters, summed_up
+from shoal.algorithms.methods.fggp.bank import Bank, Vote, renewed, votes
+from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
 
 VOTES: list[Vote] = ["class_nearest", "class_avg", "softmax_sum", "sum_cos"]
 CLASSES = 4

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.methods.fggp.class_prototypes import certain_classes, certain_prototypes, contrast_of_views
+from shoal.algorithms.methods.fggp.class_prototypes import certain_classes, certain_prototypes, contrast_of_views
 
 NODES, WIDTH, CLASSES = 30, 6, 5
 

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.backbones.topology import Topology
-from algorithms.client import Client, random_of
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.methods.body import body_of, classifier_of, together
-from algorithms.methods.fggp.bank import Bank
-from algorithms.methods.fggp.fggp import FGGP, Given
-from algorithms.methods.loading import describe, load
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.fggp.bank import Bank
+from shoal.algorithms.methods.fggp.fggp import FGGP, Given
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.gnn.topology import Topology
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 Run = Callable[..., Server]
 GCN = {"model.name": "gcn", "model.norm": "batch", "model.head": "conv"}

@@ -11,10 +11,10 @@ import torch
 from small_fggp import Entries, PlainClient, renewed, summed_up
 from torch import nn
 
-from algorithms.backbones.building import build
-from algorithms.methods.fggp.fggp import FGGP
-from engine.rounds.server import Server
-from storage.view import View
+from shoal.algorithms.methods.fggp.fggp import FGGP
+from shoal.algorithms.models.build import build
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
 
 CLASSES, FEATURES, HOPS = 4, 5, 2
 DEFAULTS: dict[str, Any] = {

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from algorithms.base import Ask, Context, Mix, Replies, Tree
-from algorithms.client import ClientInfo
-from algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus, leaving_half, shares
-from algorithms.methods.loading import describe, load
-from engine.commands.export import export
-from engine.commands.run import run as run_config
-from engine.rounds.server import Server
-from engine.settings.config import Config
-from storage.errors import ShoalError
+from shoal.algorithms.base import Ask, Context, Mix, Replies, Tree
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.methods.gcfl_plus.gcfl_plus import GCFLPlus, leaving_half, shares
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.engine.config.config import Config
+from shoal.engine.rounds.server import Server
+from shoal.engine.runs.export import export
+from shoal.engine.runs.run import run as run_config
+from shoal.storage.errors import ShoalError
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.rounds.server import Server
+from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]
 Keys = Mapping[str, Any]

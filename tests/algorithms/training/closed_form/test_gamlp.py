@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from sparse_rows import sparse
 
-from algorithms.backbones.building import build
-from algorithms.base import Algorithm
-from algorithms.flat_model import FlatModel
-from algorithms.training.closed_form.choice import ClosedForm, closed_form, needed_for_closed_form
-from algorithms.training.closed_form.gamlp import apart
-from storage.sparse_matrix import Features
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.training.closed_form.choice import ClosedForm, closed_form, needed_for_closed_form
+from shoal.algorithms.training.closed_form.gamlp import apart
+from shoal.storage.graph.sparse_matrix import Features
 
 FEATURES, CLASSES = 20, 4
 BY_FORMULA = ("simple", "gate", "ori_ref", "jk")

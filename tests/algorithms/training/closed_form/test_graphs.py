@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from sparse_rows import sparse
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.backbones.neighbourhood import Neighbourhood, all_nodes
-from algorithms.base import Algorithm
-from algorithms.client import Client
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL
-from algorithms.train_options import TrainOptions
-from algorithms.training.closed_form.choice import closed_form, needed_for_closed_form
-from algorithms.training.closed_form.graphs import GRAPHS
-from algorithms.training.local_training import LocalTrainer
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.closed_form.choice import closed_form, needed_for_closed_form
+from shoal.algorithms.training.closed_form.graphs import GRAPHS
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
 MODELS = (*GRAPHS, "gcn jumping", "gcn head_dropout", "gcnii head_dropout")

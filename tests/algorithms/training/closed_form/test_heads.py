@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from sparse_rows import sparse
 from torch import Tensor
 
-from algorithms.backbones.building import build
-from algorithms.backbones.output import Output
-from algorithms.base import Algorithm
-from algorithms.client import Client, ClientInfo
-from algorithms.client_model import ClientModel
-from algorithms.flat_model import FlatModel
-from algorithms.protocol import MODEL, Tree
-from algorithms.train_options import TrainOptions
-from algorithms.training.closed_form.heads import HeadGradients
-from algorithms.training.local_training import LocalTrainer
-from engine.rounds.server import Server
-from engine.wire.randomness import key
-from storage.errors import ShoalError
-from storage.view import View
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.closed_form.heads import HeadGradients
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.engine.rounds.server import Server
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
 
 FEATURES, HIDDEN = 9, 6
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -1,0 +1,1 @@
+"""Graphs derived from a client's graph: views, augmentations, candidates, nearest neighbours."""

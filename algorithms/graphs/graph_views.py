@@ -1,0 +1,109 @@
+"""Views of a client's graph for augmentation: edges removed in pairs, features masked by column."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class GraphViews:
+    """Draws what one of a client's models reads of altered copies of the client's graph; rows stay where they are.
+
+    A coupled model passes messages along the edges that are left, by degrees that are left. A decoupled one reads hops
+    that are smoothed over these; they are not written out, but smoothed after the product with the first weight.
+    """
+
+    def __init__(self, model: ClientModel, rng: torch.Generator) -> None:
+        """Draws nothing yet.
+
+        Args:
+            model: The model.
+            rng: Where randomness comes from.
+
+        Raises:
+            ShoalError: The model reads hops whose graph the client does not have whole.
+        """
+        self._model, self._data, self._rng = model, model.data, rng
+        kernel = model.data.kernel
+        self._reads_hops = model.coupled is None and any(model.flat.inputs)
+        if self._reads_hops and kernel is not None and kernel.rows != "all":
+            raise ShoalError(
+                f"propagation.rows: {kernel.rows} leaves a client no graph to smooth an altered copy of its features "
+                "over; take rows: all, or switch off what reads such copies"
+            )
+
+    def draw(self, edges: float, features: float) -> Inputs:
+        """A view in which every undirected edge is missing with one probability, every feature with another.
+
+        Args:
+            edges: Share of the edges to remove, in [0, 1).
+            features: Share of the columns to mask, in [0, 1); what is left is not scaled up.
+        """
+        data, coupled = self._data, self._model.coupled
+        kept_F = (self._rand(data.features) >= features).float()
+        indptr, indices = self._thinned(edges)
+        if coupled is not None:
+            matrix = operator_over(coupled.operator, indptr, indices).to(data.device)
+            return Neighbourhood(AlteredFeatures(data.whole(0), kept_F), (matrix,) * coupled.depth)
+        smoothing = self._smoothing(indptr, indices) if self._reads_hops else None
+        x_NF: Features = data.whole(0)
+        return [AlteredFeatures(x_NF, kept_F, smoothing, k) for k in self._model.flat.inputs]
+
+    def _rand(self, count: int) -> Tensor:
+        return torch.rand(count, generator=self._rng, device=self._data.device)
+
+    def _thinned(self, share: float) -> tuple[np.ndarray, np.ndarray]:
+        """Row starts and columns of what is left of the adjacency."""
+        indptr, indices = self._data.csr
+        kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
+        pair_E = self._data.memo("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
+        kept_E = kept_M[pair_E]
+        before = np.concatenate([[0], np.cumsum(kept_E)])
+        return before[indptr].astype(np.int32), indices[kept_E]
+
+    def _smoothing(self, indptr: np.ndarray, indices: np.ndarray) -> SparseMatrix:
+        kernel = self._data.kernel
+        assert kernel is not None
+        return smoothing_over(indptr, indices, kernel.r).to(self._data.device)
+
+
+def pairs(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """The number of the undirected edge of every entry of a symmetric adjacency without loops, int32 `[E]`.
+
+    Args:
+        indptr: Row starts `[N + 1]`.
+        indices: Columns, int32 `[E]`, ascending in a row.
+    """
+    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    upper = indices > row
+    number = np.empty(len(indices), dtype=np.int32)
+    number[upper] = np.arange(upper.sum())
+    # Entries of the upper triangle by column and row are those of the lower one by row and column.
+    lower = ~upper
+    order = np.lexsort((row[upper], indices[upper]))
+    number[lower] = number[upper][order]
+    return number
+
+
+def smoothing_over(indptr: np.ndarray, indices: np.ndarray, r: float) -> SparseMatrix:
+    """D^(r-1) (A + I) D^(-r), D being the degrees with self loop, `[N, N]` with its transpose (FedGTA, equation 1).
+
+    Args:
+        indptr: Row starts of A, int32 `[N + 1]`.
+        indices: Its columns, int32 `[E]`.
+        r: Exponent of the normalisation, as hops have it.
+    """
+    nodes, degree_N = len(indptr) - 1, np.diff(indptr) + 1.0
+    starts, columns, _ = operator_over("attention", indptr, indices).parts()
+    row_E, column_E = np.repeat(np.arange(nodes), degree_N.astype(np.int64)), columns.numpy()
+    values_E = degree_N[row_E] ** (r - 1) * degree_N[column_E] ** -r
+    back_E = values_E if r == 0.5 else degree_N[column_E] ** (r - 1) * degree_N[row_E] ** -r
+    matrix, transposed = (
+        SparseMatrix.of(starts, columns, values.astype(np.float32), nodes).csr for values in (values_E, back_E)
+    )
+    return SparseMatrix(matrix, matrix if r == 0.5 else transposed)

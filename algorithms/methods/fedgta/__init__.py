@@ -1,0 +1,1 @@
+"""FedGTA: the method and its label sketches."""

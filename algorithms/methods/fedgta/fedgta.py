@@ -1,0 +1,164 @@
+"""FedGTA: personalised averaging among clients whose soft labels spread alike over their graphs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.losses.label_propagation import with_training_labels
+from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_labels
+from shoal.algorithms.methods.fedgta.sketches_at_once import at_once, sketches
+from shoal.algorithms.protocol import How
+
+# Of propagation and of moments; what is kept of each is an upload's row.
+MOST_STEPS = 1000
+# Confidence of whoever counts, and of whoever does not.
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class FedGTA(Algorithm):
+    """FedGTA (Li et al., PVLDB 17(1), 2023): topology-aware averaging.
+
+    After local training a client propagates its soft labels over its graph (eq. 3) and uploads its parameters w
+    `[P]`, the confidence h (eq. 4) and the moments m `[steps * orders * C]` of the propagated labels (eq. 5). The
+    server admits to the set of client i every j of the cohort with cos(m_i, m_j) >= eps, and i itself (eq. 6), and
+    returns sum_j h_j w_j / sum_j h_j over the set (eq. 7, numerator j). eps <= -1 gives one model for all, eps > 1
+    gives Local; with less than full participation only from `cold_start: init`.
+
+    A client that takes part for the first time starts from the initial parameters in round 1 and later from the mean
+    of the last cohort, weighted by h (`cold_start`). A client without a training node receives but does not count.
+
+    Where the defaults depart from equations 3 to 5: Y^0 of eq. 3 is the prediction everywhere in the paper, here it is
+    one-hot at training rows, as in its code (`lp_seed`); the rows of Y^s do not sum to one, as those of A~ do not, and
+    are rescaled to do so before eqs. 4 and 5 (`rows`); the moments of eq. 5 are central there, here raw ones stand
+    beside them (`moments`). `lp_seed: predictions`, `rows: raw`, `moments: central` is the paper's form. In all of them
+    the mean of eq. 5 runs over nodes, class by class, which gives the size that the paper states; as printed it runs
+    over classes.
+
+    With `rows: raw` an entry of a hub among nodes of low degree may exceed one. Its powers then outweigh those of all
+    other nodes in moments of high order, and its term of eq. 4, which is no entropy any more, has no upper bound. No
+    term of eq. 4 is negative for any row (see `confidence`), so that h still is a weight.
+
+    Attributes:
+        eps: Threshold of the similarity; the paper tunes it in [0, 1].
+        lp_steps: k of eq. 3.
+        lp_seed_weight: alpha of eq. 3, the weight of the seed.
+        lp_seed: Y^0 of eq. 3: `labels`: one-hot at training rows, the prediction elsewhere; or `predictions`: the
+            prediction everywhere.
+        rows: What eqs. 4 and 5 read: rows of Y^s rescaled to sum to one (`stochastic`), or as they are (`raw`).
+        orders: Highest moment K, tuned by the paper in 2..20.
+        moments: `raw`, `central`, or both (`hybrid`).
+        moment_steps: Moments of `all` propagation steps as in the paper, or of the `last` one as in its code.
+        confidence: `paper` (eq. 4), `normalized` (1 - entropy / log C, our ablation, for stochastic rows only), or
+            `uniform` (the ablation "w/o Conf.").
+        cold_start: Where a newcomer starts after round 1: `warm` or `init`.
+        sketch_every: r: labels are propagated at the first and then every r-th time that a client takes part; in
+            between it sends h and m as they were.
+    """
+
+    # Clients are compared by labels that spread along the edges between what is predicted.
+    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    eps: float = 0.5
+    lp_steps: int = 5
+    lp_seed_weight: float = 0.5
+    lp_seed: Literal["labels", "predictions"] = "labels"
+    rows: Literal["stochastic", "raw"] = "stochastic"
+    orders: int = 6
+    moments: Literal["raw", "central", "hybrid"] = "hybrid"
+    moment_steps: Literal["all", "last"] = "all"
+    confidence: Literal["paper", "normalized", "uniform"] = "paper"
+    cold_start: Literal["warm", "init"] = "warm"
+    sketch_every: int = 1
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.lp_steps <= MOST_STEPS and 1 <= self.orders <= MOST_STEPS):
+            raise ValueError(f"lp_steps and orders must be 1 to {MOST_STEPS}")
+        if self.sketch_every < 1:
+            raise ValueError("sketch_every must be at least 1")
+        if not 0 <= self.lp_seed_weight <= 1:
+            raise ValueError("lp_seed_weight must lie in [0, 1]")
+        if self.rows == "raw" and self.confidence == "normalized":
+            raise ValueError("confidence: normalized is of entropies, which raw rows have not; set rows: stochastic")
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"warm": ctx.initial, "met": torch.zeros(len(ctx.clients), dtype=torch.bool)}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        newcomers = {i: {"w": server["warm"]} for i in cohort if not server["met"][i]}
+        got = yield Ask("train", {"w": How.MIX, "h": How.KEEP, "m": How.KEEP}, private=newcomers)
+        rows = mixing_rows(got["m"], got["h"], self.eps)
+        ctx.notes["set size"] = float((rows > 0).sum(1).float().mean())
+        # A set of ten in which one weighs nearly all counts as one.
+        ctx.notes["contributors"] = float((1 / rows.square().sum(1)).mean())
+        ctx.notes["own weight"] = float(rows.diagonal().mean())
+        ctx.record_mixing(got.ids, got.ids, rows)
+        yield Mix("w", rows, dst=got.ids)
+        server["met"][got.ids] = True
+        if self.cold_start == "warm":
+            server["warm"] = yield Mix("w", (got["h"] / got["h"].sum()).float())
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "w" not in client.inbox:
+            return super().begin(client, down)
+        client.model.borrow(client.inbox["w"])
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        if self.sketch_every == 1:
+            h, m = self._sketch(client)
+            return Upload({"w": client.model.w, "h": h, "m": m})
+        state = client.state
+        age = state.get("age", torch.zeros((), dtype=torch.int64))
+        if age % self.sketch_every == 0:
+            state["h"], state["m"] = self._sketch(client)
+        state["age"] = age + 1
+        return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
+
+    def uploads(
+        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+    ) -> Mapping[int, Upload]:
+        if self.sketch_every > 1:
+            return {}
+        found: dict[int, Upload] = {}
+        for group in at_once(clients, self._form):
+            m_BSC, h_B = sketches([clients[i] for i in group], [w[i] for i in group], self._form, self.lp_seed)
+            h_B = h_B.clamp_min(LEAST).float()
+            found |= {i: Upload({"w": w[i], "h": h, "m": m.flatten()}) for i, h, m in zip(group, h_B, m_BSC)}
+        return found
+
+    @property
+    def _form(self) -> SketchForm:
+        return SketchForm(
+            self.lp_steps,
+            self.lp_seed_weight,
+            self.rows,
+            self.orders,
+            self.moments,
+            self.moment_steps,
+            self.confidence,
+        )
+
+    def _sketch(self, client: Client) -> tuple[Tensor, Tensor]:
+        """Confidence h and moments m of what the client predicts now."""
+        seed_NC = F.softmax(client.model.logits(), dim=1)
+        if self.lp_seed == "labels":
+            seed_NC = with_training_labels(client.data, seed_NC)
+        sketch = sketch_labels(client.data, seed_NC, self._form)
+        h = sketch.confidence if client.info.train else 0.0
+        # A number that is read is a wait for a device.
+        h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))
+        return h, sketch.moments_SC.flatten()
+
+
+def mixing_rows(m_BQ: Tensor, h_B: Tensor, eps: float) -> Tensor:
+    """Mixing matrix `[B, B]`: row i is h_j / sum h over cos(m_i, m_j) >= eps, i always in (FedGTA, eqs. 6 and 7)."""
+    unit = F.normalize(m_BQ, dim=1, eps=1e-12)
+    admitted = (unit @ unit.T).clamp(-1, 1) >= eps
+    admitted.fill_diagonal_(True)
+    weight = admitted * h_B.double()
+    return (weight / weight.sum(1, keepdim=True)).float()

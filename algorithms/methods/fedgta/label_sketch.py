@@ -1,0 +1,200 @@
+"""What FedGTA sends of a client's propagated labels: their moments and their confidence (eqs. 3 to 5)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic
+from shoal.storage.graph.edge_weights import degrees
+from shoal.storage.store.view import View
+
+ROWS_AT_A_TIME = 1024
+# Of rows and their powers at a time, on a GPU: 256 MB.
+NUMBERS_AT_A_TIME = 2**26
+
+
+@dataclass(frozen=True)
+class SketchForm:
+    """What a sketch is made of; see `shoal.algorithms.methods.fedgta.fedgta.FedGTA` for the names and their choices."""
+
+    lp_steps: int
+    lp_seed_weight: float
+    rows: Literal["stochastic", "raw"]
+    orders: int
+    moments: Literal["raw", "central", "hybrid"]
+    moment_steps: Literal["all", "last"]
+    confidence: Literal["paper", "normalized", "uniform"]
+
+
+class Sketch(NamedTuple):
+    """A client's labels in numbers.
+
+    Attributes:
+        moments_SC: Moments, float32: of every step or of the last, one below the other as `moments` gives them.
+        confidence: See `confidence`; a scalar where torch computed it, which nobody has read.
+    """
+
+    moments_SC: Tensor
+    confidence: float | Tensor
+
+
+def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
+    """Propagates labels and sums up every step: on a GPU by torch, on the processor tile by tile.
+
+    Args:
+        data: The client's graph.
+        seed_NC: Y^0, float32.
+        form: What is wanted.
+
+    Returns:
+        The sketch; zeros of a client without nodes.
+    """
+    if not data.nodes:
+        rows = form.orders * (2 if form.moments == "hybrid" else 1)
+        steps = form.lp_steps if form.moment_steps == "all" else 1
+        return Sketch(seed_NC.new_zeros(steps * rows, data.classes), 0.0)
+    by = sketch_by_tiles if data.device.type == "cpu" else sketch_by_torch
+    return by(data, seed_NC, form)
+
+
+def sketch_by_torch(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
+    """`sketch_labels` equation by equation, all steps at once: a GPU takes as long to be told as to compute."""
+    y_SNC = torch.stack(list(propagate_labels(data, seed_NC, form.lp_steps, form.lp_seed_weight)))
+    if form.moment_steps == "last":
+        y_SNC = y_SNC[-1:]
+    rows_SNC = row_stochastic(y_SNC) if form.rows == "stochastic" else y_SNC
+    sketch_SC = moments(rows_SNC, form.orders, form.moments).flatten(0, 1)
+    return Sketch(sketch_SC, confidence(rows_SNC[-1], data.degree, form.confidence))
+
+
+def sketch_by_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
+    """`sketch_labels` by the passes of `label_tiles`, in memory of three times the seed."""
+    found: list[np.ndarray] = []
+    for step, labels in enumerate(propagate_tiles(data, seed_NC, form), 1):
+        if form.moment_steps == "all" or step == form.lp_steps:
+            found += moments_of_tiles(labels, form)
+    sketch_SC = torch.from_numpy(np.concatenate(found)[:, : data.classes].astype(np.float32))
+    return Sketch(sketch_SC, confidence_of_tiles(labels, data.degree, data.classes, form))
+
+
+class Tiles(NamedTuple):
+    """Labels in tiles of classes.
+
+    Attributes:
+        z_TNW: See `label_tiles`; float32.
+        scales_N: Factors of the rows that give what moments and confidence are of, float32.
+    """
+
+    z_TNW: np.ndarray
+    scales_N: np.ndarray
+
+
+def propagate_tiles(data: View, seed_NC: Tensor, form: SketchForm) -> Iterator[Tiles]:
+    """Gives Y^1 … Y^k, as `propagate_labels` does, each valid until the next but one."""
+    # Loading the kernels takes a third of a second and 140 MB: only a host that needs them loads them.
+    from shoal.algorithms.methods.fedgta import label_tiles
+
+    indptr, indices = data.csr
+    degree_N = degrees(indptr, data.edge_weight)
+    root_N = np.sqrt(degree_N)
+    seed, before, after = (label_tiles.empty_tiles(*seed_NC.shape) for _ in range(3))
+    label_tiles.fill(seed_NC.contiguous().numpy(), (1 / root_N).astype(np.float32), seed)
+    weight = np.float32(form.lp_seed_weight)
+    shares_N = ((1 - form.lp_seed_weight) / degree_N).astype(np.float32)
+    totals_N = np.empty(len(degree_N))
+    newest = seed
+    for _ in range(form.lp_steps):
+        label_tiles.propagate(indptr, indices, newest, seed, weight, shares_N, after, totals_N, data.edge_weight)
+        newest, before, after = after, after, before
+        stochastic = form.rows == "stochastic"
+        scales_N = root_N / np.maximum(root_N * totals_N, 1e-12) if stochastic else root_N
+        yield Tiles(newest, scales_N.astype(np.float32))
+
+
+def moments_of_tiles(labels: Tiles, form: SketchForm) -> Iterator[np.ndarray]:
+    """Raw and central moments as `form` wants them, each float64 `[K, T * W]`."""
+    from shoal.algorithms.methods.fedgta import label_tiles
+
+    tiles, nodes, width = labels.z_TNW.shape
+
+    def around(origin_TW: np.ndarray, orders: int) -> np.ndarray:
+        sums_TKW = np.empty((tiles, orders, width))
+        label_tiles.sum_powers(*labels, origin_TW.astype(np.float32), sums_TKW)
+        return sums_TKW.transpose(1, 0, 2) / nodes
+
+    raw_KTW = around(np.zeros((tiles, width)), 1 if form.moments == "central" else form.orders)
+    if form.moments != "central":
+        yield raw_KTW.reshape(form.orders, -1)
+    if form.moments != "raw":
+        yield around(raw_KTW[0], form.orders).reshape(form.orders, -1)
+
+
+def confidence_of_tiles(labels: Tiles, degree_N: Tensor, classes: int, form: SketchForm) -> float:
+    """`confidence` of the scaled rows, a block of rows at a time."""
+    from shoal.algorithms.methods.fedgta import label_tiles
+
+    if form.confidence == "uniform":
+        return 1.0
+    total, nodes = 0.0, len(degree_N)
+    for first in range(0, nodes, ROWS_AT_A_TIME):
+        rows_NC = np.empty((min(ROWS_AT_A_TIME, nodes - first), classes), dtype=np.float32)
+        label_tiles.read(*labels, first, rows_NC)
+        total += float(confidence(torch.from_numpy(rows_NC), degree_N[first : first + len(rows_NC)], form.confidence))
+    return total
+
+
+def moments(y_SNC: Tensor, orders: int, kind: str) -> Tensor:
+    """Moments 1..K over nodes, class by class (FedGTA, eq. 5): `[S, K, C]`; `hybrid`, raw then central: `[S, 2K, C]`.
+
+    Args:
+        y_SNC: Labels of S steps.
+        orders: K.
+        kind: `raw`, `central` or `hybrid`.
+    """
+    mean_S1C = y_SNC.mean(1, keepdim=True)
+    choices: dict[str, list[Tensor | None]] = {"raw": [None], "central": [mean_S1C], "hybrid": [None, mean_S1C]}
+    steps, nodes, classes = y_SNC.shape
+    total_SOKC: Tensor | None = None
+    for part in y_SNC.split(max(1, NUMBERS_AT_A_TIME // (2 * steps * classes)), dim=1):
+        base_SONC = torch.stack([part if origin is None else part - origin for origin in choices[kind]], 1)
+        power_SONC, sums = base_SONC, [base_SONC.sum(2)]
+        for _ in range(orders - 1):
+            power_SONC = power_SONC * base_SONC
+            sums.append(power_SONC.sum(2))
+        sum_SOKC = torch.stack(sums, 2)
+        total_SOKC = sum_SOKC if total_SOKC is None else total_SOKC + sum_SOKC
+    assert total_SOKC is not None
+    return total_SOKC.flatten(1, 2) / nodes
+
+
+def confidence(y_NC: Tensor, degree_N: Tensor, kind: str) -> Tensor:
+    """Local smoothing confidence (FedGTA, eq. 4): sum_v d_v sum_c (1/e + y_vc log y_vc), d with self loop.
+
+    y log y is smallest at y = 1/e, where it is -1/e: no term is negative, whatever rows sum to. Where they sum to one,
+    the inner sum is C/e - entropy and lies in [C/e - log C, C/e]; else it has no upper bound.
+
+    Args:
+        y_NC: Labels, not negative, `[N, C]`; rows sum to one for `normalized`.
+        degree_N: Degrees with self loop, `[N]`.
+        kind: `paper`; `normalized`: sum_v d_v (1 - entropy_v / log C); `uniform`: 1.
+
+    Returns:
+        A scalar, float64.
+    """
+    if kind == "uniform":
+        return y_NC.new_ones((), dtype=torch.float64)
+    return (degree_N.double() * confidence_of_nodes(y_NC, kind).double()).sum()
+
+
+def confidence_of_nodes(y_NC: Tensor, kind: str) -> Tensor:
+    """What `confidence` sums over nodes, before their degrees, `[…, N]`; `kind` is `paper` or `normalized`."""
+    classes = y_NC.shape[-1]
+    # Three times as fast as xlogy; zero times the logarithm of the smallest number is zero, too.
+    negative_entropy = (y_NC * y_NC.clamp_min(torch.finfo(y_NC.dtype).tiny).log()).sum(-1)
+    if kind == "paper":
+        return classes * torch.exp(torch.tensor(-1.0, device="cpu")) + negative_entropy
+    return 1 + negative_entropy / torch.log(torch.tensor(float(max(classes, 2)), device="cpu"))

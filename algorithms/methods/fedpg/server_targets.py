@@ -1,0 +1,124 @@
+"""Target prototypes of one client: the universal ones, mixed with those of clients alike (FedPG, eq. 5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.losses.prototypes import unit
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The last upload of every client, kept by the server.
+
+    Axes: B clients, L levels, C classes, H width.
+
+    Attributes:
+        proto_BLCH: Prototypes, zero where there is none.
+        present_BLC: Which exist.
+        counts_BC: Nodes of the class.
+        fresh_B: Clients whose upload is from the last round.
+    """
+
+    proto_BLCH: Tensor
+    present_BLC: Tensor
+    counts_BC: Tensor
+    fresh_B: Tensor
+
+
+def personal_targets(
+    uploads: Uploads,
+    receivers: Sequence[int],
+    anchor_LCH: Tensor,
+    known_LC: Tensor,
+    alpha: float,
+    lam: float,
+    weights: bool = False,
+) -> tuple[Tensor, float, Tensor | None]:
+    """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
+
+    A receiver without a prototype of its own is given the universal one.
+
+    Args:
+        uploads: What clients sent.
+        receivers: Clients i.
+        anchor_LCH: Universal prototypes a.
+        known_LC: Which of them mean something; no other target is filled in.
+        alpha: Share of the universal prototype.
+        lam: Threshold of the similarity.
+        weights: Also add up who was mixed with whom, quadratic in clients.
+
+    Returns:
+        Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if nobody had a prototype of its own, and
+        the weights n_j / sum_j n_j `[receivers, B]`, means over the receiver's own prototypes, or None.
+    """
+    everyone = torch.as_tensor(receivers)
+    target_RLCH = anchor_LCH.repeat(len(everyone), 1, 1, 1)
+    mixed = []
+    weight_RB = uploads.proto_BLCH.new_zeros(len(everyone), len(uploads.fresh_B)) if weights else None
+    for level, c in known_LC.nonzero().tolist():
+        has_B = uploads.present_BLC[:, level, c]
+        place = has_B[everyone].nonzero()[:, 0]
+        own = everyone[place]
+        may_B = has_B & uploads.fresh_B
+        may_B[own] = True
+        others = may_B.nonzero()[:, 0]
+        proto = uploads.proto_BLCH[:, level, c]
+        alike = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
+        admitted = alike | (own[:, None] == others)
+        weight = admitted * uploads.counts_BC[others, c].float()
+        rows = weight / weight.sum(1, keepdim=True)
+        target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])
+        mixed.append(admitted.sum(1))
+        if weight_RB is not None:
+            weight_RB[place[:, None], others] += rows
+    sizes = torch.cat(mixed) if mixed else torch.zeros(0)
+    if weight_RB is not None:
+        weight_RB /= weight_RB.sum(1, keepdim=True).clamp(min=torch.finfo(weight_RB.dtype).tiny)
+    return target_RLCH, float(sizes.float().mean()) if len(sizes) else 0.0, weight_RB
+
+
+class Queries(NamedTuple):
+    """Uploaded prototypes that train the anchors of one level.
+
+    Attributes:
+        level: The level.
+        proto_QH: Prototypes, those of the level first.
+        class_Q: Their classes, int64.
+        own: How many are of the level.
+    """
+
+    level: int
+    proto_QH: Tensor
+    class_Q: Tensor
+    own: int
+
+
+def draw_queries(
+    proto_BLCH: Tensor, present_BLC: Tensor, known_LC: Tensor, share: float, generator: torch.Generator
+) -> list[Queries]:
+    """All present prototypes of every level that has any, and for each `share` others, without replacement.
+
+    Args:
+        proto_BLCH: Uploads of a cohort.
+        present_BLC: Which exist.
+        known_LC: Anchors that have ever had an upload; a class without one at a level is not drawn for it.
+        share: d_s, in [0, 1].
+        generator: Of the draw.
+    """
+    found = []
+    for level in range(len(known_LC)):
+        here_BC = present_BLC[:, level]
+        own = int(here_BC.sum())
+        if not own:
+            continue
+        elsewhere_BLC = present_BLC & known_LC[level]
+        elsewhere_BLC[:, level] = False
+        other = elsewhere_BLC.nonzero()
+        drawn = other[torch.randperm(len(other), generator=generator)[: int(share * own)]]
+        proto_QH = torch.cat([proto_BLCH[:, level][here_BC], proto_BLCH[tuple(drawn.T)]])
+        found.append(Queries(level, proto_QH, torch.cat([here_BC.nonzero()[:, 1], drawn[:, 2]]), own))
+    return found

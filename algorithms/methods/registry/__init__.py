@@ -1,0 +1,1 @@
+"""Methods by name: loading and checks."""

@@ -1,0 +1,106 @@
+"""A method by name, or from a user's own file."""
+
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.method_errors import code_of, file_of
+from shoal.algorithms.methods.registry.checks import class_place, read_options, require_method
+from shoal.algorithms.methods.registry.names import METHODS, require_method_name
+from shoal.storage.errors import ShoalError
+from shoal.storage.user_code.user_code import OwnCode, read_own
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSpec:
+    """A method as it travels to the hosts.
+
+    Attributes:
+        name: A key of `METHODS`, or `file.py:Class`.
+        options: Hyper-parameters, by field name.
+        source: Text of the user's file; None for a method of ours.
+        helpers: Texts of the modules beside the user's file that it imports, by dotted name
+            (see `shoal.storage.user_code.local_imports`).
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    source: str | None = None
+    helpers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Of the texts of a user's file and its helpers, 32 digits, wherever they lie; empty for a method of ours."""
+        return "" if self.code is None else self.code.digest
+
+    @property
+    def code(self) -> OwnCode | None:
+        """The texts; None of a method of ours."""
+        return None if self.source is None else OwnCode(self.name, self.source, self.helpers)
+
+
+def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
+    """Reads a user's file, if it is one, and what it imports beside it: hosts on other machines need not see them.
+
+    Raises:
+        ShoalError: Unknown method or missing file.
+    """
+    require_method_name(name)
+    if name in METHODS:
+        return MethodSpec(name, dict(options))
+    code = read_own("algorithm.name", name)
+    return MethodSpec(name, dict(options), code.source, code.helpers)
+
+
+def load(spec: MethodSpec) -> Algorithm:
+    """Makes the method with its hyper-parameters.
+
+    Raises:
+        ShoalError: The file fails, the class is missing or no method, or a hyper-parameter is unknown or out of its
+            range; of a user's file with the line.
+    """
+    cls = _class(spec)
+    file, _, _ = spec.name.rpartition(":")
+    where = file_of(cls) if spec.source is None else class_place(cls, file, spec.source)
+    values = read_options(cls, spec.name, spec.options, where)
+    try:
+        method = cls.__new__(cls)
+    except TypeError as error:
+        raise ShoalError(f"algorithm: {spec.name}: {error}") from None
+    try:
+        with code_of(method, "__post_init__"):
+            method.__init__(**values)  # type: ignore[misc]
+    except ShoalError as error:
+        # So does a method refuse its hyper-parameters, and Python a missing one.
+        cause = error.__cause__
+        if isinstance(cause, ValueError) or (isinstance(cause, TypeError) and "__init__()" in str(cause)):
+            raise ShoalError(f"algorithm: {spec.name}: {' '.join(str(cause).split())}", error.detail) from cause
+        raise
+    return method
+
+
+def mixing_methods() -> list[str]:
+    """Names of our methods whose clients may train different models."""
+    return [name for name in METHODS if _class(MethodSpec(name, {})).mixed_models]
+
+
+def weighing_methods(task: str) -> Iterator[str]:
+    """Names of our methods for a task that use what edges weigh, each read when it is asked for."""
+    classes = ((name, _class(MethodSpec(name, {}))) for name in METHODS)
+    return (name for name, cls in classes if task in cls.tasks and cls.weighs_edges)
+
+
+def methods_for(task: str) -> list[str]:
+    """Names of our methods that can train for a task."""
+    return [name for name in METHODS if task in _class(MethodSpec(name, {})).tasks]
+
+
+def _class(spec: MethodSpec) -> type[Algorithm]:
+    if spec.code is None:
+        module_name, _, cls_name = METHODS[spec.name].partition(":")
+        return getattr(importlib.import_module(module_name), cls_name)
+    cls = spec.code.load()
+    require_method(cls, spec.code.file, spec.code.source)
+    return cls

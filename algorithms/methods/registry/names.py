@@ -1,0 +1,55 @@
+"""What a config may name as a method, and where it is."""
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_own
+from shoal.storage.suggestions import did_you_mean
+
+METHODS = {
+    "local": "shoal.algorithms.methods.local:Local",
+    "global": "shoal.algorithms.methods.local:Global",
+    "fedavg": "shoal.algorithms.methods.fedavg:FedAvg",
+    "fedgta": "shoal.algorithms.methods.fedgta.fedgta:FedGTA",
+    "fedprox": "shoal.algorithms.methods.fedprox:FedProx",
+    "fedopt": "shoal.algorithms.methods.fedopt:FedOPT",
+    "scaffold": "shoal.algorithms.methods.scaffold:SCAFFOLD",
+    "feddc": "shoal.algorithms.methods.feddc:FedDC",
+    "moon": "shoal.algorithms.methods.moon:MOON",
+    "fpl": "shoal.algorithms.methods.fpl:FPL",
+    "fedproc": "shoal.algorithms.methods.fedproc:FedProc",
+    "fednh": "shoal.algorithms.methods.fednh:FedNH",
+    "fedproto_averaged": "shoal.algorithms.methods.fedproto:FedProtoAveraged",
+    "lg_fedavg": "shoal.algorithms.methods.lg_fedavg:LGFedAvg",
+    "fedgen": "shoal.algorithms.methods.fedgen:FedGen",
+    "fedproto": "shoal.algorithms.methods.fedproto:FedProto",
+    "fedtgp": "shoal.algorithms.methods.fedtgp:FedTGP",
+    "feddistill": "shoal.algorithms.methods.feddistill:FedDistill",
+    "fedpg": "shoal.algorithms.methods.fedpg.fedpg:FedPG",
+    "fedgkc": "shoal.algorithms.methods.fedgkc.fedgkc:FedGKC",
+    "fggp": "shoal.algorithms.methods.fggp.fggp:FGGP",
+    "fml": "shoal.algorithms.methods.fml:FML",
+    "fedkd": "shoal.algorithms.methods.fedkd:FedKD",
+    "gcfl_plus": "shoal.algorithms.methods.gcfl_plus.gcfl_plus:GCFLPlus",
+    "adafgl": "shoal.algorithms.methods.adafgl.adafgl:AdaFGL",
+    "fedsage_plus": "shoal.algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlus",
+    "fedsage_plus_fedgta": "shoal.algorithms.methods.fedsage_plus.fedsage_plus:FedSagePlusFedGTA",
+    "fedgl": "shoal.algorithms.methods.fedgl:FedGL",
+    "fedgl_fedgta": "shoal.algorithms.methods.fedgl:FedGLFedGTA",
+    "fgssl": "shoal.algorithms.methods.fgssl:FGSSL",
+    "fedpub": "shoal.algorithms.methods.fedpub.fedpub:FedPUB",
+    "fedstar": "shoal.algorithms.methods.fedstar:FedStar",
+    "fedgpl": "shoal.algorithms.methods.fedgpl.fedgpl:FedGPL",
+    "class_means": "shoal.algorithms.methods.class_means:ClassMeans",
+}
+
+
+def require_method_name(name: str) -> None:
+    """Refuses a name of no method that is no file of the user's own either.
+
+    Raises:
+        ShoalError: It is one.
+    """
+    if name not in METHODS and not is_own(name):
+        raise ShoalError(
+            f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
+            f"{did_you_mean(name, METHODS)}"
+        )

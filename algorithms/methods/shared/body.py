@@ -1,0 +1,23 @@
+"""A model without its classifier: what is sent of it where classifiers are no part of the average."""
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.flat_model import FlatModel
+
+
+def body_of(flat: FlatModel, w: Tensor | None = None) -> Tensor:
+    """All parameters but those of the classifier, in their order, `[P - P_h]`; of the model's own, or of others `w`."""
+    w, head = flat.w.detach() if w is None else w, flat.classifier
+    return torch.cat([w[: head.start], w[head.stop :]])
+
+
+def classifier_of(flat: FlatModel) -> Tensor:
+    """A copy of the parameters of the classifier, `[C H + C]`."""
+    return flat.w.detach()[flat.classifier].clone()
+
+
+def together(flat: FlatModel, body: Tensor, classifier: Tensor) -> Tensor:
+    """The parameters `[P]` of a model of this kind, from what the two above give."""
+    start = flat.classifier.start
+    return torch.cat([body[:start], classifier, body[start:]])

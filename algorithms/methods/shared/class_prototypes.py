@@ -1,0 +1,71 @@
+"""What methods do whose clients share one row for each class instead of parameters."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Replies, Steps, Tree, Upload
+from shoal.algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
+from shoal.algorithms.protocol import How
+
+
+class ClassRows(Algorithm):
+    """Rows r_c = sum_i n_ic r_ic / sum_i n_ic over the cohort, r_ic a mean over client i's n_ic training rows of c.
+
+    A class that nobody in the cohort has keeps its row. Clients keep their models. Up: the r_ic of the C_i classes that
+    the client trains on, of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every class.
+    """
+
+    reads_embedding: ClassVar[bool] = True
+    keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
+
+    def rows_of(self, client: Client) -> Tensor:
+        """What is averaged, for every training row, `[n, K]`."""
+        raise NotImplementedError
+
+    def means_of(self, client: Client) -> tuple[Tensor, Tensor]:
+        """The client's r_ic, `[C, K]`, zero for a class that it does not train on, and its counts, `[C]`."""
+        return class_means(self.rows_of(client), client.data.train_label, client.info.classes)
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"proto": How.SUM}, shared=known_rows(server))
+        take_rows(server, got)
+
+    def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+        """The known rows, `[C, K]`, and which those are, `[C]`; None while there are none."""
+        return unpack(down, client.info.classes)
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return self.told(*self.means_of(client))
+
+    def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:
+        """What a client sends of its rows and counts."""
+        return rows_upload(mean_CK, counts_C)
+
+
+def known_rows(server: Tree) -> Tree:
+    """The rows that the server has, as a download; empty while it has none."""
+    return pack(server["proto"], server["known"]) if "proto" in server else {}
+
+
+def take_rows(server: Tree, got: Replies) -> None:
+    """Puts the cohort's rows in the place of the server's; a class that nobody has keeps its row."""
+    fresh = got.weights["proto"][:, 0] > 0
+    server.setdefault("proto", torch.zeros_like(got["proto"]))
+    server.setdefault("known", torch.zeros_like(fresh))
+    server["proto"][fresh] = got["proto"][fresh]
+    server["known"] |= fresh
+
+
+def rows_upload(mean_CK: Tensor, counts_C: Tensor) -> Upload:
+    """A client's rows, weighted by its counts, which tell which rows follow."""
+    sent = row_bytes(counts_C > 0, mean_CK.shape[1]) + 4 * len(counts_C)
+    return Upload({"proto": mean_CK}, {"proto": counts_C[:, None]}, {"proto": sent})
+
+
+def training_embeddings(client: Client) -> Tensor:
+    """Embeddings of the training rows in evaluation mode, `[n, H]`."""
+    return client.model.output(client.model.gathered("train")).embedding_NH

@@ -1,0 +1,75 @@
+"""What methods share whose clients keep a model of their own and send a common one, the copilot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
+from shoal.algorithms.models.names import BACKBONES, HEADLESS
+from shoal.algorithms.protocol import MODEL, How
+from shoal.storage.errors import ShoalError
+
+COPILOT = "copilot"
+
+
+@dataclass(frozen=True)
+class WithCopilot(Algorithm):
+    """Every client has its own model, of any kind, that never leaves it, and a copilot of one kind for all.
+
+    Copilots start equal, and are averaged over the cohort, weighted by nodes. A client that was away keeps both of its
+    models; when it comes back, its copilot is overwritten. The client's own model predicts.
+
+    Attributes:
+        copilot: The copilot, as a model is written in a config.
+    """
+
+    reads_embedding: ClassVar[bool] = True
+
+    copilot: Mapping[str, Any] = field(default_factory=lambda: {"name": "gcn"})
+    keeps_model: ClassVar[bool] = True
+    mixed_models: ClassVar[bool] = True
+
+    def models(self) -> Mapping[str, Mapping[str, Any] | None]:
+        if self.copilot.get("name") in HEADLESS:
+            raise ShoalError(
+                f"algorithm.copilot: {self.copilot['name']} classifies nothing; choose one of {', '.join(BACKBONES)}"
+            )
+        return {MODEL: None, COPILOT: self.copilot}
+
+    def setup(self, ctx: Context) -> Tree:
+        return {"w": ctx.build(COPILOT, 0).w.detach().clone()}
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+        if got.weights["w"] > 0:
+            server["w"] = got["w"]
+
+    def begin(self, client: Client, down: Tree) -> Given:
+        if "w" in down:
+            client.models[COPILOT].load(down["w"])
+        return down
+
+    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+        return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items)})
+
+
+@dataclass(frozen=True)
+class TaughtRows(WithCopilot):
+    """One whose two models teach each other on some rows, which takes no label.
+
+    Attributes:
+        rows: The training rows of the step (`train`), as in the papers, or all nodes that training sees (`all`, ours).
+            None: all nodes, but of small graphs or pairs those of the training.
+    """
+
+    rows: Literal["all", "train"] | None = None
+
+    def setup(self, ctx: Context) -> Tree:
+        if self.rows == "all":
+            require_nodes(ctx)
+        return super().setup(ctx)
+
+    def taught(self, client: Client) -> Literal["all", "train"]:
+        """The rows of a client."""
+        return self.rows or ("all" if client.info.items_are_rows else "train")

@@ -1,0 +1,1 @@
+"""Models, built from their options."""

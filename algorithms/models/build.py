@@ -1,0 +1,228 @@
+"""A backbone by name with its options, or from a user's own file."""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
+from shoal.algorithms.models.layers.readout import Pooling, Readout
+from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
+from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
+from shoal.algorithms.models.prompts.prompted import Prompted
+from shoal.algorithms.models.user.user_model import own_backbone
+from shoal.algorithms.models.user.user_readout import own_readout
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_own, quoted
+from shoal.storage.suggestions import did_you_mean
+from shoal.storage.user_code.user_code import OwnCode, read_own
+
+HEAD_DROPOUT, READOUT, PROMPT = "head_dropout", "readout", "prompt"
+# Options that are for models of nodes: what other tasks may leave them at, and why.
+OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
+    "graph": {
+        "fanouts": ((None,), "a graph task reads whole graphs, not drawn neighbours"),
+        "norm": (
+            ("none", "layer"),
+            "a graph task reads several graphs at once, and normalises none by the nodes of another",
+        ),
+        "head": (("linear",), "a graph task pools nodes before the classifier, which passes no messages"),
+    },
+    "edge": {
+        "fanouts": ((None,), "an edge task reads the whole graph, not drawn neighbours"),
+        "head": (("linear",), "an edge task joins two nodes before the classifier, which passes no messages"),
+    },
+}
+
+
+# Texts of the user's own files, by name.
+Texts = Mapping[str, OwnCode]
+
+
+def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
+    """The class of a backbone.
+
+    Args:
+        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`; or `my_file.py:Name`, see `own_backbone.Backbone`.
+        headless: It may also be one of `HEADLESS`.
+        task: What it is for.
+        texts: Of files of the user's own; those that are not among them are read.
+
+    Raises:
+        ShoalError: There is none of this name for the task, or a file of the user's own fails.
+    """
+    if is_own(name):
+        return own_backbone(_text("model.name", name, texts))
+    if headless and name in HEADLESS:
+        return _imported(HEADLESS[name])
+    require_backbone_name(name, task)
+    return _imported({**BACKBONES, **OF_GRAPHS}[name])
+
+
+def _imported(place: str) -> type[nn.Module]:
+    module_name, _, cls_name = place.partition(":")
+    return getattr(importlib.import_module(module_name), cls_name)
+
+
+def _text(key: str, name: str, texts: Texts) -> OwnCode:
+    return texts[name] if name in texts else read_own(key, name)
+
+
+def name_of(module: nn.Module) -> str | None:
+    """The name of a backbone; None for another module."""
+    place = f"{type(module).__module__}:{type(module).__qualname__}"
+    return next((name for name, known in BACKBONES.items() if known == place), None)
+
+
+def build(
+    name: str,
+    features: int,
+    classes: int,
+    hops: int,
+    dropout: float,
+    options: Mapping[str, object],
+    embedding: int | None = None,
+    headless: bool = False,
+    task: str = "node",
+    texts: Texts = MappingProxyType({}),
+) -> nn.Module:
+    """Makes a backbone; its parameters are drawn from torch's default generator.
+
+    Args:
+        name: Key of `BACKBONES` (`model.name` in a config), or in graph tasks of `OF_GRAPHS`, or `my_file.py:Name`.
+        features: Width F of a hop.
+        classes: Number of classes C.
+        hops: Hops K that exist beyond the features (`propagation.hops`).
+        dropout: Probability that a hidden activation is dropped in training (`train.dropout`).
+        options: The backbone's keyword-only parameters (the other keys of `model`), and for every backbone
+            `head_dropout`: whether there is dropout before the classifier, true by default; in graph tasks also
+            `readout`: how the embeddings of a graph's nodes become one, `mean` by default, or `my_file.py:Name`, and
+            `prompt`: key of `PROMPTS`, or a mapping of its `name` and its options; no model of prompts where it is left
+            out.
+        embedding: Width of the embedding; a backbone of another width is adapted. None: the backbone's own.
+        headless: It may be one of `HEADLESS`, which has no `head_dropout` and is not adapted.
+        task: What the model answers for: every `node`, whether an `edge` joins two nodes, or every `graph`.
+        texts: As for `backbone`.
+
+    Raises:
+        ShoalError: The name or an option does not exist, or a value has the wrong type or is out of range.
+    """
+    cls = backbone(name, headless, task, texts)
+    if hops < 0:
+        raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
+    _require_options(name, cls, options, task)
+    if name in HEADLESS:
+        return cls(features, classes, hops, dropout, **options)
+    own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
+    readout: Any = options.get(READOUT, "mean")
+    pooling = own_readout(_text("model.readout", readout, texts)) if _is_own_readout(options) else None
+    prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
+
+    def of_classes(classes: int) -> nn.Module:
+        module = cls(features, classes, hops, dropout, **own)
+        if task == "edge":
+            return PairEmbedding(module, dropout)
+        if task != "graph":
+            return module
+        of_graphs = Readout(module, readout, dropout, pooling)
+        return of_graphs if prompt is None else Prompted(prompt(features), of_graphs)
+
+    module = of_classes(classes)
+    if embedding is not None and embedding != width_of(module):
+        module = Adapted(of_classes(embedding), embedding, classes, dropout)
+    module.head.drops_embedding = options.get(HEAD_DROPOUT, True)  # type: ignore
+    return module
+
+
+def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, object], task: str) -> None:
+    """Checks names, types and bounds of options.
+
+    Raises:
+        ShoalError: As `build` does.
+    """
+    known = _keywords(cls)
+    if name not in HEADLESS:
+        known[HEAD_DROPOUT] = bool
+    for key, (plain, why) in OF_NODES.get(task, {}).items():
+        if key in known and options.get(key, plain[0]) not in plain:
+            raise ShoalError(f"model.{key}: {why}; leave it out")
+    if task == "graph":
+        known[READOUT] = str if _is_own_readout(options) else Pooling
+    elif READOUT in options:
+        a_task = "an edge" if task == "edge" else "a node"
+        raise ShoalError(
+            f"model.{READOUT}: is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
+        )
+    own = {key: value for key, value in options.items() if key != PROMPT}
+    _require_values("model", name, known, own)
+
+
+def _is_own_readout(options: Mapping[str, object]) -> bool:
+    return is_own(str(options.get(READOUT)))
+
+
+def _keywords(cls: type[nn.Module]) -> dict[str, Any]:
+    """Annotations of keyword-only parameters."""
+    return {
+        key: parameter.annotation
+        for key, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
+def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Callable[[int], nn.Module]:
+    """Makes a prompt from the width of the features.
+
+    Raises:
+        ShoalError: The backbone or the task has no prompts, or the choice is no prompt with options of its own.
+    """
+    if task != "graph":
+        raise ShoalError(f"model.{PROMPT}: is for graph tasks (task: graph); leave it out")
+    if name in OF_GRAPHS or not issubclass(cls, Coupled):
+        raise ShoalError(
+            f"model.{PROMPT}: {name} reads what was computed of features and edges before; take a model that passes "
+            "messages, such as gcn"
+        )
+    options = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+    kind = options.pop("name", None)
+    if not isinstance(kind, str) or kind not in PROMPTS:
+        raise ShoalError(f"model.{PROMPT}: there is no {quoted(kind)}; name one of {', '.join(sorted(PROMPTS))}")
+    made = _imported(PROMPTS[kind])
+    _require_values(f"model.{PROMPT}", kind, _keywords(made), options)
+    return lambda features: made(features, **options)
+
+
+def _require_values(place: str, name: str, known: Mapping[str, Any], options: Mapping[str, object]) -> None:
+    """Checks options against their annotations, see `_require_options`."""
+    for key, value in options.items():
+        if key not in known:
+            has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+            raise ShoalError(f"{place}.{key}: {name} has no such option; {has}{did_you_mean(key, known)}")
+        try:
+            TypeAdapter(known[key]).validate_python(value, strict=True)
+        except ValidationError:
+            raise ShoalError(f"{place}.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
+        most = MOST_LAYERS if key == "layers" else WIDEST
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ShoalError(f"{place}.{key}: must be finite, found {number}")
+            if isinstance(number, int | float) and number > most:
+                raise ShoalError(f"{place}.{key}: must be at most {most}, found {quoted(number)}")
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(get_args(annotation))}"
+    return f"of type {inspect.formatannotation(annotation)}"
+
+
+def width_of(module: nn.Module) -> int:
+    """Width of a backbone's embedding: what its classifier reads, if it has one."""
+    return module.width if module.head is None else module.head.linears[-1].in_features  # type: ignore

@@ -1,0 +1,126 @@
+"""GAMLP: every node weighs the hops for itself, then an MLP.
+
+Axes: N nodes, K hops counting hop 0 (the features), F features.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.weighted_hops import WeightedHops, weighted_hops
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features
+
+ATTENTIONS = ("simple", "gate", "ori_ref", "jk", "recursive")
+
+
+class GAMLP(nn.Module):
+    """Graph Attention Multi-Layer Perceptron (Zhang et al., 2022), as in FedGTA's code.
+
+    u(v) = Σ_l w_l(v) X^(l)_v with w(v) = softmax over l of sigmoid(s_l(v)), then an MLP with one shared
+    PReLU. The score s_l(v) depends on `attention`:
+
+    - `simple`: θ_l, the same for all nodes
+    - `gate`: a · X^(l)_v + b
+    - `ori_ref`: a · [X^(0)_v ‖ X^(l)_v] + b
+    - `jk`: a · [X^(0)_v ‖ … ‖ X^(K-1)_v ‖ X^(l)_v] + b
+    - `recursive`: a · [H_l ‖ X^(l)_v] + b, where H_0 = X^(0)_v and H_l is the sum of the hops before l,
+      weighted by the softmax over their sigmoids
+
+    FedGTA's paper has another input of the MLP, twice as wide: the last hop ‖ Σ_l w_l(v) X^(l)_v over the hops before
+    it. Its code sums over all hops, the last one among them, and so does this class; `jk`, three layers, width 64 and
+    one PReLU are its choices, too. One thing differs from the code: in `ori_ref` and `jk` it reshapes the scores, which
+    lie hop by hop, as if they lay node by node, so that a node is weighed by scores of other nodes. Here every node has
+    its own.
+
+    The concatenations are never formed: with a = [a_ref ‖ a_x] a score is the sum of two matrix-vector
+    products, which are several times as fast as products with a matrix of one or two columns. Where a hop is sparse,
+    its weighted rows are not formed either: the first layer of the MLP is applied to every sparse hop for itself.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 3,
+        attention: str = "jk",
+    ) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width F of a hop.
+            classes: Number of classes.
+            hops: Hops beyond the features; 0 makes it an MLP.
+            dropout: Probability that a hidden activation is dropped in training.
+            hidden: Width of each hidden layer.
+            layers: Number of linear layers of the MLP.
+            attention: How a score is computed.
+
+        Raises:
+            ShoalError: `model.attention`, `model.layers`, `model.hidden` or `train.dropout` is out of range.
+        """
+        super().__init__()
+        if attention not in ATTENTIONS:
+            known = ", ".join(ATTENTIONS)
+            raise ShoalError(f"model.attention: there is no {attention!r}; choose one of {known}")
+        self.inputs = tuple(range(hops + 1))
+        self.attention = attention
+        self.head = Head(features, hidden, classes, layers, dropout, activation="prelu")
+        if attention == "simple":
+            self.theta = nn.Parameter(torch.zeros(hops + 1))
+        else:
+            blocks = {"gate": 1, "ori_ref": 2, "jk": hops + 2, "recursive": 2}[attention]
+            self.score = nn.Linear(blocks * features, 1)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator; `simple` starts as the plain mean."""
+        self.head.reset_parameters()
+        if self.attention == "simple":
+            nn.init.zeros_(self.theta)
+        else:
+            self.score.reset_parameters()
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that features are multiplied by."""
+        return self.head.first_weights()
+
+    def forward(self, hops: Sequence[Features]) -> Output:
+        """Output for rows of all hops, hop 0 first, each `[N, F]` of float32 or float16, dense or sparse."""
+        found = weighted_hops(hops, self.head)
+        return found.output(self._weights_NK(found), self.head)
+
+    def attention_NK(self, hops: Sequence[Features]) -> Tensor:
+        """Weight of every hop at every node, `[N, K]`; rows sum to one. Arguments as for `forward`."""
+        return self._weights_NK(weighted_hops(hops, self.head))
+
+    def _weights_NK(self, hops: WeightedHops) -> Tensor:
+        n, k, f = hops.shape
+        if self.attention == "simple":
+            return self.theta.sigmoid().softmax(0).expand(n, k)
+        weight, bias = self.score.weight.squeeze(0), self.score.bias
+        a_ref, a_x = weight[:-f], weight[-f:]
+        score_NK = hops.scores_NK(a_x) + bias
+        if self.attention == "ori_ref":
+            score_NK = score_NK + hops.first_N(a_ref).unsqueeze(1)
+        elif self.attention == "jk":
+            score_NK = score_NK + hops.all_N(a_ref).unsqueeze(1)
+        elif self.attention == "recursive":
+            return self._recursive_NK(score_NK, hops.scores_NK(a_ref))
+        return score_NK.sigmoid().softmax(1)
+
+    @staticmethod
+    def _recursive_NK(score_NK: Tensor, reference_NK: Tensor) -> Tensor:
+        """Weights when a hop is compared with those before it: a_ref · H_l is a mean of the a_ref · X^(j)."""
+        gate_NK = (score_NK[:, :1] + reference_NK[:, :1]).sigmoid()
+        for hop in range(1, score_NK.shape[1]):
+            history_N = (gate_NK.softmax(1) * reference_NK[:, :hop]).sum(1)
+            gate_N = (score_NK[:, hop] + history_N).sigmoid()
+            gate_NK = torch.cat((gate_NK, gate_N.unsqueeze(1)), dim=1)
+        return gate_NK.softmax(1)

@@ -1,0 +1,1 @@
+"""Models that pass messages over the graph."""

@@ -1,0 +1,96 @@
+"""GAT: sums over neighbours and the node itself, weighted by attention."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv
+from torch_geometric.nn.inits import glorot
+
+from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.edge_attention import attend
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class GAT(Coupled):
+    """Graph Attention Network (Velickovic et al., 2018) with self loops and LeakyReLU slope 0.2.
+
+    All layers but the last concatenate `heads` heads of width hidden / heads; the last one, the classifier of
+    `head: conv` included, has a single head. A step keeps a weight of every head for every edge; on a GPU also its
+    message, E x hidden floats. The paper has ELU where ReLU stands here.
+    """
+
+    operator = "attention"
+    papers_head = "conv"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        heads: int = 8,
+        head: HeadKind = "linear",
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used.
+
+        Raises:
+            ShoalError: `model.hidden` is no multiple of `model.heads`.
+        """
+        if heads < 1 or hidden % heads:
+            raise ShoalError(f"model.heads: must divide model.hidden, found {heads} and {hidden}")
+
+        def conv(layer: int, width: int, out: int) -> GATConv:
+            of_layer = heads if layer < layers - 1 or head == "conv" else 1
+            return GATConv(width, out // of_layer, of_layer, add_self_loops=False)
+
+        super().__init__(
+            features,
+            classes,
+            dropout,
+            hidden,
+            layers,
+            fanouts,
+            conv,
+            head=head,
+            messages=lambda: _AttentionVectors(classes),
+        )
+
+    def convolve(self, conv: GATConv, operator: SparseMatrix, x: Features) -> Tensor:
+        return _attended(operator, transform(x, conv.lin.weight), conv) + conv.bias
+
+    def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
+        linear: Any = self.head.linears[-1]
+        return _attended(operator, transform(x, linear.weight), self.head.messages) + linear.bias
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [self.convs[0].get_parameter("lin.weight")]
+
+
+class _AttentionVectors(nn.Module):
+    """What a layer of one head weighs its edges by, named, shaped and drawn as PyG's."""
+
+    negative_slope = 0.2
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.att_src, self.att_dst = (nn.Parameter(torch.empty(1, 1, width)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        glorot(self.att_src)
+        glorot(self.att_dst)
+
+
+def _attended(operator: SparseMatrix, said_MH: Tensor, vectors: Any) -> Tensor:
+    """Weighted sums of what neighbours say, `[n_l, H]`, by the attention vectors of all heads, `[1, heads, D]`."""
+    said_MHD = said_MH.view(-1, *vectors.att_src.shape[1:])
+    heard_NH = (said_MHD[: len(operator)] * vectors.att_dst).sum(-1)
+    weight_MH = (said_MHD * vectors.att_src).sum(-1)
+    return attend(operator, heard_NH, weight_MH, said_MHD, vectors.negative_slope).flatten(1)

@@ -1,0 +1,101 @@
+"""GCN: sums over neighbours, normalised by both degrees."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv, JumpingKnowledge
+
+from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class GCN(Coupled):
+    """Graph Convolutional Network (Kipf and Welling, 2017): H' = D^-1/2 (A + I) D^-1/2 H W + b.
+
+    Where edges have weights, they are the entries of A.
+
+    With `jumping: max` (Xu et al., ICML 2018, section 4) ReLU follows every layer, the last included, and the
+    embedding is the largest of all layers' outputs, entry by entry, before their dropout.
+
+    With `norm: batch` every column is normalised before each ReLU, by mean and variance over the nodes of the graph at
+    hand, in evaluation, too: it has no parameters and keeps no statistics, and reads the whole graph. A classifier of
+    `head: conv`, as in the paper, reads the output of the layer before it after normalisation, ReLU and dropout.
+
+    Attributes:
+        norm: As above.
+    """
+
+    operator = "symmetric"
+    weighs_edges = True
+    in_batches = True
+    papers_head = "conv"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        jumping: Literal["none", "max"] = "none",
+        norm: Literal["none", "batch"] = "none",
+        head: HeadKind = "linear",
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used.
+
+        Args:
+            features: See there.
+            classes: See there.
+            hops: Not used.
+            dropout: See there.
+            hidden: See there.
+            layers: See there.
+            jumping: `max`, or `none` for the last layer's output alone.
+            norm: `batch`, or `none`.
+            head: See there.
+            fanouts: See there.
+
+        Raises:
+            ShoalError: As there, or neighbours are drawn for a norm that reads the whole graph.
+        """
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: GCNConv(f, h), head=head)
+        if fanouts is not None and norm != "none":
+            raise ShoalError("model.fanouts: norm: batch reads the whole graph; leave it out")
+        self.norm = norm
+        self.jump = JumpingKnowledge(jumping) if jumping != "none" else None
+
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
+        if self.jump is None:
+            return super().embed(x_NF, operators)
+        first, *others = zip(self.convs, operators)
+        x = self.activate(self.convolve(*first, x_NF))
+        outputs = [x]
+        for conv, operator in others:
+            x = self.activate(self.convolve(conv, operator, self.drop(x)))
+            outputs.append(x)
+        # With fanouts every layer hears for fewer nodes than the one before.
+        return self.jump([x[: len(operators[-1])] for x in outputs])
+
+    @property
+    def stacks(self) -> bool:
+        # Padded rows would have part in what a batch normalisation computes.
+        return super().stacks and self.norm == "none"
+
+    def convolve(self, conv: GCNConv, operator: SparseMatrix, x: Features) -> Tensor:
+        return operator @ transform(x, conv.lin.weight) + conv.bias
+
+    def activate(self, x: Tensor) -> Tensor:
+        # One row is its own mean, and nothing would be left of it.
+        if self.norm == "batch" and len(x) > 1:
+            x = F.batch_norm(x, None, None, training=True)
+        return F.relu(x)
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [self.convs[0].get_parameter("lin.weight")]

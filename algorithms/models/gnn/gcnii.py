@@ -1,0 +1,70 @@
+"""GCNII: a deep GCN whose layers keep a share of the input and stay near the identity."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GCN2Conv
+
+from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class GCNII(Coupled):
+    """GCNII (Chen et al., ICML 2020, eq. 5): with H_0 = ReLU(X W_0 + b_0) and P = D^-1/2 (A + I) D^-1/2,
+
+    H_l = ReLU(((1 - alpha) P H_{l-1} + alpha H_0) ((1 - beta_l) I + beta_l W_l)), beta_l = log(theta / l + 1).
+
+    The paper ends in a linear layer, as `head: linear` does. A layer of its own kind keeps the width, so that the
+    classifier of `head: conv` is GCN's: P H_L W + b. Where edges have weights, they are the entries of A.
+    """
+
+    operator = "symmetric"
+    weighs_edges = True
+    in_batches = True
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        alpha: float = 0.1,
+        theta: float = 0.5,
+        head: HeadKind = "linear",
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used.
+
+        Raises:
+            ShoalError: `model.alpha` or `model.theta` is out of range.
+        """
+        if not 0 <= alpha <= 1:
+            raise ShoalError(f"model.alpha: must lie in [0, 1], found {alpha}")
+        if theta <= 0:
+            raise ShoalError(f"model.theta: must be positive, found {theta}")
+
+        def conv(layer: int, width: int, out: int) -> nn.Module:
+            return GCN2Conv(out, alpha, theta, layer + 1, normalize=False)
+
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv, lifted=True, head=head)
+
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
+        assert self.lift is not None
+        x = initial = F.relu(transform(x_NF, self.lift.weight, self.lift.bias))
+        layers: Iterable[tuple[Any, SparseMatrix]] = zip(self.convs, operators)
+        for conv, operator in layers:
+            heard = torch.lerp(operator @ self.drop(x), initial[: len(operator)], conv.alpha)
+            x = F.relu(torch.addmm(heard, heard, conv.weight1, beta=1 - conv.beta, alpha=conv.beta))
+        return x
+
+    def first_weights(self) -> list[nn.Parameter]:
+        assert self.lift is not None
+        return [self.lift.get_parameter("weight")]

@@ -1,0 +1,100 @@
+"""GIN: sums over neighbours, then an MLP."""
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch_geometric.nn import GINConv
+
+from shoal.algorithms.models.layers.coupled import Coupled, HeadKind
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+Norm = Literal["layer", "none"]
+
+
+class GIN(Coupled):
+    """Graph Isomorphism Network (Xu et al., 2019): h'_i = norm(MLP((1 + e) h_i + sum_{j in N(i)} h_j)).
+
+    e is learnt and starts at 0; the MLP is linear, ReLU, linear. The norm is LayerNorm (`layer`), which keeps the sums
+    of hubs in bounds, or `none`, which keeps how much a node sums up: readouts of whole graphs live from that. The
+    paper's batch normalisation has running statistics, which are not exchanged.
+
+    The paper says of nodes only that a classifier reads their last embedding. That of `head: conv` is such a layer with
+    an e of its own and without a norm: linear, ReLU, then linear to the classes.
+
+    Attributes:
+        norm: As above.
+    """
+
+    operator = "sum"
+    in_batches = True
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        norm: Norm = "layer",
+        head: HeadKind = "linear",
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used.
+
+        Args:
+            features: See there.
+            classes: See there.
+            hops: Not used.
+            dropout: See there.
+            hidden: See there.
+            layers: See there.
+            norm: `layer` or `none`.
+            head: See there.
+            fanouts: See there.
+
+        Raises:
+            ShoalError: As there.
+        """
+        super().__init__(
+            features,
+            classes,
+            dropout,
+            hidden,
+            layers,
+            fanouts,
+            lambda _, f, h: gin_layer(f, h, norm),
+            head=head,
+            messages=lambda: GINConv(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()), train_eps=True),
+        )
+        self.norm = norm
+
+    def convolve(self, conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+        return gin_output(conv, operator, x)
+
+    def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
+        messages: Any = self.head.messages
+        return self.head.linears[-1](gin_output(messages, operator, x))
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [self.convs[0].get_parameter("nn.0.weight")]
+
+
+def gin_layer(width: int, hidden: int, norm: Norm = "layer") -> GINConv:
+    """A layer that makes rows of `hidden` numbers of rows of `width`."""
+    scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
+    return GINConv(
+        nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled), train_eps=True
+    )
+
+
+def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
+    """What such a layer gives, `[n_l, H]`, the operator being that of sums."""
+    first, *others = conv.nn
+    said = transform(x, first.weight)
+    out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
+    for module in others:
+        out = module(out)
+    return out

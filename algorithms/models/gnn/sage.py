@@ -1,0 +1,62 @@
+"""GraphSAGE: a node's own features and the mean of its neighbours'."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from shoal.algorithms.models.layers.coupled import Coupled, HeadKind, first_rows
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class GraphSAGE(Coupled):
+    """GraphSAGE with the mean aggregator (Hamilton et al., 2017): h'_i = W_1 mean_{j in N(i)} h_j + W_2 h_i + b.
+
+    A node without neighbours has the mean 0. A classifier of `head: conv` is such a layer, W_1 beside its W_2 and b.
+    """
+
+    operator = "mean"
+    in_batches = True
+    papers_head = "conv"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        head: HeadKind = "linear",
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used."""
+        super().__init__(
+            features,
+            classes,
+            dropout,
+            hidden,
+            layers,
+            fanouts,
+            lambda _, f, h: SAGEConv(f, h),
+            head=head,
+            messages=lambda: nn.Linear(hidden, classes, bias=False),
+        )
+
+    def convolve(self, conv: SAGEConv, operator: SparseMatrix, x: Features) -> Tensor:
+        return _heard(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
+
+    def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
+        own: Any = self.head.linears[-1]
+        heard: Any = self.head.messages
+        return _heard(operator, x, heard.weight, own.weight, own.bias)
+
+    def first_weights(self) -> list[nn.Parameter]:
+        return [self.convs[0].get_parameter("lin_l.weight"), self.convs[0].get_parameter("lin_r.weight")]
+
+
+def _heard(operator: SparseMatrix, x: Features, heard_HF: Tensor, own_HF: Tensor, bias_H: Tensor) -> Tensor:
+    """Output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
+    return operator @ transform(x, heard_HF) + transform(first_rows(x, len(operator)), own_HF, bias_H)

@@ -1,0 +1,102 @@
+"""FedStar's model: an encoder of features that also hears an encoder of structure, which never hears of features."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
+
+from shoal.algorithms.models.gnn.gin import Norm, gin_layer, gin_output
+from shoal.algorithms.models.inputs.structure_codes import CODES
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class Star(Coupled):
+    """Two coupled encoders (Tan et al., AAAI 2023, section 4): with x_0 = X W + b and s_0 as the structure has it,
+
+        x_{l+1} = ReLU(GIN([x_l, s_l])) and s_{l+1} = tanh(GCN(s_l)),
+
+    and the embedding [x_L, s_L], which is pooled, is twice as wide as a layer. GIN is that of `gin`, with its norm. The
+    paper's code has two more linear layers and a ReLU around the pooling. Dropout falls on x between layers.
+    """
+
+    operator = "sum"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        norm: Norm = "layer",
+    ) -> None:
+        """As for `GIN`."""
+        super().__init__(
+            features,
+            classes,
+            dropout,
+            hidden,
+            layers,
+            None,
+            lambda _, width, out: gin_layer(width + hidden, out, norm),
+            lifted=True,
+            structure=lambda: StructureEncoder(hidden, layers),
+            embedding=2 * hidden,
+        )
+
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix], codes_NQ: Tensor | None = None) -> Tensor:
+        """The embedding of every node, `[N, 2 H]`, from its features and codes."""
+        assert self.lift is not None
+        assert isinstance(self.structure, StructureEncoder)
+        assert codes_NQ is not None
+        x = transform(x_NF, self.lift.weight, self.lift.bias)
+        *heard, last = self.structure(codes_NQ, operators)
+        for number, (conv, operator, s) in enumerate(zip(self.convs, operators, heard, strict=True)):
+            x = self.drop(x) if number else x
+            x = F.relu(self.convolve(conv, operator, torch.cat([x, s], dim=1)))
+        return torch.cat([x, last], dim=1)
+
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
+        return gin_output(conv, operator, x)
+
+    def first_weights(self) -> list[nn.Parameter]:
+        assert self.lift is not None
+        return [self.lift.get_parameter("weight")]
+
+
+class StructureEncoder(nn.Module):
+    """s_0 = C W_0 + b_0 of structure codes C, s_{l+1} = tanh(D^-1/2 (A + I) D^-1/2 s_l W_l + b_l), D with loops."""
+
+    def __init__(self, hidden: int, layers: int) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            hidden: Width of all s.
+            layers: Number of convolutions L.
+        """
+        super().__init__()
+        self.lift = nn.Linear(CODES, hidden)
+        self.convs = nn.ModuleList(GCNConv(hidden, hidden) for _ in range(layers))
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        self.lift.reset_parameters()
+        for conv in self.convs:
+            conv.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, codes_NQ: Tensor, operators: Sequence[SparseMatrix]) -> list[Tensor]:
+        """s_0 to s_L, each `[N, H]`; the operators are A, one a layer."""
+        starts, _, _ = operators[0].parts()
+        root_N1 = (starts.diff() + 1).float().rsqrt()[:, None]
+        found = [self.lift(codes_NQ)]
+        for conv, operator in zip(self.convs, operators, strict=True):
+            said = root_N1 * transform(found[-1], conv.get_submodule("lin").get_parameter("weight"))
+            found.append(torch.tanh(root_N1 * (operator @ said + said) + conv.get_parameter("bias")))
+        return found

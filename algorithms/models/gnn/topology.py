@@ -1,0 +1,71 @@
+"""The network of FGGP that says which nodes belong together: its output is read pair by pair, nobody classifies it."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.errors import ShoalError
+
+
+class Topology(nn.Module):
+    """F = ReLU(P (P X W_1) W_2), P = D^-1/2 (A' + I) D^-1/2: two graph convolutions without biases (FGGP's GKIC).
+
+    The only activation is the last one. It has F H + H H parameters, Xavier-uniform at first, and no classifier, so
+    that only a method names it, in `models()`.
+
+    Attributes:
+        inputs: Hop numbers that it reads: none but the features.
+        width: Width H of F.
+        head: There is none.
+    """
+
+    def __init__(self, features: int, classes: int, hops: int, dropout: float, *, hidden: int = 128) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width of the features.
+            classes: Not used, as `hops` and `dropout`.
+            hops: Not used.
+            dropout: Not used.
+            hidden: Width H of both layers.
+
+        Raises:
+            ShoalError: `hidden` is out of range.
+        """
+        super().__init__()
+        if hidden < 1:
+            raise ShoalError(f"model.hidden: must be at least 1, found {hidden}")
+        self.inputs = (0,)
+        self.width = hidden
+        self.head = None
+        device = torch.get_default_device()
+        widths = (features, hidden), (hidden, hidden)
+        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair, bias=False, device=device) for pair in widths)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        for weight_HF in self._weights():
+            nn.init.xavier_uniform_(weight_HF, gain=math.sqrt(2))
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that the features are multiplied by."""
+        return self._weights()[:1]
+
+    def forward(self, around: Neighbourhood) -> Output:
+        """F, `[N, H]`, as the embedding; scores of no classes, `[N, 0]`."""
+        x_NH: Tensor | None = None
+        for weight, operator in zip(self._weights(), around.operators, strict=True):
+            x_NH = operator @ transform(around.x_NF if x_NH is None else x_NH, weight)
+        assert x_NH is not None
+        found_NH = F.relu(x_NH if around.rows is None else x_NH.index_select(0, around.rows))
+        return Output(found_NH.new_empty(len(found_NH), 0), found_NH)
+
+    def _weights(self) -> list[nn.Parameter]:
+        return [linear.get_parameter("weight") for linear in self.linears]

@@ -1,0 +1,67 @@
+"""Graph transformer: every node asks, and weighs its neighbours by what they offer."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn import TransformerConv
+
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.dot_attention import attend
+from shoal.algorithms.models.layers.dropout import transform
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class Transformer(Coupled):
+    """Transformer convolutions (Shi et al., IJCAI 2021, eqs. 3-5 without a gate), FedGPL's GNN: with its four maps
+
+        h'_i = W_s h_i + b_s + sum_{j in N(i)} w_ij (W_v h_j + b_v),
+        w_i = softmax_j(<W_q h_i + b_q, W_k h_j + b_k> / sqrt(D)),
+
+    in `heads` heads of width D = hidden / heads, which are concatenated in every layer. A node without neighbours has
+    the first two terms alone. Between layers stands LeakyReLU with slope 0.01.
+    """
+
+    operator = "sum"
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        hidden: int = 64,
+        layers: int = 2,
+        heads: int = 1,
+        fanouts: list[int] | None = None,
+    ) -> None:
+        """As for `Coupled`; `hops` is not used.
+
+        Raises:
+            ShoalError: `model.hidden` is no multiple of `model.heads`.
+        """
+        if heads < 1 or hidden % heads:
+            raise ShoalError(f"model.heads: must divide model.hidden, found {heads} and {hidden}")
+
+        def conv(_: int, width: int, out: int) -> TransformerConv:
+            return TransformerConv(width, out // heads, heads)
+
+        super().__init__(features, classes, dropout, hidden, layers, fanouts, conv)
+
+    def activate(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x)
+
+    def convolve(self, conv: TransformerConv, operator: SparseMatrix, x: Features) -> Tensor:
+        # All nodes are transformed, those that only are heard, too: sparse rows are then read once a weight.
+        query, key, value, own = (
+            transform(x, linear.weight, linear.bias)
+            for linear in (conv.lin_query, conv.lin_key, conv.lin_value, conv.lin_skip)
+        )
+        by_head = (-1, conv.heads, conv.out_channels)
+        hears = len(operator)
+        heard = attend(operator, query[:hears].view(by_head), key.view(by_head), value.view(by_head))
+        return own[:hears] + heard.flatten(1)
+
+    def first_weights(self) -> list[nn.Parameter]:
+        first = self.convs[0]
+        return [first.get_parameter(f"lin_{part}.weight") for part in ("query", "key", "value", "skip")]

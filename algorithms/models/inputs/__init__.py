@@ -1,0 +1,1 @@
+"""Inputs of models: adjacency of layers, batches of graphs, structure codes."""

@@ -1,0 +1,1 @@
+"""Models as clients of nodes, graphs or pairs use them."""

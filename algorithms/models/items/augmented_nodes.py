@@ -1,0 +1,111 @@
+"""A graph whose nodes have new neighbours: its features, its edges, and what a coupled backbone reads of it.
+
+Axes: N nodes of the graph, M new ones, each the neighbour of one node of the graph; F features.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, alike
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.store.view import View
+
+
+class MendedFeatures(SparseMatrix):
+    """X and below it the features of new nodes, `[N + M, F]`: its product with W is that of both; X is not copied.
+
+    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    """
+
+    def __init__(self, x_NF: Features, new_MF: Features) -> None:
+        """Wraps the parts.
+
+        Args:
+            x_NF: X, float32, dense or sparse.
+            new_MF: Features of the new nodes, float32, which may be differentiated.
+        """
+        self._x, self._new = x_NF, new_MF
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self), self._new.shape[1]))
+
+    def __len__(self) -> int:
+        return len(self._x) + len(self._new)
+
+    def __matmul__(self, weight_FH: Tensor) -> Tensor:
+        return torch.cat([self._x @ weight_FH, self._new @ weight_FH])
+
+    def float(self) -> "MendedFeatures":
+        return self
+
+    def to_dense(self) -> Tensor:
+        return torch.cat([x if isinstance(x, Tensor) else x.to_dense() for x in (self._x, self._new)])
+
+
+def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row starts `[N + M + 1]` and ascending columns of a graph in which every node has so many new neighbours more.
+
+    New nodes stand behind all others, in the order of the nodes that they are neighbours of, and have no other.
+
+    Args:
+        indptr: Row starts of the graph, `[N + 1]`.
+        indices: Columns, int32 `[E]`, ascending in a row, without loops.
+        count_N: How many new neighbours a node gets, int64.
+    """
+    nodes, entries, new = len(count_N), len(indices), int(count_N.sum())
+    before = np.concatenate([[0], np.cumsum(count_N)])
+    owner_M, number_M = np.repeat(np.arange(nodes), count_N), np.arange(new)
+    starts = indptr.astype(np.int64) + before
+    columns = np.empty(entries + 2 * new, dtype=np.int32)
+    columns[np.arange(entries) + np.repeat(before[:-1], np.diff(indptr))] = indices
+    # Their numbers are the highest, so that they come last in a row.
+    columns[indptr[owner_M + 1] + number_M] = nodes + number_M
+    columns[entries + new :] = owner_M
+    return np.concatenate([starts, starts[-1] + 1 + number_M]), columns
+
+
+@dataclass(frozen=True)
+class MendedNodes:
+    """The nodes of a client, as a coupled backbone reads them in a mended graph; none of the new ones is an item.
+
+    Attributes:
+        data: The client's graph as it is.
+        x: Features of the mended graph.
+        operator: What the layers multiply by, `[N + M, N + M]`.
+        coupled: The backbone.
+    """
+
+    data: View
+    x: MendedFeatures
+    operator: SparseMatrix
+    coupled: Coupled
+
+    # A part needs the whole graph.
+    one_pass: ClassVar[bool] = True
+
+    def all(self) -> Neighbourhood:
+        """All nodes of the client."""
+        return self.some(torch.arange(self.data.nodes, device=self.operator.device))
+
+    def some(self, rows: Tensor) -> Neighbourhood:
+        """Some nodes in the order asked for, rows int64 `[n]`."""
+        return Neighbourhood(self.x, (self.operator,) * self.coupled.depth, rows)
+
+    def part(self, name: str) -> Neighbourhood:
+        """The nodes of `train`, `val` or `test`."""
+        return self.some(getattr(self.data, name))
+
+    def successive(self, rows: int) -> Iterator[Neighbourhood]:
+        """All nodes at once."""
+        yield self.all()
+
+    def alike(self, x_NF: Tensor) -> Neighbourhood:
+        """Nodes all of whose neighbours have the features of the node itself."""
+        return alike(x_NF, self.coupled.operator, self.coupled.depth)

@@ -1,0 +1,117 @@
+"""The graphs of a client, as a backbone with a readout reads them: all, some, or one of the parts of a split."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.inputs.neighbourhood import Operator, alike, kept_rows, matrix_of_all, operator_over
+from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.store.view import View
+
+
+@dataclass(frozen=True)
+class ClientGraphs:
+    """Cuts batches of whole graphs from a client's shard; what is not in a batch is not copied.
+
+    Attributes:
+        data: The client's shard, of several graphs behind one another.
+        ptr: First row of every graph and the end of the last, int64 `[G + 1]`.
+        hops: Hops that the backbone reads.
+        coupled: The backbone, if it passes messages along edges.
+        prompted: A prompt stands before it, which reads the plain adjacency whatever the backbone multiplies by.
+    """
+
+    data: View
+    ptr: Tensor
+    hops: tuple[int, ...]
+    coupled: Coupled | None
+    prompted: bool = False
+
+    # Other graphs need not be read for some.
+    one_pass: ClassVar[bool] = False
+
+    @property
+    def operator(self) -> Operator:
+        """What the matrices of a coupled backbone, or of its prompt, are."""
+        assert self.coupled is not None
+        return "sum" if self.prompted else self.coupled.operator
+
+    def all(self) -> GraphBatch:
+        """All graphs, in the map or kept on the host."""
+        matrix = None if self.coupled is None else matrix_of_all(self.data, self.operator)
+        hops = [self.data.whole(k) for k in self.hops]
+        return GraphBatch(hops, self._layers(matrix), self.ptr, self._codes())
+
+    def some(self, graphs: Tensor) -> GraphBatch:
+        """Some graphs in the order asked for, numbers int64 `[g]`: a batch of one step."""
+        rows, matrix = self.data.rows_of(graphs), None
+        if self.coupled is not None:
+            matrix = matrix_of_all(self.data, self.operator).diagonal_blocks(self.ptr, graphs)
+        hops = [self.data.rows(k, rows) for k in self.hops]
+        return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(rows))
+
+    def part(self, name: str) -> GraphBatch:
+        """The graphs of `train`, `val` or `test`, kept on the host while there is room."""
+        data, graphs, matrix = self.data, getattr(self.data, name), None
+        if len(graphs) == data.items:
+            return self.all()
+        if self.coupled is not None:
+            matrix = data.memo((name, self.operator), partial(self._matrix, graphs))
+        hops = [data.memo((name, k), partial(kept_rows, data, k, graphs)) for k in self.hops]
+        return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
+
+    def successive(self, rows: int) -> Iterator[GraphBatch]:
+        """All graphs in their order: at once for a coupled backbone, else as many at a time as have so many rows."""
+        if self.coupled is not None:
+            yield self.all()
+            return
+        first, start = self.ptr.tolist(), 0
+        while start < self.data.items:
+            stop = max(start + 1, bisect_right(first, first[start] + rows) - 1)
+            hops = [self.data.block(k, first[start], first[stop]) for k in self.hops]
+            yield GraphBatch(hops, (), self.ptr[start : stop + 1] - first[start])
+            start = stop
+
+    def alike(self, x_NF: Tensor) -> GraphBatch:
+        """Graphs of one node each, all of whose neighbours, at every hop, have the features of the node itself.
+
+        Their structure has no code: that is zero.
+        """
+        first = torch.arange(len(x_NF) + 1, device=x_NF.device)
+        if self.coupled is None:
+            return GraphBatch([x_NF] * len(self.hops), (), first)
+        operators = alike(x_NF, self.operator, self.coupled.depth).operators
+        codes_NQ = None if self.coupled.structure is None else x_NF.new_zeros(len(x_NF), CODES)
+        return GraphBatch([x_NF], operators, first, codes_NQ)
+
+    def _codes(self, rows: Tensor | None = None) -> Tensor | None:
+        """Codes of some rows or of all, for a backbone that reads them; those of all are kept on the host."""
+        if self.coupled is None or self.coupled.structure is None:
+            return None
+        codes_NQ: Tensor = self.data.memo("structure codes", lambda: structure_codes(self.data.adjacency, self.ptr))
+        return codes_NQ if rows is None else codes_NQ.index_select(0, rows)
+
+    def _layers(self, matrix: SparseMatrix | None) -> tuple[SparseMatrix, ...]:
+        return () if self.coupled is None or matrix is None else (matrix,) * self.coupled.depth
+
+    def _first(self, graphs: Tensor) -> Tensor:
+        """First row of every one of some graphs behind one another, and the end of the last."""
+        ends = (self.ptr[graphs + 1] - self.ptr[graphs]).cumsum(0)
+        return torch.cat([ends.new_zeros(1), ends])
+
+    def _matrix(self, graphs: Tensor) -> SparseMatrix:
+        """The matrix of some graphs, made from their edges: that of all graphs need not be kept for it."""
+        csr = self.data.adjacency
+        cut = SparseMatrix(csr, csr).diagonal_blocks(self.ptr, graphs)
+        if self.operator == "sum":
+            return cut
+        starts, columns, _ = (part.cpu().numpy() for part in cut.parts())
+        return operator_over(self.operator, starts, columns).to(self.data.device)

@@ -1,0 +1,94 @@
+"""The pairs of a client, as a backbone reads them that answers for pairs: all, some, or one of the parts of a split."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.models.inputs.graph_batch import PairBatch
+from shoal.algorithms.models.inputs.neighbourhood import alike, matrix_of_all
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.store.view import View
+
+
+@dataclass(frozen=True)
+class ClientPairs:
+    """Makes batches of pairs of a client's rows.
+
+    A coupled backbone reads the whole graph, a decoupled one the rows of a batch's pairs, each once.
+
+    Attributes:
+        data: The client's shard, without the edges that are held out.
+        ends: Both rows of every pair, int64 `[M, 2]`.
+        hops: Hops that the backbone reads.
+        coupled: The backbone, if it passes messages along edges.
+    """
+
+    data: View
+    ends: Tensor
+    hops: tuple[int, ...]
+    coupled: Coupled | None
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether a pass over some items costs nearly what one over all does."""
+        return self.coupled is not None
+
+    def all(self) -> PairBatch:
+        """All pairs, of nodes in the map."""
+        return self._of_all_nodes(self.ends)
+
+    def some(self, pairs: Tensor) -> PairBatch:
+        """Some pairs in the order asked for, numbers int64 `[m]`: a batch of one step."""
+        ends = self.ends[pairs]
+        if self.coupled is not None:
+            return self._of_all_nodes(ends)
+        rows, places = _distinct(ends)
+        return PairBatch([self.data.rows(k, rows) for k in self.hops], (), places)
+
+    def part(self, name: str) -> PairBatch:
+        """The pairs of `train`, `val` or `test`; rows of a decoupled backbone are kept on the host if there is room."""
+        pairs: Tensor = getattr(self.data, name)
+        if self.coupled is not None:
+            return self._of_all_nodes(self.data.memo((name, "ends"), lambda: self.ends[pairs]))
+        rows, places = self.data.memo((name, "rows of pairs"), lambda: _distinct(self.ends[pairs]))
+        if len(rows) == self.data.nodes:
+            return self._of_all_nodes(places)
+        return PairBatch([self.data.memo((name, k), partial(self._kept, k, rows)) for k in self.hops], (), places)
+
+    def successive(self, rows: int) -> Iterator[PairBatch]:
+        """All pairs in their order: at once for a coupled backbone, else as many at a time as have so many ends."""
+        if self.coupled is not None:
+            yield self.all()
+            return
+        step = max(rows // 2, 1)
+        # A client without pairs answers, too: for none.
+        for start in range(0, max(len(self.ends), 1), step):
+            yield self.some(torch.arange(start, min(start + step, len(self.ends)), device=self.ends.device))
+
+    def alike(self, x_NF: Tensor) -> PairBatch:
+        """Pairs of a node with itself, all of whose neighbours, at every hop, have the features of the node."""
+        ends = torch.arange(len(x_NF), device=x_NF.device)[:, None].expand(-1, 2)
+        if self.coupled is None:
+            return PairBatch([x_NF] * len(self.hops), (), ends)
+        return PairBatch([x_NF], alike(x_NF, self.coupled.operator, self.coupled.depth).operators, ends)
+
+    def _of_all_nodes(self, ends: Tensor) -> PairBatch:
+        operators: tuple[SparseMatrix, ...] = ()
+        if self.coupled is not None:
+            operators = (matrix_of_all(self.data, self.coupled.operator),) * self.coupled.depth
+        return PairBatch([self.data.whole(k) for k in self.hops], operators, ends)
+
+    def _kept(self, k: int, rows: Tensor) -> Features:
+        found = self.data.rows(k, rows)
+        # Made now, while it is known that it stays: every step needs it.
+        return found.prepared() if isinstance(found, SparseMatrix) else found
+
+
+def _distinct(ends: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of some pairs, ascending, and the places of both ends among them, `[m, 2]`."""
+    rows, places = torch.unique(ends, return_inverse=True)
+    return rows, places

@@ -1,0 +1,65 @@
+"""Graphs between a prompt, which makes them anew in every step, and the backbone that reads them.
+
+Axes: N nodes of G graphs that lie behind one another, F features, E edges.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.inputs.neighbourhood import operator_over
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+
+
+@dataclass(frozen=True)
+class PlainGraphs:
+    """Several graphs without matrices: what a client and a server of split learning exchange.
+
+    Attributes:
+        x_NF: Features, float32 `[N, F]`.
+        pairs_2E: Every undirected edge once, rows within the batch, int32 `[2, E]`; no loops.
+        first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
+        arrows_2E: Edges of one way, from the node that is heard to the one that hears it, int32; None: there are none.
+    """
+
+    x_NF: Tensor
+    pairs_2E: Tensor
+    first: Tensor
+    arrows_2E: Tensor | None = None
+
+
+def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
+    """What a coupled backbone reads of graphs: the matrix of all its layers is made here."""
+    nodes, device = len(graphs.x_NF), graphs.x_NF.device
+    heard, hears = (part.cpu().numpy() for part in graphs.pairs_2E.long())
+    heard, hears = np.concatenate([heard, hears]), np.concatenate([hears, heard])
+    if graphs.arrows_2E is not None:
+        one_way = graphs.arrows_2E.cpu().numpy()
+        heard, hears = np.concatenate([heard, one_way[0]]), np.concatenate([hears, one_way[1]])
+    entry = np.sort(hears.astype(np.int64) * nodes + heard)
+    starts = np.searchsorted(entry, nodes * np.arange(nodes + 1)).astype(np.int32)
+    columns = (entry % nodes).astype(np.int32)
+    matrix = operator_over(coupled.operator, starts, columns, graphs.arrows_2E is None).to(device)
+    return GraphBatch([graphs.x_NF], (matrix,) * coupled.depth, graphs.first)
+
+
+def features_of(batch: GraphBatch) -> Tensor:
+    """Features of a batch, float32 `[N, F]`, written out where they are sparse: a prompt changes every number."""
+    (x_NF,) = batch.hops
+    return x_NF.float().to_dense() if isinstance(x_NF, SparseMatrix) else x_NF.float()
+
+
+def pairs_of(batch: GraphBatch) -> Tensor:
+    """Every edge of a batch whose matrix is the plain adjacency, once, int32 `[2, E]`, ascending; no loops."""
+    starts, columns, _ = batch.operators[0].parts()
+    rows = torch.arange(len(starts) - 1, dtype=torch.int32, device=starts.device).repeat_interleave(starts.diff())
+    return torch.stack([rows, columns])[:, rows < columns]
+
+
+def graphs_of_rows(first: Tensor) -> Tensor:
+    """The graph of every row, int64 `[N]`, from the first rows of graphs."""
+    return torch.arange(len(first) - 1, device=first.device).repeat_interleave(first.diff())

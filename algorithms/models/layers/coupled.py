@@ -1,0 +1,194 @@
+"""What all coupled backbones share: layers of message passing, then a classifier."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator
+from shoal.algorithms.models.layers.dropout import drop, transform
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+# What the classifier is: a linear layer, or one of message passing.
+HeadKind = Literal["linear", "conv"]
+
+
+def first_rows(x: Features, count: int) -> Features:
+    """The first rows of features or of a layer's output: the nodes that hear."""
+    if count == len(x):
+        return x
+    return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
+
+
+class Coupled(nn.Module):
+    """L layers of width `hidden` with ReLU and dropout between them; a classifier on the last one's output.
+
+    Layers are PyG's: their parameters, their initial values, and what they compute. How is our own, since theirs
+    transposes the adjacency, which sorts it, in every backward pass.
+
+    With `head: linear` the classifier is a linear layer on top of them, so that models of different kinds have the same
+    one (FedGKC's contract of extractor and classifier). With `head: conv` the last of the L layers is the classifier,
+    of the model's own kind, on the output of the one before it after ReLU and dropout, as most papers have it; the
+    embedding is that output as it is. Such a classifier reads the whole graph.
+
+    No backbone keeps running statistics of a batch normalisation: they are no parameters, so a federation would neither
+    send nor average them.
+
+    Attributes:
+        papers_head: The classifier that the paper's model for nodes has.
+        operator: What the layers multiply by, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
+        weighs_edges: Layers multiply what they hear over an edge by its weight; else graphs whose edges have weights
+            are refused.
+        fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
+        conv_head: The classifier passes messages.
+        structure: A second encoder, which reads codes of nodes (`structure_codes`); None: `embed`
+            reads features alone.
+    """
+
+    operator: ClassVar[Operator]
+    weighs_edges: ClassVar[bool] = False
+    papers_head: ClassVar[HeadKind] = "linear"
+    # Whether clients of such models may be trained in one batch, drawn neighbours and other norms aside.
+    in_batches: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        dropout: float,
+        hidden: int,
+        layers: int,
+        fanouts: Sequence[int] | None,
+        conv: Callable[[int, int, int], nn.Module],
+        lifted: bool = False,
+        structure: Callable[[], nn.Module] | None = None,
+        embedding: int | None = None,
+        head: HeadKind = "linear",
+        messages: Callable[[], nn.Module] | None = None,
+    ) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width F of the features.
+            classes: Number of classes.
+            dropout: Probability that a hidden activation is dropped in training.
+            hidden: Width of every layer and of the embedding.
+            layers: Number of layers L of message passing.
+            fanouts: Neighbours drawn of a node, one number a layer.
+            conv: Makes a layer from its number, from 0, and the widths of its input and output.
+            lifted: A linear layer takes the features to width `hidden` first.
+            structure: Makes a second encoder.
+            embedding: Width of the embedding, where it is not `hidden`.
+            head: What the classifier is.
+            messages: Makes what a classifier that passes messages has beside its weight `[C, H]` and bias `[C]`.
+
+        Raises:
+            ShoalError: `model.layers`, `model.hidden`, `model.fanouts` or `train.dropout` is out of range.
+        """
+        super().__init__()
+        if layers < 1:
+            raise ShoalError(f"model.layers: must be at least 1, found {layers}")
+        if layers < 2 and head == "conv":
+            raise ShoalError(
+                f"model.layers: must be at least 2 with head: conv, the last one classifies, found {layers}"
+            )
+        if fanouts is not None and head == "conv":
+            raise ShoalError("model.fanouts: head: conv reads the whole graph; leave it out")
+        if fanouts is not None and (len(fanouts) != layers or any(f < 1 and f != -1 for f in fanouts)):
+            raise ShoalError(
+                f"model.fanouts: must be {layers} numbers, one a layer, each at least 1 or -1 for all, found {fanouts}"
+            )
+        self.inputs = (0,)
+        self.conv_head = head == "conv"
+        self.fanouts = tuple(fanouts or ())
+        self.dropout = dropout
+        # Layers draw when they are made, some twice: a fresh model then equals one that is reset under the same seed.
+        with torch.random.fork_rng(devices=[]):
+            self.head = Head(embedding or hidden, hidden, classes, 1, dropout)
+            if self.conv_head and messages is not None:
+                self.head.messages = messages()
+            self.lift = nn.Linear(features, hidden) if lifted else None
+            widths = [hidden if lifted else features, *[hidden] * (layers - self.conv_head)]
+            self.convs = nn.ModuleList(conv(layer, *pair) for layer, pair in enumerate(pairwise(widths)))
+            self.structure = None if structure is None else structure()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        if self.lift is not None:
+            self.lift.reset_parameters()
+        for conv in self.convs:
+            conv.reset_parameters()  # type: ignore[operator]
+        if self.structure is not None:
+            self.structure.reset_parameters()  # type: ignore[operator]
+        self.head.reset_parameters()
+
+    @property
+    def stacks(self) -> bool:
+        """Whether clients may be trained in one batch: each row is computed from itself and from sums over others."""
+        return self.in_batches and not self.fanouts and self.structure is None
+
+    @property
+    def depth(self) -> int:
+        """Matrices that a neighbourhood has to have: one a layer, and one for a classifier that passes messages."""
+        return len(self.convs) + self.conv_head
+
+    def forward(self, around: Neighbourhood) -> Output:
+        """Output for the rows that a neighbourhood asks for."""
+        if self.conv_head:
+            return self._by_messages(around)
+        embedding_NH = self.embed(around.x_NF, around.operators)
+        if around.rows is not None:
+            embedding_NH = embedding_NH.index_select(0, around.rows)
+        read_NH = self.drop(embedding_NH) if self.head.drops_embedding else embedding_NH
+        return Output(self.head(read_NH).logits_NC, embedding_NH)
+
+    def _by_messages(self, around: Neighbourhood) -> Output:
+        *operators, last = around.operators
+        embedding_NH = self.embed(around.x_NF, operators)
+        read_NH = self.activate(embedding_NH)
+        if self.head.drops_embedding:
+            read_NH = self.drop(read_NH)
+        logits_NC = self.classify(last, read_NH)
+        if around.rows is not None:
+            logits_NC, embedding_NH = (x.index_select(0, around.rows) for x in (logits_NC, embedding_NH))
+        return Output(logits_NC, embedding_NH)
+
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
+        """Output of the last layer, `[n_L, H]`."""
+        first, *others = zip(self.convs, operators)
+        x = self.convolve(*first, x_NF)
+        for conv, operator in others:
+            x = self.convolve(conv, operator, self.drop(self.activate(x)))
+        return x
+
+    def activate(self, x: Tensor) -> Tensor:
+        """What a hidden layer's output becomes before its dropout."""
+        return F.relu(x)
+
+    def convolve(self, conv: Any, operator: SparseMatrix, x: Features) -> Tensor:
+        """Output of one layer, `[n_l, H]`: what PyG's layer gives, whose parameters these are.
+
+        Weights come before the sums over neighbours, so that sparse features are only multiplied by a weight, and the
+        sums run over rows of width H.
+        """
+        raise NotImplementedError
+
+    def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
+        """Logits of a classifier that passes messages, `[N, C]`; P x W' + b, P being the matrix, if not overridden."""
+        linear: Any = self.head.linears[-1]
+        return operator @ transform(x, linear.weight) + linear.bias
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weights, `[H, F]`, that the features are multiplied by."""
+        raise NotImplementedError
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Dropout, in training."""
+        return drop(x, self.dropout, self.training)

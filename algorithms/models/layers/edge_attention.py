@@ -1,0 +1,165 @@
+"""Attention over the neighbours of every node without a row of messages for every edge: GAT's sums on a processor.
+
+Axes: N nodes that hear, M nodes that are heard, E entries, H heads of width D.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.utils import softmax
+
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+
+
+def attend(pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
+    """Σ_j w_ij x_j with w_i = softmax over j of LeakyReLU(heard_i + said_j), float32 `[N, H, D]` (GAT, eqs. 3 and 6).
+
+    Args:
+        pattern: `[N, M]`: row i names the nodes j that i hears, at least one; its values are not read.
+        heard_NH: What a node contributes to the score as the one that hears, float32.
+        said_MH: What it contributes as the one that is heard, float32.
+        x_MHD: What the nodes say, float32.
+        slope: Of LeakyReLU below zero.
+    """
+    if x_MHD.device.type != "cpu":
+        return _by_torch(pattern, heard_NH, said_MH, x_MHD, slope)
+    return _Attention.apply(heard_NH, said_MH, x_MHD, pattern, slope)
+
+
+def _by_torch(pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
+    """The same on any device, with E x H x D numbers in memory."""
+    indptr, indices, _ = pattern.parts()
+    rows = torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff())
+    score_EH = F.leaky_relu(heard_NH[rows] + said_MH[indices], slope)
+    message_EHD = softmax(score_EH, rows, num_nodes=len(pattern))[..., None] * x_MHD[indices]
+    return x_MHD.new_zeros(len(pattern), *x_MHD.shape[1:]).index_add(0, rows, message_EHD)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, pattern: SparseMatrix, slope: float
+    ) -> Tensor:
+        out_NHD, ctx.kept = forward(pattern, heard_NH, said_MH, x_MHD, slope)
+        return out_NHD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        return *backward(ctx.kept, gradients[0]), None, None
+
+
+def forward(
+    pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float
+) -> tuple[Tensor, tuple[Any, ...]]:
+    """What `attend` gives on a processor, and what `backward` needs of it; arguments as there."""
+    indptr, indices, _ = (part.numpy() for part in pattern.parts())
+    heard, said, x = (tensor.detach().contiguous().numpy() for tensor in (heard_NH, said_MH, x_MHD))
+    weight_EH = torch.empty(len(indices), heard.shape[1])
+    _scores(indptr, indices, heard, said, slope, weight_EH.numpy())
+    # torch's exponential is vectorised.
+    weight_EH.exp_()
+    out_NHD = torch.empty(len(heard), *x.shape[1:])
+    sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
+    return out_NHD, (indptr, indices, heard, said, x, weight_EH, slope)
+
+
+def backward(kept: tuple[Any, ...], out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `heard_NH`, `said_MH` and `x_MHD` from that of the sums."""
+    indptr, indices, heard, said, x, weight_EH, slope = kept
+    of_heard, of_said, of_x = torch.empty(heard.shape), torch.zeros(said.shape), torch.zeros(x.shape)
+    out = out_NHD.contiguous().numpy()
+    found = of_heard.numpy(), of_said.numpy(), of_x.numpy()
+    _gradients(indptr, indices, heard, said, x, weight_EH.numpy(), slope, out, *found)
+    return of_heard, of_said, of_x
+
+
+@numba.njit(cache=True)
+def _scores(
+    indptr: np.ndarray, indices: np.ndarray, heard: np.ndarray, said: np.ndarray, slope: float, out: np.ndarray
+) -> None:
+    """Scores less the largest one of their row, so that the exponential stays below one."""
+    heads = heard.shape[1]
+    leak = np.float32(slope)
+    highest = np.empty(heads, dtype=np.float32)
+    for i in range(len(heard)):
+        highest[:] = -np.inf
+        for e in range(indptr[i], indptr[i + 1]):
+            j = indices[e]
+            for h in range(heads):
+                score = heard[i, h] + said[j, h]
+                score = score if score > 0 else leak * score
+                out[e, h] = score
+                highest[h] = max(highest[h], score)
+        for e in range(indptr[i], indptr[i + 1]):
+            for h in range(heads):
+                out[e, h] -= highest[h]
+
+
+@numba.njit(cache=True)
+def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    """Weights that sum to one in every row, in place, and the weighted sums; zero, where a row has no entry."""
+    heads, width = x.shape[1], x.shape[2]
+    total = np.empty(heads, dtype=np.float32)
+    for i in range(len(out)):
+        total[:] = 0
+        for e in range(indptr[i], indptr[i + 1]):
+            for h in range(heads):
+                total[h] += weight[e, h]
+        out[i] = 0
+        for e in range(indptr[i], indptr[i + 1]):
+            j = indices[e]
+            for h in range(heads):
+                weight[e, h] /= total[h]
+                w = weight[e, h]
+                for d in range(width):
+                    out[i, h, d] += w * x[j, h, d]
+
+
+@numba.njit(cache=True, fastmath={"reassoc", "contract", "nsz"})
+def _gradients(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    heard: np.ndarray,
+    said: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    slope: float,
+    out: np.ndarray,
+    of_heard: np.ndarray,
+    of_said: np.ndarray,
+    of_x: np.ndarray,
+) -> None:
+    """From the gradient `out` of the sums those of everything that they were made from."""
+    heads, width = x.shape[1], x.shape[2]
+    leak = np.float32(slope)
+    mean = np.empty(heads, dtype=np.float32)
+    most = 0
+    for i in range(len(heard)):
+        most = max(most, indptr[i + 1] - indptr[i])
+    of_weight = np.empty((most, heads), dtype=np.float32)
+    for i in range(len(heard)):
+        first, last = indptr[i], indptr[i + 1]
+        mean[:] = 0
+        for e in range(first, last):
+            j = indices[e]
+            for h in range(heads):
+                w = weight[e, h]
+                product = np.float32(0)
+                for d in range(width):
+                    product += out[i, h, d] * x[j, h, d]
+                    of_x[j, h, d] += w * out[i, h, d]
+                of_weight[e - first, h] = product
+                mean[h] += w * product
+        of_heard[i] = 0
+        for e in range(first, last):
+            j = indices[e]
+            for h in range(heads):
+                gradient = weight[e, h] * (of_weight[e - first, h] - mean[h])
+                if heard[i, h] + said[j, h] <= 0:
+                    gradient *= leak
+                of_heard[i, h] += gradient
+                of_said[j, h] += gradient

@@ -1,0 +1,113 @@
+"""The row-wise network on top of every decoupled backbone."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from shoal.algorithms.models.layers.dropout import drop, transform
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class Head(nn.Module):
+    """Linear layers with an activation and dropout after each hidden one (FedGTA's reference configuration).
+
+    Weights are Xavier-uniform, biases zero. One layer is a logistic regression, whose embedding is its input.
+
+    Attributes:
+        drops_embedding: There is dropout before the last layer, too (`model.head_dropout`); what gives a head of one
+            layer its input sees to that.
+        pooled: Embeddings of rows are pooled, or joined in pairs, before the last layer, and none is dropped before.
+        messages: What a last layer that passes messages has beside its weight and bias, which a coupled backbone puts
+            here and reads; None: nothing.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        layers: int,
+        dropout: float,
+        *,
+        activation: str = "relu",
+        gain: float = math.sqrt(2),
+    ) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width of the input.
+            hidden: Width of each hidden layer.
+            classes: Number of classes.
+            layers: Number of linear layers.
+            dropout: Probability that a hidden activation is dropped in training.
+            activation: `relu`, or `prelu`: one slope, shared by all layers and channels, that starts at 0.25.
+            gain: Factor of the Xavier-uniform bound.
+
+        Raises:
+            ShoalError: `model.layers`, `model.hidden` or `train.dropout` is out of range.
+        """
+        super().__init__()
+        if layers < 1:
+            raise ShoalError(f"model.layers: must be at least 1, found {layers}")
+        if hidden < 1:
+            raise ShoalError(f"model.hidden: must be at least 1, found {hidden}")
+        if not 0 <= dropout < 1:
+            raise ShoalError(f"train.dropout: must be at least 0 and below 1, found {dropout}")
+        assert activation in ("relu", "prelu"), activation
+        self.dropout = dropout
+        self.drops_embedding = True
+        self.pooled = False
+        self.messages: nn.Module | None = None
+        self.gain = gain
+        widths = [features, *[hidden] * (layers - 1), classes]
+        # Layers that draw nothing when made: a fresh head then equals one that is reset under the same seed.
+        # They would be made on the processor, whatever device a block around this has chosen.
+        device = torch.get_default_device()
+        self.linears = nn.ModuleList(skip_init(nn.Linear, *pair, device=device) for pair in pairwise(widths))
+        self.prelu = nn.PReLU() if activation == "prelu" and layers > 1 else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        for linear in self.linears:
+            nn.init.xavier_uniform_(linear.get_parameter("weight"), gain=self.gain)
+            nn.init.zeros_(linear.get_parameter("bias"))
+        if self.prelu is not None:
+            self.prelu.reset_parameters()
+        if self.messages is not None:
+            self.messages.reset_parameters()  # type: ignore[operator]
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that the input is multiplied by."""
+        return [self.linears[0].get_parameter("weight")]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the parameters, which inputs are converted to."""
+        return self.linears[0].weight.dtype  # type: ignore[return-value]
+
+    def forward(self, x_NF: Features) -> Output:
+        """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
+        x = x_NF.float() if isinstance(x_NF, SparseMatrix) else x_NF.to(self.dtype)
+        return self.after_first(self.transformed(x), x)
+
+    def transformed(self, x_NF: Features) -> Tensor:
+        """Output of the first linear layer, before its activation."""
+        first: Any = self.linears[0]
+        return transform(x_NF, first.weight, first.bias)
+
+    def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
+        """What becomes of the first layer's output; its input is the embedding where no other layer follows."""
+        for number, linear in enumerate(list(self.linears)[1:], start=2):
+            embedding = F.relu(x) if self.prelu is None else self.prelu(x)
+            drops = number < len(self.linears) or (self.drops_embedding and not self.pooled)
+            x = linear(drop(embedding, self.dropout, self.training) if drops else embedding)
+        assert embedding is not None
+        return Output(x, embedding)

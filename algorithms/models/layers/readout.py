@@ -1,0 +1,164 @@
+"""A backbone of nodes that answers for whole graphs: the embeddings of a graph's nodes become one.
+
+Axes: N nodes of G graphs that lie behind one another, H width of the embedding.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.layers.dropout import drop
+from shoal.algorithms.models.layers.embedded_nodes import embedded_nodes
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+
+Pooling = Literal["mean", "sum", "max", "attention"]
+POOLINGS = get_args(Pooling)
+
+
+class Readout(nn.Module):
+    """Pooling between a backbone and its last linear layer, which then answers for graphs.
+
+    `mean`, `sum` and `max` are PyG's aggregations of these names, `attention` is its `AttentionalAggregation` with a
+    linear gate (Li et al., ICLR 2016, eq. 7 without a transform of the nodes): sum_v softmax_v(a z_v) z_v, the softmax
+    over the nodes of a graph, which would not see a bias. Dropout before the classifier falls on the embeddings of
+    graphs.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        readout: Pooling,
+        dropout: float,
+        own: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        """Draws the gate of `attention` from torch's default generator.
+
+        Args:
+            backbone: What embeds nodes.
+            readout: How.
+            dropout: Probability that an entry of a graph's embedding is dropped in training.
+            own: Makes a pooling of the user's own from the width, in the place of these.
+        """
+        super().__init__()
+        self.backbone: Any = backbone
+        self.inputs = backbone.inputs
+        self.readout = readout
+        self.dropout = dropout
+        self.head.pooled = True
+        width = self.head.linears[-1].in_features
+        self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None  # type: ignore[arg-type]
+        self.own = None if own is None else own(width)  # type: ignore[arg-type]
+
+    @property
+    def head(self) -> Head:
+        """The backbone's own, whose last layer reads embeddings of graphs."""
+        return self.backbone.head
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        self.backbone.reset_parameters()
+        if self.gate is not None:
+            self.gate.reset_parameters()
+        if self.own is not None:
+            self.own.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, batch: GraphBatch) -> Output:
+        """Output for every graph of a batch; the embedding is the pooled one, `[G, H]`."""
+        return self.classified(self.pooled(batch))
+
+    def pooled(self, batch: GraphBatch) -> Tensor:
+        """Embeddings of the graphs of a batch, `[G, H]`."""
+        return self.pool(embedded_nodes(self.backbone, batch), batch.first)
+
+    def classified(self, embedding_GH: Tensor) -> Output:
+        """Output for graphs from their embeddings."""
+        drops = self.head.drops_embedding
+        read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
+        return Output(self.head.linears[-1](read_GH), embedding_GH)
+
+    def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
+        """Embeddings of graphs, `[G, H]`.
+
+        Args:
+            z_NH: Embeddings of nodes.
+            first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
+        """
+        if self.own is not None:
+            return self.own(z_NH, first)
+        if self.readout == "max":
+            return _Highest.apply(z_NH, first)
+        if self.gate is None:
+            return _reduced(z_NH, first, self.readout)
+        score_N1 = self.gate(z_NH)
+        highest_G1 = _reduced(score_N1.detach(), first, "max")
+        weight_N1 = (score_N1 - _spread(highest_G1, first)).exp()
+        return _reduced(weight_N1 * z_NH, first, "sum") / _reduced(weight_N1, first, "sum")
+
+
+def _reduced(rows_NH: Tensor, first: Tensor, how: str) -> Tensor:
+    return torch.segment_reduce(rows_NH, how, offsets=first, axis=0)
+
+
+def _spread(z_GH: Tensor, first: Tensor) -> Tensor:
+    """What every node has of its graph, `[N, H]`."""
+    return z_GH.repeat_interleave(first.diff(), dim=0)
+
+
+class _Highest(torch.autograd.Function):
+    """The largest entries of a graph; nodes that share one, as zeros after ReLU do, share its gradient.
+
+    torch's own gradient gives each of them all of it, and PyG's less than all where the largest is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z_NH: Tensor, first: Tensor) -> Tensor:
+        highest_GH = _reduced(z_NH, first, "max")
+        ctx.save_for_backward(z_NH, first, highest_GH)
+        return highest_GH
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        z_NH, first, highest_GH = ctx.saved_tensors
+        largest_NH = (z_NH == _spread(highest_GH, first)).to(z_NH.dtype)
+        return largest_NH * _spread(gradients[0] / _reduced(largest_NH, first, "sum"), first), None
+
+
+# A share of a count that is a whole number but for rounding, as 0.07 of 100, is that number.
+ROUNDING = 1e-9
+# Of the numbers of 32 bits.
+LARGEST = 2**31 - 1
+
+
+def ceil_of(share: float, counts: Tensor) -> Tensor:
+    """The smallest whole numbers that are at least a share of counts, int64."""
+    return (share * counts.double() - ROUNDING).ceil().long()
+
+
+def floor_of(share: float, counts: Tensor) -> Tensor:
+    """The largest whole numbers that are at most a share of counts, int64."""
+    return (share * counts.double() + ROUNDING).floor().long()
+
+
+def highest(score_N: Tensor, group_N: Tensor, wanted_G: Tensor) -> Tensor:
+    """Rows of the highest scores of every group, int64, ascending; of equal scores the first rows are taken.
+
+    Args:
+        score_N: Scores, float32.
+        group_N: Group of every row, int64.
+        wanted_G: How many rows of a group are asked for; all, if it has fewer.
+    """
+    # One sort of whole numbers: the group above, below it the bits of the score, which are in the order of floats once
+    # those of negative ones are turned around. Adding zero makes one zero of two.
+    bits_N = (score_N + 0.0).view(torch.int32)
+    bits_N = torch.where(bits_N < 0, bits_N ^ LARGEST, bits_N).long()
+    order = ((group_N << 32) - bits_N).argsort(stable=True)
+    group = group_N[order]
+    sizes_G = torch.bincount(group, minlength=len(wanted_G))
+    rank = torch.arange(len(order), device=order.device) - (sizes_G.cumsum(0) - sizes_G)[group]
+    taken_N = torch.zeros(len(order), dtype=torch.bool, device=order.device)
+    taken_N[order] = rank < wanted_G[group]
+    return taken_N.nonzero()[:, 0]

@@ -1,0 +1,208 @@
+"""The hops of some nodes as GAMLP reads them: scores of all hops, then the MLP of their weighted sum."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.models.inputs.masked_features import products
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+
+
+class WeightedHops(ABC):
+    """Rows of all hops, hop 0 first.
+
+    Attributes:
+        shape: Rows N, hops K, features F.
+    """
+
+    shape: tuple[int, int, int]
+
+    @abstractmethod
+    def scores_NK(self, a_F: Tensor) -> Tensor:
+        """Product of every hop with a vector."""
+
+    @abstractmethod
+    def first_N(self, a_F: Tensor) -> Tensor:
+        """Product of hop 0 with a vector."""
+
+    @abstractmethod
+    def all_N(self, a_KF: Tensor) -> Tensor:
+        """Product of all hops beside each other with a vector."""
+
+    @abstractmethod
+    def output(self, weights_NK: Tensor, head: Head) -> Output:
+        """The head on the weighted sum of the hops."""
+
+
+def weighted_hops(hops: Sequence[Features], head: Head) -> WeightedHops:
+    """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense."""
+    if len(head.linears) > 1 and any(isinstance(hop, SparseMatrix) for hop in hops):
+        return _Mixed(hops)
+    return _Dense([hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in hops], head)
+
+
+class _Dense(WeightedHops):
+    def __init__(self, hops: Sequence[Tensor], head: Head) -> None:
+        # The one copy of the inputs; it makes scores and weighted sum one product each instead of one a hop.
+        self._hops_NKF = torch.stack(tuple(hops), dim=1).to(head.dtype)
+        n, k, f = self._hops_NKF.shape
+        self.shape = n, k, f
+
+    def scores_NK(self, a_F: Tensor) -> Tensor:
+        return (self._hops_NKF.flatten(0, 1) @ a_F).view(self.shape[:2])
+
+    def first_N(self, a_F: Tensor) -> Tensor:
+        return self._hops_NKF[:, 0] @ a_F
+
+    def all_N(self, a_KF: Tensor) -> Tensor:
+        return self._hops_NKF.flatten(1) @ a_KF
+
+    def output(self, weights_NK: Tensor, head: Head) -> Output:
+        if weights_NK.device.type == "cpu":
+            return head(torch.bmm(weights_NK.unsqueeze(1), self._hops_NKF).squeeze(1))
+        # There a product for every row costs more than one pass for every hop.
+        total_NF = weights_NK[:, :1] * self._hops_NKF[:, 0]
+        for k in range(1, self.shape[1]):
+            total_NF = torch.addcmul(total_NF, weights_NK[:, k : k + 1], self._hops_NKF[:, k])
+        return head(total_NF)
+
+
+class _Mixed(WeightedHops):
+    """Some are sparse: the head's first layer is linear, so it may come before the sum."""
+
+    def __init__(self, hops: Sequence[Features]) -> None:
+        self._hops = [hop.float() for hop in hops]
+        self.shape = len(hops[0]), len(hops), hops[0].shape[1]
+
+    def scores_NK(self, a_F: Tensor) -> Tensor:
+        return torch.cat(products(self._hops, a_F[:, None]), dim=1)
+
+    def first_N(self, a_F: Tensor) -> Tensor:
+        return (self._hops[0] @ a_F[:, None])[:, 0]
+
+    def all_N(self, a_KF: Tensor) -> Tensor:
+        parts = a_KF.view(self.shape[1], self.shape[2], 1)
+        return torch.stack([hop @ a_F1 for hop, a_F1 in zip(self._hops, parts)]).sum(0)[:, 0]
+
+    def output(self, weights_NK: Tensor, head: Head) -> Output:
+        first: Any = head.linears[0]
+        weighted = list(zip(self._hops, weights_NK.split(1, dim=1)))
+        dense = [weight_N1 * hop for hop, weight_N1 in weighted if isinstance(hop, Tensor)]
+        sparse = [(hop, weight_N1) for hop, weight_N1 in weighted if isinstance(hop, SparseMatrix)]
+        through = products([hop for hop, _ in sparse], first.weight.t())
+        parts = [weight_N1 * product_NH for (_, weight_N1), product_NH in zip(sparse, through)]
+        if dense:
+            parts.append(torch.stack(dense).sum(0) @ first.weight.t())
+        return head.after_first(torch.stack(parts).sum(0) + first.bias)
+
+
+FAST = {"reassoc", "contract", "nsz"}
+ONE = np.float32(1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def weigh(
+    hops: tuple[np.ndarray, ...],
+    places: np.ndarray,
+    own: np.ndarray,
+    reference: np.ndarray,
+    shared: np.ndarray,
+    gate: np.ndarray,
+    weight: np.ndarray,
+    total: np.ndarray,
+) -> None:
+    """Weights softmax(sigmoid(scores)) of all hops at every node, and the sum of D of its hops.
+
+    Args:
+        hops: Those that are summed, float32 `[N, F]` each; one of width 0 if there are none.
+        places: Which of the K hops they are, int64 `[D]`.
+        own: What a hop is multiplied by for its own score, float32 `[F]`; empty if scores read no hop.
+        reference: What the first ones of them are multiplied by for the score of every hop, `[R, F]`.
+        shared: The part of all scores that is not of these hops, `[N]`.
+        gate: That part of each hop's score, which gives way to its sigmoid, `[N, K]`.
+        weight: Receives the weights, `[N, K]`.
+        total: Receives their weighted sum, `[N, F]`.
+    """
+    reads = len(own) > 0
+    for n in range(len(shared)):
+        common = shared[n]
+        for d in range(len(hops)):
+            x = hops[d]
+            if reads:
+                score = np.float32(0)
+                for column in range(x.shape[1]):
+                    score += x[n, column] * own[column]
+                gate[n, places[d]] += score
+            if d < len(reference):
+                part = np.float32(0)
+                for column in range(x.shape[1]):
+                    part += x[n, column] * reference[d, column]
+                common += part
+        norm = np.float32(0)
+        for k in range(gate.shape[1]):
+            gate[n, k] = ONE / (ONE + math.exp(-(gate[n, k] + common)))
+            weight[n, k] = math.exp(gate[n, k])
+            norm += weight[n, k]
+        for k in range(gate.shape[1]):
+            weight[n, k] /= norm
+        total[n, :] = 0
+        for d in range(len(hops)):
+            x, w = hops[d], weight[n, places[d]]
+            for column in range(x.shape[1]):
+                total[n, column] += w * x[n, column]
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def unweigh(
+    hops: tuple[np.ndarray, ...],
+    places: np.ndarray,
+    of_total: np.ndarray,
+    gate: np.ndarray,
+    weight: np.ndarray,
+    of_score: np.ndarray,
+    of_own: np.ndarray,
+    of_reference: np.ndarray,
+) -> None:
+    """The gradients of scores, and of what summed hops are multiplied by, from that of their sum.
+
+    Args:
+        hops: As for `weigh`.
+        places: As for `weigh`.
+        of_total: Gradient of the weighted sum, `[N, F]`.
+        gate: What `weigh` gave, `[N, K]`.
+        weight: What `weigh` gave, `[N, K]`.
+        of_score: Gradient of the weights of other hops, 0 for these, which gives way to that of all scores, `[N, K]`.
+        of_own: That of `own` is added to it, `[F]`; empty if scores read no hop.
+        of_reference: That of `reference` is added to it, `[R, F]`.
+    """
+    reads = len(of_own) > 0
+    for n in range(len(of_total)):
+        for d in range(len(hops)):
+            x, product = hops[d], np.float32(0)
+            for column in range(x.shape[1]):
+                product += x[n, column] * of_total[n, column]
+            of_score[n, places[d]] += product
+        mean = np.float32(0)
+        for k in range(gate.shape[1]):
+            mean += weight[n, k] * of_score[n, k]
+        everyone = np.float32(0)
+        for k in range(gate.shape[1]):
+            g = gate[n, k]
+            of_score[n, k] = weight[n, k] * (of_score[n, k] - mean) * g * (ONE - g)
+            everyone += of_score[n, k]
+        for d in range(len(hops)):
+            x, score = hops[d], of_score[n, places[d]]
+            if reads:
+                for column in range(x.shape[1]):
+                    of_own[column] += score * x[n, column]
+            if d < len(of_reference):
+                for column in range(x.shape[1]):
+                    of_reference[d, column] += everyone * x[n, column]

@@ -1,0 +1,36 @@
+"""Which backbone clients train."""
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from shoal.storage.options.types import FilePath, Name, Named, absolute_own
+
+# Beyond these nothing is computed, so that a number of parameters can be: it stays below 2^63.
+WIDEST, MOST_LAYERS = 2**24, 1000
+
+
+class ModelChoice(Named):
+    """The section `model` of a config, or an entry of it where it is a list.
+
+    Attributes:
+        name: Key of `BACKBONES`, or `my_file.py:Name`.
+        init: `shared`: clients of this model start equal; `own`: each with its own parameters.
+        pretrained: safetensors of the parameters that its GNN starts from, `own` or not, as `shoal pretrain` makes it;
+            all others are drawn.
+        options: All other keys: the backbone's keyword-only parameters.
+    """
+
+    name: Name = "gamlp"
+    init: Literal["shared", "own"] = "shared"
+    pretrained: FilePath | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_readout(cls, given: Any) -> Any:
+        """The file of a readout of one's own is found from any working directory."""
+        return {**given, "readout": absolute_own(given["readout"])} if _has_readout(given) else given
+
+
+def _has_readout(given: Any) -> bool:
+    return isinstance(given, dict) and "readout" in given

@@ -1,0 +1,52 @@
+"""What a config may name as a model or a prompt, and where it is."""
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import is_own
+from shoal.storage.suggestions import did_you_mean
+
+# By name of their modules: PyG takes seconds and 130 MiB of every process that imports it.
+BACKBONES = {
+    "gamlp": "shoal.algorithms.models.decoupled.gamlp:GAMLP",
+    "gat": "shoal.algorithms.models.gnn.gat:GAT",
+    "gbp": "shoal.algorithms.models.decoupled.s2gc_gbp:GBP",
+    "gcn": "shoal.algorithms.models.gnn.gcn:GCN",
+    "gcnii": "shoal.algorithms.models.gnn.gcnii:GCNII",
+    "gin": "shoal.algorithms.models.gnn.gin:GIN",
+    "mlp": "shoal.algorithms.models.decoupled.mlp:MLP",
+    "s2gc": "shoal.algorithms.models.decoupled.s2gc_gbp:S2GC",
+    "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
+    "sgc": "shoal.algorithms.models.decoupled.sgc:SGC",
+    "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
+    "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
+}
+
+# For graph tasks alone.
+OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
+# What a method may name in `models()`, and no config: networks without a classifier.
+HEADLESS = {"topology": "shoal.algorithms.models.gnn.topology:Topology"}
+
+# What stands before a coupled backbone of graphs.
+PROMPTS = {
+    "all_in_one": "shoal.algorithms.models.prompts.all_in_one:AllInOne",
+    "gpf": "shoal.algorithms.models.prompts.feature_prompts:GPF",
+    "gpf_plus": "shoal.algorithms.models.prompts.feature_prompts:GPFPlus",
+    "none": "shoal.algorithms.models.prompts.feature_prompts:Unchanged",
+    "supt": "shoal.algorithms.models.prompts.supt:SUPT",
+    "vpg": "shoal.algorithms.models.prompts.vpg:VPG",
+}
+
+
+def require_backbone_name(name: str, task: str) -> None:
+    """Refuses a name of no model for a task that is no file of the user's own either.
+
+    Raises:
+        ShoalError: It is one.
+    """
+    if name in OF_GRAPHS and task != "graph":
+        raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")
+    if name not in BACKBONES and name not in OF_GRAPHS and not is_own(name):
+        names = sorted(BACKBONES)
+        raise ShoalError(
+            f"model.name: there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
+            f"{did_you_mean(name, names)}"
+        )

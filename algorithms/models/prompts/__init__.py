@@ -1,0 +1,1 @@
+"""Prompts: trained changes of a graph before a frozen model."""

@@ -1,0 +1,104 @@
+"""VPG, FedGPL's prompt: it keeps the nodes and edges of a graph that a direction finds significant.
+
+Axes: N nodes of G graphs, F features, K candidate nodes of every graph.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.items.plain_graphs import PlainGraphs, features_of, graphs_of_rows, pairs_of
+from shoal.algorithms.models.layers.readout import ceil_of, floor_of, highest
+from shoal.algorithms.models.prompts.added_nodes import with_added
+from shoal.storage.errors import ShoalError
+
+# Below it, a direction's length is taken to be this.
+SHORTEST = 1e-12
+
+
+class VPG(nn.Module):
+    """Virtual prompt graph (Guo et al., FedGPL, section 4.2).
+
+    With the significance w_i = <x_i, p> / ||p|| of a node, every graph of n nodes keeps the ceil(nodes * n) with the
+    largest w, as x_i tanh(w_i). Of the m edges between them it keeps the floor(edges * m) with the largest |w_i - w_j|,
+    or with the smallest. Of equals the first in the order of rows are kept. What is kept is constant for the gradient,
+    so that p learns by the factors tanh(w) alone; its length changes nothing.
+
+    Candidates are K nodes whose features are learnt. Every graph has them, joined to its nodes where
+    sigmoid(<x_c, x_i>) is at least `joined`, and they compete with these: n then counts them, too.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        nodes: float = 0.5,
+        edges: float = 0.9,
+        rule: Literal["high", "low"] = "high",
+        candidates: int = 0,
+        joined: float = 0.5,
+    ) -> None:
+        """Draws the parameters from torch's default generator.
+
+        Args:
+            features: Width F of the features.
+            nodes: Share of a graph's nodes that is kept.
+            edges: Share of the edges between these that is kept.
+            rule: `high` keeps edges between nodes of different significance, `low` between those of similar one.
+            candidates: Number K of candidate nodes.
+            joined: See above.
+
+        Raises:
+            ShoalError: An option is out of range.
+        """
+        super().__init__()
+        if not 0 < nodes <= 1:
+            raise ShoalError(f"model.prompt.nodes: must be above 0 and at most 1, found {nodes}")
+        if not 0 <= edges <= 1:
+            raise ShoalError(f"model.prompt.edges: must be at least 0 and at most 1, found {edges}")
+        if candidates < 0:
+            raise ShoalError(f"model.prompt.candidates: must be at least 0, found {candidates}")
+        if not 0 < joined < 1:
+            raise ShoalError(f"model.prompt.joined: must be above 0 and below 1, found {joined}")
+        self.nodes, self.edges, self.rule = nodes, edges, rule
+        self.least_product = math.log(joined / (1 - joined))
+        self.direction = nn.Parameter(torch.empty(features))
+        self.candidates = nn.Parameter(torch.empty(candidates, features)) if candidates else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from U(-1/sqrt(F), 1/sqrt(F))."""
+        bound = 1 / math.sqrt(len(self.direction))
+        for p in self.parameters():
+            nn.init.uniform_(p, -bound, bound)
+
+    def forward(self, batch: GraphBatch) -> PlainGraphs:
+        """The smaller graphs."""
+        x_NF, pairs, first = features_of(batch), pairs_of(batch), batch.first
+        if self.candidates is not None:
+            joined_NK = x_NF @ self.candidates.detach().t() >= self.least_product
+            added = with_added(x_NF, first, self.candidates)
+            pairs = torch.cat([added.own_N.int()[pairs.long()], added.joins(joined_NK)], dim=1)
+            x_NF, first = added.x_MF, added.first
+        # Sums of rows, whose numbers do not depend on which graphs are in a batch.
+        w_N = (x_NF * self.direction).sum(1) / self.direction.norm().clamp(min=SHORTEST)
+        graph_N, wanted_G = graphs_of_rows(first), ceil_of(self.nodes, first.diff())
+        kept = highest(w_N.detach(), graph_N, wanted_G)
+        pairs = self._kept_pairs(pairs.long(), w_N.detach(), graph_N, kept, len(wanted_G))
+        x_NF = x_NF.index_select(0, kept) * w_N.index_select(0, kept).tanh()[:, None]
+        ends = wanted_G.cumsum(0)
+        return PlainGraphs(x_NF, pairs, torch.cat([ends.new_zeros(1), ends]))
+
+    def _kept_pairs(self, pairs: Tensor, w_N: Tensor, graph_N: Tensor, kept: Tensor, graphs: int) -> Tensor:
+        """Pairs that are left, by the numbers that nodes have among those kept, int32 `[2, E]`."""
+        place_N = torch.full_like(graph_N, -1)
+        place_N[kept] = torch.arange(len(kept), device=kept.device)
+        pairs = pairs[:, (place_N[pairs] >= 0).all(0)]
+        apart = (w_N[pairs[0]] - w_N[pairs[1]]).abs()
+        group = graph_N[pairs[0]]
+        wanted_G = floor_of(self.edges, torch.bincount(group, minlength=graphs))
+        rows = highest(apart if self.rule == "high" else -apart, group, wanted_G)
+        return place_N[pairs[:, rows]].int()

@@ -1,0 +1,1 @@
+"""Models and readouts from a user's file."""

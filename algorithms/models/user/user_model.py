@@ -1,0 +1,215 @@
+"""A model of the user's own: a torch module that embeds nodes, with Shoal's classifier on top.
+
+Axes: N nodes, F features, H width of the embedding, K + 1 hops.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.user_code.user_code import OwnCode
+
+KEY = "model.name"
+# What the engine hands to a constructor that asks for it by name.
+GIVEN = ("features", "hops", "dropout")
+
+
+class Backbone(nn.Module):
+    """What a model of one's own derives from: it embeds nodes, and Shoal classifies the embeddings by a linear layer.
+
+        class Mine(shoal.Backbone):
+            def __init__(self, features: int, *, hidden: int = 64):
+                super().__init__(width=hidden)
+                self.conv = SAGEConv(features, hidden)
+
+            def forward(self, x, edge_index):
+                return self.conv(x, edge_index).relu()
+
+    A constructor takes `features` (F), and if it likes `hops` (K) and `dropout` (`train.dropout`); its keyword-only
+    parameters, each with a type and a default, are the options of `model` in a config.
+
+    `forward` gives the embeddings of all N nodes of a client, float32 `[N, width]`. With `reads = "edges"` it is called
+    as `forward(x, edge_index)`: features `[N, F]` and edges int64 `[2, E]`, both directions of each, without loops; a
+    `forward(x, edge_index, edge_weight)` is also given what edges weigh, float32 `[E]`, ones where they have no
+    weights, while another one is refused where they have. With `reads = "hops"` it is called as `forward(hops)`: K + 1
+    tensors `[n, F]`, row by row, for any n rows.
+
+    Parameters alone are sent and averaged: a normalisation by running statistics is refused.
+
+    Attributes:
+        reads: `edges` or `hops`.
+        width: Width H of the embedding.
+    """
+
+    reads: ClassVar[Literal["edges", "hops"]] = "edges"
+
+    def __init__(self, width: int) -> None:
+        """Takes the width of the embedding."""
+        super().__init__()
+        self.width = width
+
+
+def own_backbone(code: OwnCode) -> type[nn.Module]:
+    """The class by which the engine builds a model of the user's own; the same for the same texts.
+
+    Raises:
+        ShoalError: The file fails, or what it holds is no such model; names the line.
+    """
+    cls = code.load()
+    if not isinstance(cls, type) or not issubclass(cls, Backbone):
+        raise code.fault(KEY, f"{_named(cls)} is no model; derive a class from shoal.Backbone")
+    if cls.reads not in ("edges", "hops"):
+        raise code.fault(KEY, f"{cls.__name__}.reads must be 'edges' or 'hops', found {cls.reads!r}")
+    if cls.forward is nn.Module.forward:
+        given = "x, edge_index" if cls.reads == "edges" else "hops"
+        raise code.fault(KEY, f"{cls.__name__} has no forward(self, {given})")
+    options = _options(code, cls)
+    weighs = "edge_weight" in inspect.signature(cls.forward).parameters
+    base = OwnCoupled if cls.reads == "edges" else OwnDecoupled
+    wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "weighs_edges": weighs, "__doc__": cls.__doc__})
+    wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _named(cls: object) -> str:
+    return f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
+
+
+def _options(code: OwnCode, cls: type[Backbone]) -> list[inspect.Parameter]:
+    """The options of a model, its keyword-only parameters.
+
+    Raises:
+        ShoalError: The constructor wants what nobody gives it.
+    """
+    options = []
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.annotation is parameter.empty or parameter.default is parameter.empty:
+                raise code.fault(KEY, f"{cls.__name__}: option {parameter.name} needs a type and a default")
+            options.append(parameter)
+        elif parameter.name not in GIVEN:
+            known = ", ".join(GIVEN)
+            raise code.fault(
+                KEY, f"{cls.__name__}: nothing is given for {parameter.name}; take {known}, and options behind a *"
+            )
+    return options
+
+
+class _Own(nn.Module):
+    """What models of the user's own have in common.
+
+    Attributes:
+        code: The texts.
+        made: The user's class.
+    """
+
+    code: ClassVar[OwnCode]
+    made: ClassVar[type[Backbone]]
+
+    def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
+        """Draws the parameters from torch's default generator; arguments as for all backbones.
+
+        Raises:
+            ShoalError: The user's code fails, or makes no such model; names the line.
+        """
+        nn.Module.__init__(self)
+        asked = inspect.signature(self.made).parameters
+        given: dict[str, Any] = {"features": features, "hops": hops, "dropout": dropout}
+        chosen = {name: value for name, value in given.items() if name in asked}
+        self._make: Callable[[], Backbone] = lambda: self.made(**chosen, **options)
+        with self.code.at_work(KEY), torch.random.fork_rng(devices=[]):
+            self.inner = self._make()
+            width = getattr(self.inner, "width", None)
+        if type(width) is not int or width < 1:
+            raise self.code.fault(KEY, f"{self.made.__name__}.width must be a number of columns, found {width!r}")
+        running = [name for name, _ in self.inner.named_buffers() if name.rpartition(".")[2].startswith("running_")]
+        if running:
+            raise self.code.fault(
+                KEY,
+                f"{self.made.__name__} keeps {running[0]}, which is no parameter and would not be sent; "
+                "take a LayerNorm, or track_running_stats=False",
+            )
+        self.dropout = dropout
+        self.head = Head(width, width, classes, 1, dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator, as the user's constructor does."""
+        with self.code.at_work(KEY), torch.device(self.head.linears[0].weight.device):  # type: ignore[arg-type]
+            fresh = self._make()
+        with torch.no_grad():
+            for mine, drawn in zip(self.inner.parameters(), fresh.parameters()):
+                mine.copy_(drawn)
+        self.head.reset_parameters()
+
+    def embedded(self, *given: Any, rows: int) -> Tensor:
+        """What the user's code gives, float32 `[rows, H]`.
+
+        Raises:
+            ShoalError: It fails, or gives something else; names the line.
+        """
+        with self.code.at_work(KEY):
+            z_NH = self.inner(*given)
+        shape = [rows, self.inner.width]
+        if not isinstance(z_NH, Tensor) or list(z_NH.shape) != shape:
+            found = list(z_NH.shape) if isinstance(z_NH, Tensor) else type(z_NH).__name__
+            raise self.code.fault(KEY, f"{self.made.__name__}.forward must give a tensor {shape}, found {found}")
+        return z_NH.float()
+
+
+class OwnCoupled(_Own, Coupled):
+    """A model of the user's own that passes messages: it is given all nodes and edges of a client."""
+
+    operator = "sum"
+    fanouts = ()
+    conv_head = False
+    inputs = (0,)
+
+    @property
+    def depth(self) -> int:
+        """Matrices that a neighbourhood has to have: one, whose pattern is the edges."""
+        return 1
+
+    def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
+        """Embeddings of all nodes, `[N, H]`."""
+        x = x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF.float()
+        weights = (operators[0].parts()[2],) if self.weighs_edges else ()
+        return self.embedded(x, _edge_index(operators[0]), *weights, rows=len(x))
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """None that is known."""
+        return []
+
+
+class OwnDecoupled(_Own):
+    """A model of the user's own that reads rows of the hops."""
+
+    def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
+        """As for `_Own`."""
+        super().__init__(features, classes, hops, dropout, **options)
+        self.inputs = tuple(range(hops + 1))
+
+    def forward(self, hops: Sequence[Features]) -> Output:
+        """Output for rows of all hops, `[N, F]` each."""
+        dense = [x.to_dense() if isinstance(x, SparseMatrix) else x.float() for x in hops]
+        z_NH = self.embedded(dense, rows=len(dense[0]))
+        read_NH = z_NH
+        if self.head.drops_embedding and not self.head.pooled and self.training and self.dropout:
+            read_NH = nn.functional.dropout(z_NH, self.dropout)
+        return Output(self.head(read_NH).logits_NC, z_NH)
+
+
+def _edge_index(operator: SparseMatrix) -> Tensor:
+    """Who is heard and who hears, int64 `[2, E]`, from a matrix whose row i is what node i hears."""
+    starts, columns, _ = operator.parts()
+    heard = torch.as_tensor(columns, dtype=torch.int64)
+    counts = torch.as_tensor(starts, dtype=torch.int64).diff()
+    hears = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return torch.stack([heard, hears])

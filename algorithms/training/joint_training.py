@@ -1,0 +1,122 @@
+"""Local training of several of a client's models that learn from each other."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Output, Trainer
+from shoal.algorithms.client import Client
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import Stream
+from shoal.algorithms.training.local_training import finite_loss, keep_moments, kept_moments, make_optimizer
+from shoal.storage.errors import ShoalError
+
+Outputs = Mapping[str, Output]
+JointLoss = Callable[[Outputs], Tensor]
+
+
+def train_together(
+    client: Client,
+    trainer: Trainer,
+    losses: Mapping[str, JointLoss],
+    part: str = "all",
+    after_epoch: Callable[[], None] | None = None,
+) -> dict[str, float]:
+    """Trains models in place by one step each an epoch, in the order of `losses` (deep mutual learning).
+
+    In every epoch all models first answer in training mode, each by its own random stream; then each takes its step on
+    a loss that sees the answers of all: what another model said before its step. A loss must detach what other models
+    said. One without a gradient, as `weighted_sum` without a term is, leaves its model as it is.
+
+    Args:
+        client: The client.
+        trainer: Whose options and optimizers are used.
+        losses: By the name of the model that learns; a scalar each.
+        part: Rows that the models answer for: `train`, or `all`.
+        after_epoch: Called when all models took their step.
+
+    Returns:
+        The loss of every model in the last epoch.
+
+    Raises:
+        ShoalError: A loss is NaN or infinite, or the config asks for steps that do not read all these rows.
+    """
+    require_whole_steps(client, trainer, list(losses))
+    device = client.data.device
+    models = {name: client.models[name] for name in losses}
+    inputs: dict[str, Inputs] = {name: model.gathered(part) for name, model in models.items()}
+    streams = {name: Stream(device, model.random("train")) for name, model in models.items()}
+    values: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        optimizers = {name: stack.enter_context(trainer.optimizer(client, name)) for name in losses}
+        for model in models.values():
+            model.module.train()
+        for _ in range(trainer.options.epochs):
+            outputs = {}
+            for name, model in models.items():
+                with streams[name]:
+                    outputs[name] = model(inputs[name])
+            for name, loss in losses.items():
+                optimizers[name].zero_grad(set_to_none=False)
+                with streams[name]:
+                    value = loss(outputs)
+                    if value.requires_grad:
+                        value.backward()
+                        optimizers[name].step()
+                values[name] = value.detach()
+            if after_epoch is not None:
+                after_epoch()
+    return {name: finite_loss(float(value)) for name, value in values.items()}
+
+
+def require_whole_steps(client: Client, trainer: Trainer, names: list[str]) -> None:
+    """Refuses batches and drawn neighbours: models teach each other on the same rows, all in one step.
+
+    Raises:
+        ShoalError: The config asks for such.
+    """
+    if trainer.options.batch_size is not None:
+        raise ShoalError("train.batch_size: models that teach each other take all rows in one step; leave it out")
+    for name in names:
+        coupled = client.models[name].coupled
+        if coupled is not None and coupled.fanouts:
+            key = "model" if name == MODEL else f"algorithm.{name}"
+            raise ShoalError(f"{key}.fanouts: models that teach each other read the whole graph; leave it out")
+
+
+def label_loss(client: Client, out: Output, part: str) -> Tensor:
+    """Mean cross-entropy of the training rows, in an answer for them (`train`) or for all rows (`all`)."""
+    logits_NC = out.logits_NC if part == "train" else out.logits_NC[client.data.train]
+    return F.cross_entropy(logits_NC, client.data.train_label)
+
+
+def weighted_sum(*terms: tuple[float, Callable[[], Tensor]]) -> Tensor:
+    """The sum of weight times term; a term of weight 0 is not computed."""
+    total = torch.zeros(())
+    for weight, term in terms:
+        if weight:
+            total = total + weight * term()
+    return total
+
+
+@contextmanager
+def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) -> Iterator[torch.optim.Optimizer]:
+    """The optimizer of some parameters; after the block the client's state has them, and its moments.
+
+    Args:
+        client: The client.
+        trainer: Whose options the optimizer has.
+        name: Where the state holds the parameters; moments lie under it as those of a model do.
+        w: The parameters.
+    """
+    optimizer = make_optimizer([w], trainer.options)
+    if kept := kept_moments(client.state, name):
+        optimizer.state[w] = kept
+    yield optimizer
+    client.state[name] = w.detach().clone()
+    if trainer.options.opt_state == "keep":
+        keep_moments(client.state, name, optimizer.state[w])

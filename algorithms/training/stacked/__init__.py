@@ -1,0 +1,1 @@
+"""Training of several clients in one batch."""

@@ -1,0 +1,218 @@
+"""What models of several clients read at once: rows of hops, or whole graphs, padded to those of the longest.
+
+Axes: B clients, N rows or nodes of the longest of them, T training rows of the one that has most, F features.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.models.inputs.graph_batch import ItemBatch
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, alike
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.store.view import View
+
+
+def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
+    """Square matrices in CSR as blocks on the diagonal of one `[B N, B N]`, each with room for `most` = N nodes."""
+    clients = len(matrices)
+    starts, columns, values = zip(*((m.crow_indices(), m.col_indices(), m.values()) for m in matrices))
+    # Of every node its row's end within its own client; nodes beyond have that of the last one.
+    pieces = [piece for own in starts for piece in (own[1:], own[-1:].expand(most - len(own) + 1))]
+    entries_B = torch.cat([own[-1:] for own in starts])
+    before_B = (entries_B.cumsum(0) - entries_B).to(entries_B.dtype)
+    ends_N = (torch.cat(pieces).view(clients, most) + before_B[:, None]).flatten()
+    device = ends_N.device
+    shift_B = torch.arange(0, clients * most, most, dtype=entries_B.dtype, device=device)
+    total = sum(len(own) for own in columns)
+    shifted = torch.cat(columns) + torch.repeat_interleave(shift_B, entries_B.long(), output_size=total)
+    row_starts, size = torch.cat([ends_N.new_zeros(1), ends_N]), (clients * most, clients * most)
+    return torch.sparse_csr_tensor(
+        row_starts, shifted, torch.cat(values), size=size, device=device, check_invariants=False
+    )
+
+
+class JoinedMatrices:
+    """Matrices of several clients that one client's code multiplies by inside `torch.vmap`, all of them at once.
+
+    To that code it is the `SparseMatrix` of one client with N nodes.
+    """
+
+    def __init__(self, matrices: Sequence[SparseMatrix], most: int) -> None:
+        """Of square matrices, `most` being N."""
+        self._most = most
+        csr = joined([matrix.csr for matrix in matrices], most)
+        symmetric = all(matrix.transposed is matrix.csr for matrix in matrices)
+        self.matrix = SparseMatrix(csr, csr if symmetric else joined([m.transposed for m in matrices], most))
+
+    def __len__(self) -> int:
+        return self._most
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with one client's float32 `[N, H]`; only inside `torch.vmap`."""
+        product: Tensor = _Product.apply(dense, self.matrix)
+        return product
+
+
+class _Product(torch.autograd.Function):
+    """A product that all clients of a `vmap` take part in."""
+
+    @staticmethod
+    def forward(dense: Tensor, matrix: SparseMatrix) -> Tensor:
+        raise RuntimeError("graphs side by side are for several clients at once")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: the product inside of `vmap` knows its own gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], dense: Tensor, matrix: SparseMatrix) -> tuple[Tensor, int]:
+        dense_BNH = dense.movedim(in_dims[0], 0)
+        return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
+
+
+NO_ROW = -1
+
+
+def padded(parts: Sequence[Features], filling: int) -> Tensor:
+    """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
+    rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
+    most = max(map(len, rows))
+    filling_N = rows[0].new_full((most, *rows[0].shape[1:]), filling)
+    pieces = [piece for own in rows for piece in (own, filling_N[len(own) :])]
+    return torch.cat(pieces).unflatten(0, (len(rows), most))
+
+
+def training_places(views: Sequence[View], most: int) -> tuple[Tensor, Tensor]:
+    """Where training rows lie among the nodes of all clients, each with room for `most`, and their labels.
+
+    Returns:
+        Places in `B * most` nodes and labels, int64 `[B T]`, T being the training rows of the client that has most.
+        What is padded has the place behind all others, `B * most`.
+    """
+    row_BT = padded([view.train for view in views], NO_ROW)
+    label_BT = padded([view.train_label for view in views], 0)
+    behind = len(views) * most
+    first_B1 = torch.arange(0, behind, most, device=row_BT.device)[:, None]
+    return torch.where(row_BT == NO_ROW, behind, row_BT + first_B1).flatten(), label_BT.flatten()
+
+
+class StackedInputs(Protocol):
+    """The inputs of all clients.
+
+    Attributes:
+        tensors: By client along the first axis.
+    """
+
+    tensors: Sequence[Tensor]
+
+    def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
+        """What the model reads, from one client's part of the tensors, inside `torch.vmap`."""
+        ...
+
+    def example(self) -> Inputs:
+        """A small input of the same kind, for a look at what the model does."""
+        ...
+
+    def lengths(self, seen: int) -> Sequence[int]:
+        """How many rows every client has where the model has so many rows of the example."""
+        ...
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        """What the model reads of nodes with neighbours all like them (`ClientModel.alike`), inside `torch.vmap`."""
+        ...
+
+
+def stacked_inputs(gathered: Sequence[Inputs]) -> StackedInputs:
+    """Of what the model of every client gathered for its training rows."""
+    first = gathered[0]
+    if isinstance(first, Neighbourhood):
+        return StackedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
+    assert not isinstance(first, ItemBatch)
+    return StackedRows([one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)])
+
+
+class StackedRows:
+    """Rows of hops, for decoupled models; the attributes of `StackedInputs`."""
+
+    def __init__(self, gathered: Sequence[Sequence[Features]]) -> None:
+        """Of every client the hops' rows."""
+        self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
+        self._rows = [len(own[0]) for own in gathered]
+
+    def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
+        return list(tensors)
+
+    def example(self) -> Inputs:
+        return [hop[0, :1] for hop in self.tensors]
+
+    def lengths(self, seen: int) -> Sequence[int]:
+        return self._rows
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        return [x_NF] * len(self.tensors)
+
+
+class StackedGraphs:
+    """Whole graphs, for coupled models, and the rows that are asked for; the attributes of `StackedInputs`.
+
+    Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
+    """
+
+    # Of the example, and of its rows that are asked for.
+    NODES, ROWS = 2, 1
+
+    def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
+        """Of every client its neighbourhood."""
+        rows = [own.rows for own in gathered if own.rows is not None]
+        x_BNF = padded([own.x_NF for own in gathered], 0)
+        # Without rows that are asked for the model answers for all nodes.
+        self.tensors: Sequence[Tensor] = [x_BNF, *([padded(rows, 0)] if rows else [])]
+        self._nodes, self._rows = [len(own.x_NF) for own in gathered], [len(own) for own in rows]
+        # One matrix serves several layers.
+        made: dict[int, JoinedMatrices] = {}
+        for layer in zip(*(own.operators for own in gathered)):
+            if id(layer[0]) not in made:
+                made[id(layer[0])] = JoinedMatrices(layer, x_BNF.shape[1])
+        self._operators = tuple(made[id(operator)] for operator in gathered[0].operators)
+
+    def of_one(self, tensors: Sequence[Tensor]) -> Inputs:
+        return Neighbourhood(tensors[0], self._operators, *tensors[1:])  # type: ignore[arg-type]
+
+    def example(self) -> Inputs:
+        x_BNF, *asked = self.tensors
+        around = alike(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
+        return around._replace(rows=asked[0].new_zeros(self.ROWS)) if asked else around
+
+    def lengths(self, seen: int) -> Sequence[int]:
+        return self._nodes if seen == self.NODES else self._rows
+
+    def alike(self, x_NF: Tensor) -> Inputs:
+        return Neighbourhood(x_NF, (Itself(len(x_NF)),) * len(self._operators))  # type: ignore[arg-type]
+
+
+class Itself:
+    """What a node hears whose neighbours are like it, for sums, means and symmetric matrices: itself, once."""
+
+    def __init__(self, nodes: int) -> None:
+        """Of so many nodes."""
+        self._nodes = nodes
+
+    def __len__(self) -> int:
+        return self._nodes
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with a `[nodes, H]`."""
+        return dense
+
+
+def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:
+    """Rows that are padded, and about how many numbers each takes in training, what is computed from it included."""
+    if coupled is None or not isinstance(inputs, Neighbourhood):
+        assert not isinstance(inputs, Neighbourhood | ItemBatch)
+        return len(inputs[0]), 3 * sum(part.shape[1] for part in inputs)
+    width = coupled.head.linears[-1].in_features
+    return len(inputs.x_NF), 3 * inputs.x_NF.shape[1] + 6 * coupled.depth * int(width)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The command `shoal`: the process, its signals, and one function a verb."""

@@ -1,0 +1,348 @@
+"""The command `shoal`."""
+
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import path_fault
+
+if TYPE_CHECKING:
+    from shoal.engine.config.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated graph learning at scale: real partitions, hundreds of clients, Ray.",
+)
+
+ConfigPath = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config, or a run folder.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Keys to override.")]
+
+
+def _possible(path: Path) -> Path:
+    """A path that the system can look up.
+
+    Raises:
+        ShoalError: No file can have it, or its folder cannot be read.
+    """
+    if fault := path_fault(str(path)):
+        raise ShoalError(f"{path}: no such file or folder: {fault}")
+    try:
+        path.exists()
+    except OSError as error:
+        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+    return path
+
+
+def _one_of(option: str, value: str, *known: str) -> str:
+    """A value of an option.
+
+    Raises:
+        ShoalError: It is none of those known.
+    """
+    if value not in known:
+        raise ShoalError(f"{option}: must be one of {', '.join(known)}, found {value!r}")
+    return value
+
+
+def _config(path: str, overrides: list[str] | None) -> "Config":
+    """A config whose keys and names are right, before what trains is loaded, which takes seconds.
+
+    Raises:
+        ShoalError: It cannot be read, or a key, a value or a name is wrong.
+    """
+    from shoal.engine.config.config import load_config
+    from shoal.engine.config.known_names import require_names
+
+    resolved = load_config(path, overrides or ())
+    require_names(resolved)
+    return resolved
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"shoal {importlib.metadata.version('shoal')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command; `--debug` is read where errors are printed."""
+
+
+@app.command("prepare")
+def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Turn a dataset into a store: partition, shards, splits, hops. Interrupted, it resumes."""
+    resolved = _config(config, overrides)
+    from shoal.algorithms.methods.registry.load import describe, load
+    from shoal.engine.preparing.prepare import prepare
+    from shoal.engine.screen.tables import show_store
+
+    method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
+    store = prepare(resolved, whole=method.whole_graph)
+    show_store(store.path, store.manifest)
+
+
+@app.command("run")
+def run_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what the run would take, and stop.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, whatever the run folder holds.")] = False,
+) -> None:
+    """Run a config to its end; prepares its store first if needed."""
+    resolved = _config(config, overrides)
+    from shoal.engine.screen.tables import show_next, show_run
+
+    if dry_run:
+        from shoal.engine.runs.dry_run import show_plan
+
+        show_plan(resolved)
+        return
+    from shoal.engine.runs.run import run
+
+    show_run(run(resolved, resume=resume, fresh=fresh))
+    show_next(config, resolved.task, len(resolved.models()))
+
+
+@app.command("sweep")
+def sweep_command(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG|STUDY", help="A config, or a file with the keys config, axes.")
+    ],
+    axes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=A,B,C]...", help="Keys and their values.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show all runs and the time to expect, and stop.")] = False,
+    choose: Annotated[
+        str | None, typer.Option(help="A key whose value validation chooses, with the first seeds.")
+    ] = None,
+    choose_seeds: Annotated[int, typer.Option(min=1, help="How many seeds choose.")] = 2,
+    choose_by: Annotated[str, typer.Option(help="The scope whose validation chooses.")] = "served",
+    at_once: Annotated[int, typer.Option(min=1, help="Runs at a time; several do not share hosts.")] = 1,
+    page: Annotated[bool, typer.Option("--report", help="Write the page of the sweep at its end.")] = False,
+) -> None:
+    """Run a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row."""
+    from shoal.engine.screen.progress import say
+    from shoal.engine.studies.study import read_study
+
+    scope = _one_of("--choose-by", choose_by, "trained", "served", "global", "domains")
+    study = read_study(config, axes or (), choose, choose_seeds, scope)  # type: ignore[arg-type]
+    # Read before what trains is loaded, which takes seconds.
+    say(f"runs: {len(study.configs)}")
+
+    from shoal.engine.studies.study_table import Layout, show_rows
+    from shoal.engine.studies.sweep import Sweep
+
+    sweep = Sweep(study, at_once)
+    if dry_run:
+        from shoal.engine.studies.sweep import show_sweep_plan
+
+        show_sweep_plan(sweep)
+        return
+    complete = sweep.go()
+    show_rows(sweep.rows, Layout(), "test accuracy, or the metric of the run, at the best validation round")
+    print(f"sweep folder: {sweep.folder}")
+    if page and any(row.figures for row in sweep.rows):
+        from shoal.engine.studies.report import report
+
+        print(f"page: {report([sweep.folder], None)}")
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command("scale")
+def scale_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    clients: Annotated[str, typer.Option(help="Numbers of clients, as 50,100,200,500.")] = "",
+    hosts: Annotated[str, typer.Option(help="Numbers of hosts, as 1,2,4.")] = "",
+    weak: Annotated[bool, typer.Option("--weak/--strong", help="The graph grows with the clients.")] = False,
+) -> None:
+    """Run a config with several numbers of clients and hosts: seconds by part, memory, bytes, and a page."""
+    from shoal.engine.studies.report import report
+    from shoal.engine.studies.scaling import scaling_sweep, scaling_table
+    from shoal.engine.studies.study_table import on_screen
+
+    sweep = scaling_sweep(config, overrides or (), clients, hosts, weak)
+    complete = sweep.go()
+    print(on_screen(scaling_table(sweep.rows)), end="")
+    if any(row.figures for row in sweep.rows):
+        print(f"page: {report([sweep.folder], None)}")
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command("table")
+def table_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
+    figure: Annotated[list[str] | None, typer.Option(help="As served.best.test or any number of a summary.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Keys that name a row, with commas.")] = None,
+    columns: Annotated[str | None, typer.Option(help="A key whose values are the columns.")] = None,
+    statistic: Annotated[str, typer.Option(help="Over seeds: mean or median.")] = "mean",
+    against: Annotated[str, typer.Option(help="Compare by a paired test with these values, as train.lr=0.1.")] = "",
+    form: Annotated[str, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
+) -> None:
+    """Put any runs into a table: spreads over seeds, the best marked, a paired test against a baseline."""
+    from shoal.engine.studies.study_table import layout_of, write_table
+
+    of_seeds = _one_of("--statistic", statistic, "mean", "median")
+    layout = layout_of(figure or (), rows, columns, of_seeds, against)  # type: ignore[arg-type]
+    chosen = _one_of("--format", form, "terminal", "markdown", "latex", "csv")
+    write_table([_possible(path) for path in paths], layout, chosen, out)  # type: ignore[arg-type]
+
+
+@app.command("report")
+def report_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN|SWEEP...")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default `report` in the first.")] = None,
+) -> None:
+    """Write one page of figures and tables that needs no network, and the figures as SVG and PNG."""
+    from shoal.engine.studies.report import report
+
+    print(f"written: {report([_possible(path) for path in paths], out)}")
+
+
+@app.command("compare")
+def compare_command(
+    left: Annotated[Path, typer.Argument(metavar="RUN")], right: Annotated[Path, typer.Argument(metavar="RUN")]
+) -> None:
+    """Show what differs between two runs: config, inputs, environment, results."""
+    from shoal.engine.studies.compare import compare
+    from shoal.engine.studies.study_table import on_screen
+
+    print("\n".join(on_screen(table) for table in compare(_possible(left), _possible(right))), end="")
+
+
+@app.command("list")
+def list_command(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FOLDER]...", help="By default runs, and stores.")
+    ] = None,
+) -> None:
+    """List stores, runs and sweeps: name, age, size, state, accuracy."""
+    from shoal.engine.preparing.overlay import ROOT
+    from shoal.engine.studies.listing import kept_in, listed
+    from shoal.engine.studies.study_table import on_screen
+    from shoal.storage.datasets.sources.source import data_root
+
+    usual = [Path("runs"), data_root(None) / "stores", Path(ROOT).expanduser()]
+    where = [_possible(folder) for folder in folders or ()] or usual
+    print(on_screen(listed([each for folder in where for each in kept_in(folder)])), end="")
+
+
+@app.command("remove")
+def remove_command(
+    paths: Annotated[list[Path], typer.Argument(metavar="STORE|RUN|SWEEP...")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove stores, runs and sweeps, after saying what they are and what else uses them."""
+    from shoal.engine.studies.listing import remove
+
+    if not remove([_possible(path) for path in paths], lambda question: yes or typer.confirm(question)):
+        raise typer.Exit(1)
+
+
+@app.command("inspect")
+def inspect_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN|SWEEP")]) -> None:
+    """Show what a store, a run folder or a sweep holds."""
+    from shoal.engine.records.metrics import METRICS
+    from shoal.engine.records.run_folder import SUMMARY
+    from shoal.engine.screen.tables import show_rounds, show_run, show_store
+    from shoal.engine.studies.study_table import show_sweep
+    from shoal.engine.studies.sweep_folder import is_sweep
+    from shoal.storage.store.store import Store
+
+    if is_sweep(_possible(path)):
+        show_sweep(path)
+    elif (path / METRICS).exists():
+        show_rounds(path)
+        if (path / SUMMARY).exists():
+            show_run(path)
+    else:
+        store = Store(path)
+        show_store(path, store.manifest)
+
+
+@app.command("verify")
+def verify_command(path: Annotated[Path, typer.Argument(metavar="STORE|RUN")]) -> None:
+    """Check every byte of a store against its manifest and its journal, or every file of a run."""
+    from shoal.engine.runs.verify import verify_folder
+
+    verify_folder(_possible(path))
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.")],
+    best: Annotated[
+        str | None, typer.Option(help="served or global: the best validation round of that scope, not the last.")
+    ] = None,
+) -> None:
+    """Write the final models (safetensors) and the prediction of every item (Arrow)."""
+    from shoal.engine.runs.export import export
+    from shoal.engine.screen.tables import console
+
+    scope = None if best is None else _one_of("--best", best, "served", "global")
+    console.print(f"written: {export(_possible(run), scope)}", soft_wrap=True)
+
+
+@app.command("pretrain")
+def pretrain_command(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The file, for model.pretrained.")] = Path("gnn.safetensors"),
+    epochs: Annotated[int, typer.Option("--epochs", help="Passes over all graphs.")] = 100,
+    batch: Annotated[int, typer.Option("--batch", help="Graphs a step, at most.")] = 16,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 1e-3,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the loss.")] = 0.5,
+    drop_nodes: Annotated[float, typer.Option("--drop-nodes", help="Share that a first view is without.")] = 0.2,
+    perturb_edges: Annotated[float, typer.Option("--perturb-edges", help="Share that is another in a second.")] = 0.2,
+    parts: Annotated[int, typer.Option("--parts", help="Of one large graph, which are its items.")] = 200,
+    all_graphs: Annotated[bool, typer.Option("--all-graphs", help="Of many: those for tests, too.")] = False,
+) -> None:
+    """Train a config's GNN without labels (GraphCL), all data in one place, for runs to start from."""
+    from shoal.engine.config.config import load_config
+    from shoal.engine.runs.pretrain import options_of, pretrain
+    from shoal.engine.screen.tables import console
+
+    values = {"epochs": epochs, "batch": batch, "lr": lr, "temperature": temperature}
+    options = options_of({**values, "drop_nodes": drop_nodes, "perturb_edges": perturb_edges})
+    resolved = load_config(config, overrides or ())
+    written = pretrain(resolved, _possible(out), options, parts, "all" if all_graphs else "train")
+    console.print(f"written: {written}; a run starts from it with model.pretrained={written}", soft_wrap=True)
+
+
+@app.command("synthesize")
+def synthesize_command(
+    twin: Annotated[str, typer.Argument(metavar="TWIN", help="arxiv-like, products-like or papers100m-like.")],
+    root: Annotated[Path, typer.Option("--root", help="Data root that gets the files, for data.root.")],
+    scale: Annotated[float, typer.Option("--scale", help="Counts over those of the original.")] = 1.0,
+    homophily: Annotated[float | None, typer.Option("--homophily", help="Share of edges within a class.")] = None,
+    signal: Annotated[float | None, typer.Option("--signal", help="What a class adds to features.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
+    compress: Annotated[bool, typer.Option("--compress", help="Deflate .npz files.")] = False,
+) -> None:
+    """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
+    from shoal.engine.cli.synthesize import synthesize
+    from shoal.engine.screen.tables import console
+    from shoal.storage.datasets.sources.source import DataSource
+
+    options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
+    console.print(f"written: {synthesize(options, _possible(root), compress)}", soft_wrap=True)
+
+
+@app.command("doctor")
+def doctor_command() -> None:
+    """Say what is installed, what is missing and what that disables, and what the machine has."""
+    from shoal.engine.cli.doctor import show_doctor
+
+    show_doctor()

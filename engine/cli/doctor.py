@@ -1,0 +1,85 @@
+"""What this installation can and cannot do."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+from rich.table import Table
+
+from shoal.engine.config.sizes import size
+from shoal.engine.screen.tables import console
+from shoal.storage.datasets.sources.source import data_root
+
+REQUIRED = (
+    "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "kaminpar", "networkit",
+    "faiss-cpu", "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard",
+    "matplotlib", "psutil", "xxhash",
+)  # fmt: skip
+OPTIONAL = {
+    "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.\\[ogb]')",
+    "pandas": "data frames of runs in a program (pip install --editable '.\\[notebook]')",
+    "mlflow-skinny": "callback mlflow (pip install --editable '.\\[mlflow]')",
+    "wandb": "callback wandb (pip install --editable '.\\[wandb]')",
+    "torch-sparse": "SparseTensor in and out; no build for this torch exists, compile it from source",
+    "dgl": "DGLGraph in and out; no build for this torch exists, compile it from source",
+}
+
+
+def show_doctor() -> None:
+    """Prints what is installed and from where, what is missing and what that disables, and what the machine has."""
+    packages = Table(title="packages")
+    for name in ("package", "version", "from"):
+        packages.add_column(name)
+    for name in ("shoal", *REQUIRED):
+        packages.add_row(name, *_installed(name))
+    for name, use in OPTIONAL.items():
+        version, where = _installed(name)
+        packages.add_row(name, version, where if version != "missing" else f"without it: no {use}")
+    console.print(packages)
+
+    machine = Table(title="machine", show_header=False)
+    memory, root = psutil.virtual_memory(), data_root(None)
+    for name, text in {
+        "processor": f"{os.cpu_count()} cores",
+        "memory": f"{size(memory.available)} free of {size(memory.total)}",
+        "shared memory": _free(Path("/dev/shm")) + " (Ray's object store)",
+        "GPUs": _gpus(),
+        "Ray": _ray(),
+        "data folder": f"{root} ({'from SHOAL_DATA' if 'SHOAL_DATA' in os.environ else 'default; set SHOAL_DATA'})",
+        "free disk there": _free(root),
+        "free disk here": _free(Path.cwd()),
+    }.items():
+        machine.add_row(name, text)
+    console.print(machine)
+
+
+def _installed(name: str) -> tuple[str, str]:
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing", "required: pip install -e ."
+    if name == "shoal":
+        return distribution.version, str(Path(__file__).absolute().parents[2])
+    return distribution.version, str(distribution.locate_file(""))
+
+
+def _free(path: Path) -> str:
+    while not path.exists():
+        path = path.parent
+    return size(shutil.disk_usage(path).free)
+
+
+def _gpus() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none that torch can use; runs train on the CPU"
+    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+
+
+def _ray() -> str:
+    address = os.environ.get("RAY_ADDRESS")
+    return f"joins {address} with ray.address=auto" if address else "starts on this machine when a run begins"

@@ -1,0 +1,1 @@
+"""Everything that knows Ray: host actors, their pool, the roster, the cluster."""

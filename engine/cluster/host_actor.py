@@ -1,0 +1,93 @@
+"""Hosts as Ray actors, spread over the machines of a cluster."""
+
+import os
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from shoal.algorithms.protocol import Tree
+from shoal.engine.cluster import tensor_transport
+from shoal.engine.cluster.cluster import gpu_places
+from shoal.engine.cluster.roster import Sight, look
+from shoal.engine.hosts.device import DeviceLost, resident
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.job import Job
+from shoal.storage.errors import ShoalError
+
+START_SECONDS = 120.0
+
+
+class HostActor(Host):
+    """A host as a Ray actor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tensor_transport.register()
+
+    def ping(self) -> int:
+        """Says that the host is up, with its process id."""
+        return os.getpid()
+
+    def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
+        """Runs the cells of one call, and says what memory the process then holds.
+
+        A process whose GPU answers no more ends, so that Ray starts a new one, and the cells run again.
+        """
+        try:
+            outcomes = list(self.run_cells(job_id, cells, shared))
+        except DeviceLost:
+            traceback.print_exc()
+            os._exit(1)
+        held = resident()
+        for outcome in outcomes:
+            if outcome is not None:
+                outcome.memory = held
+        return outcomes
+
+    def enter(self, job: Job) -> Sight:
+        """Opens a job as far as the host's machine has its files, and says of which clients it has them.
+
+        Raises:
+            ShoalError: The store or the method does not fit the job.
+        """
+        sight = look(job, ray.util.get_node_ip_address())
+        if sight.clients:
+            self.open(job)
+        return sight
+
+
+def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
+    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them.
+
+    Args:
+        count: How many.
+        cpus: CPUs of each.
+        gpus: GPUs of each, or a share of one.
+        server_gpus: What the server takes of the GPUs.
+    """
+    places = gpu_places(count, cpus, gpus, server_gpus) or ["SPREAD"] * count
+    actor = ray.remote(HostActor)
+    return [
+        actor.options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0, scheduling_strategy=place
+        ).remote()
+        for place in places
+    ]
+
+
+def await_hosts(hosts: Sequence[Any]) -> None:
+    """Waits until all hosts are up for the first time.
+
+    Raises:
+        ShoalError: They did not come up in time.
+    """
+    try:
+        ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise ShoalError(
+            f"engine.hosts: {len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
+        ) from error

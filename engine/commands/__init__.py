@@ -1,1 +1,0 @@
-"""The command `shoal`, one file a verb."""

@@ -1,0 +1,292 @@
+"""A config as a whole: composed of the options of every component, and read from a file."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import psutil
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+from yaml import YAMLError
+
+from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.config.config_text import MOST_BYTES, require_as_kept, require_resolvable, require_small
+from shoal.engine.config.names import located
+from shoal.engine.config.sections import (
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    HeterogeneityOptions,
+    ParticipationOptions,
+    RayConfig,
+    ResourcesConfig,
+    RunConfig,
+)
+from shoal.partition.methods.options import PartitionOptions
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.reading import read_text
+from shoal.storage.options.dataset_names import TWINS
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.types import Named, Positive, Seed, absolute_own, message_of, path_fault, quoted
+from shoal.storage.suggestions import did_you_mean, did_you_mean_at
+
+
+def _method(value: Any) -> Any:
+    """A method given by its bare name; the file of one's own is found from any working directory."""
+    plain = {"name": value} if isinstance(value, str) else value
+    if isinstance(plain, dict) and "name" in plain:
+        plain = {**plain, "name": absolute_own(plain["name"])}
+    return plain
+
+
+def _named(value: Any) -> Any:
+    """Callbacks given by their bare names; files of one's own are found from any working directory."""
+    return [_method(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+# The tags make an error speak of the one that was meant, and are left out of its key.
+ONE, SEVERAL = "one model", "list of models"
+# Every host builds them all.
+MOST_MODELS = 1000
+MOST_CALLBACKS = 100
+Models = Annotated[
+    Annotated[ModelChoice, Tag(ONE)]
+    | Annotated[tuple[ModelChoice, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
+    Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
+]
+
+
+class Config(BaseModel):
+    """A whole config; the sections are the keys of the file. Unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # The folder of a run has nine more characters.
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
+    seed: Seed = 0
+    # What is predicted: the label of every node, whether an edge joins two nodes, or the label of every graph of many.
+    task: Literal["node", "edge", "graph"] = "node"
+    rounds: Positive = 100
+    data: DataConfig
+    partition: PartitionOptions = PartitionOptions()
+    propagation: Kernel = Kernel()
+    model: Models = ModelChoice()
+    heterogeneity: HeterogeneityOptions = HeterogeneityOptions()
+    train: TrainOptions = TrainOptions()
+    algorithm: Annotated[Named, BeforeValidator(_method)]
+    participation: ParticipationOptions = ParticipationOptions()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    engine: EngineConfig = EngineConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    ray: RayConfig = RayConfig()
+    # What is called at the start, after each round and evaluation, and at the end.
+    callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS), BeforeValidator(_named)] = ()
+    # Made anew, for its folder is relative to where the process is then.
+    run: RunConfig = Field(default_factory=RunConfig)
+
+    def models(self) -> tuple[ModelChoice, ...]:
+        """The models of the run, one or several."""
+        return (self.model,) if isinstance(self.model, ModelChoice) else self.model
+
+    def memory_limit(self) -> int:
+        """Bytes the run may use: `engine.memory_limit`, else the memory of the machine."""
+        return self.engine.memory_limit or psutil.virtual_memory().total
+
+    def plain(self) -> dict[str, Any]:
+        """The resolved config as plain values, ready for YAML or JSON."""
+        return self.model_dump(mode="json")
+
+
+# Sections whose options belong to a name: given as a mapping, an override takes the place of the whole section.
+WHOLE = ("algorithm", "model")
+# What pydantic puts between the parts of a key: the alternative of a union.
+OF_UNIONS = re.compile(
+    r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
+)
+# What an error names where there is no file.
+IN_PLACE_OF_A_FILE = "config"
+NO_VALUES: Mapping[str, Any] = {}
+OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
+# Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
+UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping[str, Any] = NO_VALUES) -> Config:
+    """Reads a config file, or the config of a run folder, and applies overrides.
+
+    Args:
+        path: The file or folder.
+        overrides: As `key.sub=value`.
+        values: By dotted key, plain values; those of a section are laid over it.
+
+    Raises:
+        ShoalError: One line that names the file or the key.
+    """
+    file = _config_file(path)
+    for override in overrides:
+        if not OVERRIDE.fullmatch(override):
+            raise ShoalError(f"{override}: an override has the form key.sub=value")
+    try:
+        text = read_text(file, MOST_BYTES)
+        require_small(text)
+        raw = OmegaConf.load(io.StringIO(text))
+        for override in overrides:
+            _override(raw, override)
+        resolved = _resolved(raw, values)
+    except FileNotFoundError:
+        raise ShoalError(f"{file}: no such config") from None
+    except (OSError, *UNREADABLE) as error:
+        raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
+    # Code of one's own that a run keeps is that of the run.
+    return parse_config(located(resolved, file.parent) if Path(path).is_dir() else resolved, str(file))
+
+
+def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
+    """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
+    try:
+        resolved = _resolved(OmegaConf.create(dict(plain)), values)
+    except UNREADABLE as error:
+        raise ShoalError(f"{IN_PLACE_OF_A_FILE}: {_reason(error)}") from error
+    return parse_config(resolved, IN_PLACE_OF_A_FILE)
+
+
+def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds, with some values laid over it, and its references put in."""
+    for key, value in values.items():
+        _lay_over(raw, key, value)
+    plain = OmegaConf.to_container(raw)
+    if not isinstance(plain, dict):
+        raise ValueError("the file must be a mapping of keys")
+    require_resolvable(plain)
+    resolved: Any = OmegaConf.to_container(raw, resolve=True)
+    return resolved
+
+
+def _config_file(path: str | Path) -> Path:
+    """The file itself, or that of a run folder.
+
+    Raises:
+        ShoalError: No file can have this path.
+    """
+    if fault := path_fault(str(path)):
+        raise ShoalError(f"{path}: no such config: {fault}")
+    try:
+        file = Path(path)
+        if file.is_dir():
+            file /= "config.yaml"
+            require_as_kept(file)
+        return file
+    except OSError as error:
+        raise ShoalError(f"{path}: not a config: {error.strerror}") from error
+
+
+def _lay_over(raw: Any, key: str, value: Any) -> None:
+    """Puts a plain value at a dotted key of a config.
+
+    Raises:
+        ShoalError: The key cannot have it.
+    """
+    try:
+        if key in WHOLE:
+            raw.pop(key, None)
+        OmegaConf.update(raw, key, value, force_add=True)
+    except UNREADABLE as error:
+        raise ShoalError(f"{key}: cannot be set: {_reason(error)}") from error
+
+
+def _override(raw: Any, override: str) -> None:
+    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it.
+
+    Raises:
+        ShoalError: A part of the key is neither, or the value is not one.
+    """
+    key, _, value = override.partition("=")
+    try:
+        require_small(value)
+        if key in WHOLE and value.startswith("{"):
+            # The options of another name would stay.
+            raw.pop(key, None)
+        raw.merge_with_dotlist([override])
+    except UNREADABLE as error:
+        raise ShoalError(
+            f"{override}: cannot be set: {_reason(error)}; an entry of a list is named by its place, "
+            "as in model.0.hidden=32"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def parse_config(plain: dict[str, Any], where: str) -> Config:
+    """Checks a config given as plain values.
+
+    Raises:
+        ShoalError: One line with the first wrong key.
+    """
+    try:
+        config = Config.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
+        if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            raise ShoalError(f"{where}: {key}: unknown key; {_known(first['loc'])}") from None
+        if first["type"] == "missing":
+            raise ShoalError(f"{where}: {key}: missing") from None
+        raise ShoalError(f"{where}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
+
+    if config.data.synthetic:
+        config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
+    _require_clients_of_each(config, where)
+    if config.data.inductive and config.task != "node":
+        raise ShoalError(f"{where}: data.inductive: is for labels of nodes; with task {config.task} leave it out")
+    return config
+
+
+def _twin(dataset: str | tuple[str, ...], where: str) -> str:
+    """The synthetic twin of a dataset; a twin is its own."""
+    name = str(dataset).lower()
+    if name not in TWINS and name not in TWINS.values():
+        known = ", ".join(TWINS)
+        raise ShoalError(f"{where}: data.synthetic: there are synthetic twins of {known}, found {quoted(dataset)}")
+    return TWINS.get(name, name)
+
+
+def _require_clients_of_each(config: Config, where: str) -> None:
+    """Refuses several graphs without a number of clients for each, and such numbers for one graph."""
+    names, numbers = config.data.dataset, config.partition.domains
+    if isinstance(names, str):
+        if numbers is not None:
+            raise ShoalError(f"{where}: partition.clients: a list is for a list of datasets; {names} is one graph")
+    elif numbers is None or len(numbers) != len(names):
+        found = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
+        raise ShoalError(
+            f"{where}: partition.clients: data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, "
+            f"found {found}"
+        )
+
+
+def _known(location: Sequence[str | int]) -> str:
+    """The keys beside a wrong one: of the config, of a section, or of one inside a section."""
+    names = list(Config.model_fields)
+    if len(location) > 1:
+        section: Any = Config.model_fields[str(location[0])].annotation
+        for inner in location[1:-1]:
+            section = next(known.type for known in fields(section) if known.name == inner)
+            # Without what is done to a value before it is checked.
+            section = getattr(section, "__origin__", section)
+        names = [known.name for known in fields(section)]
+    wrong = str(location[-1])
+    return f"known here: {', '.join(names)}{did_you_mean_at(wrong, _every_key()) or did_you_mean(wrong, names)}"
+
+
+def _every_key() -> dict[str, Any]:
+    """The keys of all sections, dotted; a class of options has no other form."""
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    return {f"{name}.{key.name}": key.type for name, of in sections.items() if is_dataclass(of) for key in fields(of)}

@@ -1,0 +1,140 @@
+"""The YAML of a config, looked through before anything is built from it: a small text may be huge as values."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.digest import text_digest
+
+MOST_BYTES = 1 << 22
+# Nodes of the text after its aliases are written out; a list with a model for each of many clients is the longest.
+MOST_VALUES = 200_000
+DEEPEST = 32
+# As OmegaConf writes them: the value of another key, or of a variable of the environment.
+INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+VARIABLE = re.compile(r"oc\.env:\w+(,[^:]*)?")
+LONGEST_WITH_INTERPOLATION = 1000
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def require_small(text: str) -> None:
+    """Refuses YAML that is nested, repeated by aliases, or typed by tags beyond what a config needs.
+
+    Raises:
+        ValueError: It is; says in which line.
+        YAMLError: It is no YAML.
+    """
+    # Of every open collection, and of every anchor: how many values, and how deep.
+    opened: list[tuple[str | None, int, int]] = [(None, 0, 0)]
+    anchors: dict[str, tuple[int, int]] = {}
+    for event in yaml.parse(text, Loader=LOADER):
+        line = f"line {event.start_mark.line + 1}"
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"{line}: a tag ({event.tag}); write the value without it")
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, 1, 0))
+            if len(opened) - 1 > DEEPEST:
+                raise ValueError(f"{line}: nested more than {DEEPEST} deep")
+            continue
+        if isinstance(event, yaml.ScalarEvent):
+            _require_plain(event.value, line)
+            anchor, values, depth = event.anchor, 1, 0
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise ValueError(f"{line}: *{event.anchor} names nothing before it")
+            anchor, (values, depth) = None, anchors[event.anchor]
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, values, depth = opened.pop()
+        else:
+            continue
+        if anchor is not None:
+            anchors[anchor] = values, depth
+        around, beside, deepest = opened[-1]
+        opened[-1] = around, beside + values, max(deepest, depth + 1)
+        if beside + values > MOST_VALUES:
+            raise ValueError(f"{line}: more than {MOST_VALUES:,} values")
+        if len(opened) - 1 + depth > DEEPEST:
+            raise ValueError(f"{line}: nested more than {DEEPEST} deep")
+
+
+def _require_plain(value: str, line: str) -> None:
+    """Refuses interpolations in interpolations, and those in long texts."""
+    if "${" not in value:
+        return
+    if len(value) > LONGEST_WITH_INTERPOLATION:
+        raise ValueError(f"{line}: ${{…}} in a text of more than {LONGEST_WITH_INTERPOLATION} characters")
+    if "${" in INTERPOLATION.sub("", value):
+        raise ValueError(f"{line}: {value[:80]!r}: write ${{section.key}} or ${{oc.env:NAME}}, none within another")
+
+
+def require_resolvable(tree: Mapping[Any, Any]) -> None:
+    """Refuses interpolations that name no single value, or one that is an interpolation itself.
+
+    A chain of them could grow without bound, and end nowhere.
+
+    Raises:
+        ValueError: There is one, or a key is no text.
+    """
+    for value in _texts(tree):
+        for name in INTERPOLATION.findall(value):
+            if VARIABLE.fullmatch(name):
+                continue
+            found = _value_of(tree, name)
+            if isinstance(found, Mapping | list) or (isinstance(found, str) and "${" in found):
+                raise ValueError(f"${{{name}}} must name one value, which is no ${{…}} itself")
+
+
+def _texts(tree: Any) -> Sequence[str]:
+    """All texts with an interpolation."""
+    if isinstance(tree, str):
+        return [tree] if "${" in tree else []
+    if isinstance(tree, Mapping):
+        for key in tree:
+            if not isinstance(key, str):
+                raise ValueError(f"{key!r}: a key must be a text")
+            if "${" in key:
+                raise ValueError(f"{key!r}: a key has no ${{…}}")
+        return [text for value in tree.values() for text in _texts(value)]
+    return [text for value in tree for text in _texts(value)] if isinstance(tree, list) else []
+
+
+def _value_of(tree: Any, name: str) -> Any:
+    for part in name.split("."):
+        if isinstance(tree, Mapping) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and part.isdecimal() and len(part) < 7 and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            raise ValueError(f"${{{name}}}: there is no such key; write ${{section.key}} or ${{oc.env:NAME}}")
+    return tree
+
+
+SEAL = "# seal: "
+
+
+def with_seal(text: str) -> str:
+    """A text that ends with a newline, with its seal as a last line, a comment in YAML."""
+    return f"{text}{SEAL}{text_digest(text)[:16]}\n"
+
+
+def require_as_kept(file: Path) -> None:
+    """Checks the config of a run folder.
+
+    Raises:
+        ShoalError: It was changed, or cannot be read.
+    """
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        raise ShoalError(f"{file}: no such config") from None
+    except (OSError, ValueError) as error:
+        raise ShoalError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    kept, _, _ = text.rpartition(SEAL)
+    if text != with_seal(kept):
+        raise ShoalError(
+            f"{file}: not as the run wrote it; copy it out of the run folder to run it as a config of its own"
+        )

@@ -1,0 +1,72 @@
+"""Names of the user's own code in a config: where they stand, and where they lie below a run folder."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal.storage.options.types import is_own
+from shoal.storage.user_code.user_code import OwnCode, read_own
+
+# The folder of a run in which they are kept.
+CODE = "code"
+# Keys whose value may be `my_file.py:Name`; `model` may be a list.
+PLACES = (
+    ("algorithm", "name"),
+    ("model", "name"),
+    ("model", "readout"),
+    ("partition", "method"),
+    ("data", "dataset"),
+    ("callbacks", "name"),
+)
+
+
+def own_names(plain: dict[str, Any]) -> list[tuple[str, str]]:
+    """Key and name of all code of the user's own in the plain values of a config."""
+    return [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
+
+
+def read_all(plain: dict[str, Any]) -> list[tuple[str, OwnCode]]:
+    """All code of the user's own in the plain values of a config, read, with the key that names it.
+
+    Raises:
+        ShoalError: A file cannot be read; names the key.
+    """
+    return [(key, read_own(key, name)) for key, name in own_names(plain)]
+
+
+def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """A copy of the plain values of a config with other names for code of the user's own."""
+    found = copy.deepcopy(plain)
+    for _, holder, last in _places(found):
+        if is_own(str(holder[last])):
+            holder[last] = rename(holder[last])
+    return found
+
+
+def kept_name(code: OwnCode) -> str:
+    """What code is called in a run folder: `code/<digits>/my_file.py:Name`."""
+    file, _, name = code.name.rpartition(":")
+    return f"{CODE}/{code.digest[:8]}/{Path(file).name}:{name}"
+
+
+def located(plain: dict[str, Any], run: Path) -> dict[str, Any]:
+    """The values of a config in a run folder, its code found there."""
+    return renamed(plain, lambda name: str(run.absolute() / name) if name.startswith(f"{CODE}/") else name)
+
+
+def _places(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Every place where a name may stand: its key, what holds it, and the key or number in that."""
+    for section, last in PLACES:
+        value = plain.get(section)
+        if section == "algorithm" and isinstance(value, str):
+            yield section, plain, section
+        for number, holder in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(holder, dict) or last not in holder:
+                continue
+            key = f"{section}.{number}.{last}" if isinstance(value, list) else f"{section}.{last}"
+            if isinstance(holder[last], list):
+                for place in range(len(holder[last])):
+                    yield key, holder[last], place
+            else:
+                yield key, holder, last

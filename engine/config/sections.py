@@ -1,0 +1,248 @@
+"""The sections of a config that no package below the engine has a class for."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic.dataclasses import dataclass
+
+from shoal.algorithms.models.model_options import WIDEST
+from shoal.storage.datasets.features.feature_options import MadeFeatures
+from shoal.storage.datasets.sources.source import EdgeWeights
+from shoal.storage.options.masking import Sparsity
+from shoal.storage.options.split import SplitOptions
+from shoal.storage.options.types import CLOSED, FilePath, Flag, Name, Number, Positive, Seed, Size, Whole
+
+# More than any cluster and any processor has.
+MOST_HOSTS, MOST_THREADS = 10_000, 1024
+# In seconds: thirty years, which Ray still counts in milliseconds.
+LONGEST_WAIT = 1e9
+
+
+# The tags make an error speak of the one that was meant, and are left out of its key.
+ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
+MOST_GRAPHS = 1000
+OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
+Several = Field(min_length=2, max_length=MOST_GRAPHS)
+Names = Annotated[
+    Annotated[Name, Tag(ONE_GRAPH)] | Annotated[tuple[Name, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+]
+Paths = Annotated[
+    Annotated[FilePath, Tag(ONE_GRAPH)] | Annotated[tuple[FilePath, ...], Several, Tag(SEVERAL_GRAPHS)], OneOrSeveral
+]
+
+
+@dataclass(frozen=True, config=CLOSED)
+class DatasetPlaces:
+    """Which graph, and where it lies.
+
+    Attributes:
+        dataset: Name of the dataset; or a list: each is a domain, and gets clients of its own.
+        root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
+        store: Folder of the prepared store; null: a folder of its own under the data root.
+        overlay: Folder for splits, hops and whole graphs that are made later of a finished store, which stays as it is;
+            null: in the store, or where that cannot be written in a cache folder.
+        path: The graph of dataset `files`; a list where `dataset` has several of that name.
+        name: What the graph of dataset `files` is called in stores, summaries and tables; null: `files`.
+    """
+
+    dataset: Names
+    root: FilePath | None = None
+    store: FilePath | None = None
+    overlay: FilePath | None = None
+    path: Paths | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=60)] | None = None
+
+
+def _kind(value: Any) -> Any:
+    """Made features given by their kind alone."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+# Bases in this order: a resolved config begins with the dataset.
+@dataclass(frozen=True, config=CLOSED)
+class DataConfig(SplitOptions, DatasetPlaces):
+    """Which graph, how its nodes are split, and how its features are kept.
+
+    Attributes:
+        dtype: How features are stored.
+        layout: `dense`, or `sparse`: only what is not zero; `auto` is the smaller one of features that are read into
+            memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
+        row_normalize: Scale the features of every node to sum to one.
+        options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
+        features: Where features come from, the dataset's own or made of edges or drawn; a kind alone stands for it.
+        sparsity: What clients lack of features, edges and training labels.
+        synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
+        inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
+            evaluate on all nodes.
+        edge_weights: Whether what edges weigh is kept; `drop` is for models and methods that could not use it.
+    """
+
+    dtype: Literal["float32", "float16"] = "float32"
+    layout: Literal["auto", "dense", "sparse"] = "auto"
+    row_normalize: Flag = False
+    options: dict[str, Any] = field(default_factory=dict)
+    features: Annotated[MadeFeatures, BeforeValidator(_kind)] = MadeFeatures()
+    sparsity: Sparsity = Sparsity()
+    synthetic: Flag = False
+    inductive: Flag = False
+    edge_weights: EdgeWeights = "keep"
+
+    @property
+    def split_name(self) -> str:
+        """Folder of the split inside a store, that of other shares of masked training labels another one."""
+        return super().split_name + self.sparsity.of_split
+
+
+@dataclass(frozen=True, config=CLOSED)
+class HeterogeneityOptions:
+    """Which client trains which model, where `model` is a list; see `shoal.engine.messages.models.assign_models`.
+
+    Attributes:
+        rule: `round-robin`, `blocks`, `random`, or `explicit`.
+        seed: Of `random`.
+        clients: Of `explicit`: the number of every client's model, from 0.
+        embedding: Width of every model's embedding, by a linear adapter where a model has another one; null: the width
+            of the first of several models.
+    """
+
+    rule: Literal["round-robin", "blocks", "random", "explicit"] = "round-robin"
+    seed: Seed = 0
+    clients: tuple[Whole, ...] | None = None
+    embedding: Annotated[Positive, Field(le=WIDEST)] | None = None
+
+
+@dataclass(frozen=True, config=CLOSED)
+class ParticipationOptions:
+    """Who takes part in a round: drawn uniformly and without replacement.
+
+    Attributes:
+        ratio: Share of all clients; at least one.
+        count: Number of clients; wins over `ratio`.
+        at_least: A round with fewer clients online does not take place.
+        trace: `.npy` of 0 and 1, `[rounds, clients]`: which client is online in which round, repeated from its start.
+    """
+
+    ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    count: Positive | None = None
+    at_least: Positive = 1
+    trace: FilePath | None = None
+
+
+@dataclass(frozen=True, config=CLOSED)
+class EvaluationConfig:
+    """When clients are evaluated, and what beside them.
+
+    Attributes:
+        every: Rounds between evaluations of all clients; the last round always ends with one.
+        domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
+        metric: What chooses the best round, and is shown beside accuracy: for two classes `roc_auc`, the area under the
+            ROC curve, or `average_precision`, each of a client's items among themselves.
+    """
+
+    every: Positive = 1
+    domains: Flag = True
+    metric: Literal["accuracy", "roc_auc", "average_precision"] = "accuracy"
+
+
+@dataclass(frozen=True, config=CLOSED)
+class EngineConfig:
+    """How a run is carried out.
+
+    Attributes:
+        backend: `ray`, or `local` for the same code in this process.
+        hosts: Host actors.
+        threads: Threads of the mathematics in every process; changes the last bits.
+        path: `loop` trains the clients of a cell one after another by autograd, `closed_form` by the formulas of the
+            gradients, `stacked` all in one batch; the same numbers to rounding. Both others are for methods of plain
+            cross-entropy, `stacked` also for losses that several clients can share (`loss_of_several`). `closed_form`
+            is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters and GAMLP's recursive
+            attention, gamlp and gat on processors alone, where it pays; `stacked` is for whole batches of decoupled
+            models and of gcn, gin, sage and gcnii on whole graphs, and pays on GPUs. `auto` takes them there where it
+            can, and the loop elsewhere.
+        device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
+        precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
+        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `path: loop`,
+            clamp(cohort // 8, 1, 128); changes the last bits.
+        memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
+        cell_timeout: Seconds after which a silent host is replaced.
+        retries: How often a cell may be lost before the run stops.
+        on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
+            (`fail`), or is left out of the round and logged (`skip`).
+        verify: `first-read` checks every byte and every index of a file of the store when a process opens it for the
+            first time; `never` only its size and form, and a damaged file may change numbers or end the process.
+    """
+
+    backend: Literal["ray", "local"] = "ray"
+    hosts: Annotated[Positive, Field(le=MOST_HOSTS)] = 2
+    threads: Annotated[Positive, Field(le=MOST_THREADS)] = 1
+    path: Literal["auto", "loop", "stacked", "closed_form"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    cell_size: Positive | Literal["auto"] = "auto"
+    memory_limit: Size | None = None
+    cell_timeout: Annotated[Number, Field(gt=0, le=LONGEST_WAIT)] = 600.0
+    retries: Annotated[Whole, Field(ge=0)] = 4
+    on_client_error: Literal["fail", "skip"] = "fail"
+    verify: Literal["first-read", "never"] = "first-read"
+
+
+def _whole_above_one(share: float) -> float:
+    if share > 1 and share % 1:
+        raise ValueError("above 1 it must be a whole number")
+    return share
+
+
+@dataclass(frozen=True, config=CLOSED)
+class ResourcesConfig:
+    """What every host and the server ask Ray for.
+
+    Attributes:
+        cpus_per_host: Processors of a host.
+        gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
+            are for a method of your own, with `engine.device: cpu`.
+        server_cpus: Processors that Ray keeps free for the server.
+        server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
+    """
+
+    cpus_per_host: Annotated[Number, Field(ge=0)] = 1.0
+    gpus_per_host: Annotated[Number, Field(ge=0), AfterValidator(_whole_above_one)] = 0.0
+    server_cpus: Annotated[Number, Field(ge=0)] = 0.0
+    server_gpus: Annotated[Number, Field(ge=0, le=1)] = 0.0
+
+
+@dataclass(frozen=True, config=CLOSED)
+class RayConfig:
+    """Address of an existing cluster (`auto`, `host:port`); null starts Ray on this machine."""
+
+    address: str | None = None
+
+
+@dataclass(frozen=True, config=CLOSED)
+class RunConfig:
+    """What is kept of a run.
+
+    Attributes:
+        root: Folder of run folders.
+        checkpoint_every: Rounds between checkpoints.
+        checkpoint_seconds: One is also written after the round in which so much time is over since the last.
+        keep: Checkpoints kept.
+        keep_finished: Checkpoints kept once the run is finished; null: as many as before.
+        keep_best: Also keep a checkpoint of the best validation round of every scope, for `shoal export --best`.
+        keep_records: Keep, of evaluated rounds, what the method records for `shoal report`: matrices of mixing, which
+            are a number for every pair of clients, and prototypes.
+        client_scores: Keep the scores of every client at every evaluation, in `clients.arrows`.
+        tensorboard: Write TensorBoard events.
+        max_seconds: Stop with a checkpoint after the round in which this time is over; null: never.
+    """
+
+    root: Annotated[FilePath, Field(validate_default=True)] = "runs"
+    checkpoint_every: Positive = 10
+    checkpoint_seconds: Annotated[Number, Field(gt=0)] = 600.0
+    keep: Positive = 2
+    keep_finished: Positive | None = None
+    keep_best: Flag = False
+    keep_records: Flag = False
+    client_scores: Flag = True
+    tensorboard: Flag = True
+    max_seconds: Annotated[Number, Field(gt=0)] | None = None

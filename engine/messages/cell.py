@@ -1,0 +1,138 @@
+"""Cells: the fixed small groups of clients that a host runs in one go, and what goes in and out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.protocol import How, Tree, is_moment
+
+# Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
+ONE_BY_ONE, IN_BATCHES = "auto", "auto, in batches"
+AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Clients to visit, and what they are given.
+
+    Attributes:
+        round: Number of the round.
+        ids: Clients, ascending.
+        phase: Phase of the method; empty for a mere evaluation.
+        up: Reductions of the uploads.
+        train: Train before the upload.
+        private: Download of single clients beside the shared one.
+        states: What the clients kept.
+        inboxes: Results of mixing addressed to them.
+        score: Clients to evaluate after training, or all of a mere evaluation.
+        cost: Estimated work, for balance only.
+        score_with: What is applied to these before they are evaluated after training.
+    """
+
+    round: int
+    ids: Sequence[int]
+    phase: str
+    up: Mapping[str, How]
+    train: bool
+    private: Mapping[int, Tree]
+    states: Mapping[int, Tree]
+    inboxes: Mapping[int, Tree]
+    score: frozenset[int]
+    cost: float
+    score_with: Tree = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What comes back from a cell; lists follow `ids`.
+
+    Attributes:
+        ids: Clients that answered, ascending.
+        failures: Clients whose code or upload failed: the error's line and the traceback.
+        losses: Mean training loss; NaN where nothing was trained.
+        states: New states.
+        sums: Weighted sums of `How.SUM` entries, float64 if there is more than one client, and their weights.
+        tensors: `How.KEEP` and `How.MIX` entries, stacked.
+        lists: `How.LIST` entries, one tensor a client.
+        scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
+        bytes_up: Bytes that each client sent.
+        seconds: Time by step: `train`, `upload`, `evaluate`.
+        memory: Resident bytes of the host, where it runs in a process of its own.
+        halved: How often clients that were to be trained in one batch did not fit into the memory of a device.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    failures: dict[int, tuple[str, str]] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    states: dict[int, Tree] = field(default_factory=dict)
+    sums: Tree = field(default_factory=dict)
+    weights: Tree = field(default_factory=dict)
+    tensors: Tree = field(default_factory=dict)
+    lists: dict[str, list[Tensor]] = field(default_factory=dict)
+    scores: dict[int, np.ndarray] = field(default_factory=dict)
+    bytes_up: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: int = 0
+    halved: int = 0
+
+
+def evaluation_cell(
+    round_number: int,
+    ids: Sequence[int],
+    states: Mapping[int, Tree],
+    inboxes: Mapping[int, Tree],
+    cost: float = 0.0,
+) -> Cell:
+    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
+    models = {i: {name: t for name, t in states[i].items() if not is_moment(name)} for i in ids if i in states}
+    return Cell(
+        round_number,
+        ids,
+        phase="",
+        up={},
+        train=False,
+        private={},
+        states=models,
+        inboxes={i: inboxes[i] for i in ids if i in inboxes},
+        score=frozenset(ids),
+        cost=cost,
+    )
+
+
+def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
+    """Groups ascending clients of one model; depends on the clients only, never on the hosts.
+
+    Args:
+        clients: Who is visited.
+        infos: Of all clients.
+        cell_size: Clients of a cell, or a name of `AUTOMATIC`.
+    """
+    if isinstance(cell_size, str):
+        share, most = AUTOMATIC[cell_size]
+        size = min(max(len(clients) // share, 1), most)
+    else:
+        size = cell_size
+    cells: list[list[int]] = []
+    for model in sorted({infos[i].model for i in clients}):
+        same = [i for i in clients if infos[i].model == model]
+        cells += [same[start : start + size] for start in range(0, len(same), size)]
+    return cells
+
+
+def one_by_one(cell: Cell) -> list[Cell]:
+    """The clients of a cell as cells of their own."""
+    return [
+        replace(
+            cell,
+            ids=[i],
+            private={i: cell.private[i]} if i in cell.private else {},
+            states={i: cell.states[i]} if i in cell.states else {},
+            inboxes={i: cell.inboxes[i]} if i in cell.inboxes else {},
+            score=cell.score & {i},
+            cost=cell.cost / len(cell.ids),
+        )
+        for i in cell.ids
+    ]

@@ -1,0 +1,49 @@
+"""What a run's last bits depend on beside its config."""
+
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.storage.files.digest import digest, text_digest
+
+PACKAGES = ("engine", "algorithms", "storage", "partition")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Processor, device type and versions, as recorded in checkpoints and the summary."""
+    return {
+        "cpu": _cpu(),
+        "device": device,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "shoal": _shoal(),
+    }
+
+
+@cache
+def _shoal() -> str:
+    """Digest of Shoal's own code."""
+    root = Path(__file__).absolute().parents[2]
+    files = sorted(path for name in PACKAGES for path in (root / name).rglob("*.py"))
+    return text_digest("".join(digest(path) for path in files))[:8]
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def differences(old: dict[str, Any], device: str) -> list[str]:
+    """What differs from a recorded environment, as `key (old -> new)`."""
+    new = environment(device)
+    return [f"{key} ({old.get(key)} -> {value})" for key, value in new.items() if old.get(key) != value]

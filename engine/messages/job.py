@@ -1,0 +1,302 @@
+"""What a host has to know of a run: sent once, small, plain values."""
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
+from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.engine.config.chosen_device import chosen_device
+from shoal.engine.config.config import Config
+from shoal.engine.config.names import read_all
+from shoal.engine.messages.models import Kind, Kinds, assign_models, named_kinds
+from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
+from shoal.engine.messages.seeds import key
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.propagation import kernel_of
+from shoal.storage.store.store import Store
+from shoal.storage.store.view import CPU, Memo, View
+from shoal.storage.user_code.user_code import OwnCode
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as its hosts see it.
+
+    Attributes:
+        id: Tells the runs of a sweep apart.
+        store: Folder of the store.
+        content: Of the store, as far as the run reads it; see `Manifest.content`.
+        split: Name of the split.
+        kernel: Name of the hops; None if only the features are used.
+        hops: K.
+        method: The algorithm.
+        models: The backbones that clients train.
+        model_of: Number of every client's model.
+        embedding: Width of all embeddings; None: that of the first of several models, or a single model's own.
+        train: Local training.
+        seed: Of the run.
+        threads: Threads of the mathematics.
+        memo_bytes: Limit of a host's cache.
+        memory_limit: Bytes that the run may use, its models among them.
+        path: How clients are trained: `loop`, `stacked`, `closed_form`, or as fits the device (`auto`).
+        device: `cpu` or `cuda`.
+        gpu_share: Of a GPU, that a host may use.
+        precision: Of products.
+        first_read: Check every file of the store when a process opens it for the first time.
+        domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
+        graphs: Content of the store of these graphs; empty without any.
+        training: Content of the store of training nodes, where these are all that training sees; else empty.
+        metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
+        pretrained: Contents of the files that models start from, by `ModelChoice.pretrained`.
+        texts: Of files of the user's own that models are in, by name.
+        skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
+    """
+
+    id: str
+    store: str
+    content: str
+    split: str
+    kernel: str | None
+    hops: int
+    method: MethodSpec
+    models: tuple[ModelChoice, ...]
+    model_of: tuple[int, ...]
+    embedding: int | None
+    train: TrainOptions
+    seed: int
+    threads: int
+    memo_bytes: int
+    memory_limit: int
+    path: str = "loop"
+    device: str = "cpu"
+    gpu_share: float = 1.0
+    precision: str = "float32"
+    first_read: bool = True
+    skip_failed_clients: bool = False
+    domains: tuple[str, ...] = ()
+    graphs: str = ""
+    training: str = ""
+    metric: str = "accuracy"
+    pretrained: Mapping[str, bytes] = field(default_factory=dict)
+    texts: Mapping[str, OwnCode] = field(default_factory=dict)
+
+    @property
+    def store_path(self) -> Path:
+        """Folder of the store."""
+        return Path(self.store)
+
+    def open_store(self) -> Store:
+        """The store, as this process sees it.
+
+        Raises:
+            ShoalError: There is none, or another one than the run was made for.
+        """
+        return self._as_started(Store(self.store_path, self.first_read), self.content)
+
+    def open_graphs(self, store: Store) -> Store | None:
+        """The whole graphs of the domains, as this process sees them; None if none is evaluated.
+
+        Raises:
+            ShoalError: As for `open_store`.
+        """
+        return self._as_started(store.domain_graphs(), self.graphs) if self.domains else None
+
+    def open_training(self, store: Store) -> Store:
+        """What methods see of a store's clients: their training nodes alone, or the store itself.
+
+        Raises:
+            ShoalError: As for `open_store`.
+        """
+        return self._as_started(store.training(self.split), self.training) if self.training else store
+
+    def _as_started(self, store: Store, content: str) -> Store:
+        manifest = store.manifest
+        prepared = self.split in manifest.splits and (self.kernel is None or self.kernel in manifest.hops)
+        if not prepared or manifest.content(self.split, self.kernel) != content:
+            raise ShoalError(
+                f"{store.path}: machine {platform.node()} sees another store here than the run was started with; "
+                "copy the store of the machine that runs the command, or set data.store to a folder that all share"
+            )
+        return store
+
+    def algorithm(self) -> Algorithm:
+        """The method with its hyper-parameters.
+
+        Raises:
+            ShoalError: A hyper-parameter is unknown or out of its range.
+        """
+        return load(self.method)
+
+    def build_models(self, store: Store, algorithm: Algorithm) -> Kinds:
+        """The models that clients of a store hold, by name; those of the config in its order.
+
+        Raises:
+            ShoalError: A backbone or an option is unknown or out of range, or a file that one of them is to start from
+                does not fit it.
+        """
+        manifest = store.manifest
+        kinds = named_kinds(
+            algorithm,
+            self.models,
+            self.embedding,
+            self.memory_limit,
+            features=manifest.features,
+            classes=manifest.classes,
+            hops=self.hops,
+            dropout=self.train.dropout,
+            bfloat16=self.precision == "bfloat16",
+            sparse=manifest.layout == "sparse",
+            task=manifest.task,
+            texts=self.texts,
+        )
+        require_fitting_files([(kind.choice, kind.flat) for kind in kinds[MODEL]], self.pretrained)
+        return kinds
+
+    def initial(self, kind: Kind, name: str, client: int) -> Tensor:
+        """Initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or its own."""
+        purpose = ("init",) if name == MODEL else ("init", name)
+        drawn = kind.flat.initial(key(self.seed, *purpose, *([client] if kind.choice.init == "own" else [])))
+        path = kind.choice.pretrained
+        return drawn if path is None else start_from(kind.flat, self.pretrained[path])
+
+    def random(self, round_number: int, client: int) -> Callable[[str], int]:
+        """Seeds of one visit, by purpose."""
+        return partial(key, self.seed, round_number, client)
+
+    def view(self, store: Store, client: int, memo: Memo, device: torch.device = CPU) -> View:
+        """The data of a client of one of the stores."""
+        name = (str(store.path), self.split, self.kernel, client)
+        shard, split, hops = store.data(self.split, self.kernel, client)
+        kernel = kernel_of(self.kernel) if self.kernel else None
+        return View(name, shard, split, hops, store.manifest.classes, memo, device, kernel)
+
+    def infos(self, store: Store) -> list[ClientInfo]:
+        """Sizes of all clients."""
+        manifest = store.manifest
+        counts, classes = manifest.splits[self.split].counts, manifest.classes
+        domain = {i: number for number, record in enumerate(manifest.domains) for i in record.numbers}
+        return [
+            ClientInfo(
+                client=c.client,
+                nodes=c.nodes,
+                train=counts[c.client][0],
+                classes=classes,
+                model=self.model_of[c.client],
+                graphs=c.graphs,
+                pairs=c.pairs,
+                domain=domain.get(c.client, 0),
+            )
+            for c in manifest.clients
+        ]
+
+    def graph_infos(self, graphs: Store | None) -> list[ClientInfo]:
+        """Sizes of the whole graphs that are evaluated, as of clients that never train; the model is the first kind."""
+        if graphs is None:
+            return []
+        counts, classes = graphs.manifest.splits[self.split].counts, graphs.manifest.classes
+        first = len(self.model_of)
+        return [
+            ClientInfo(first + g.client, g.nodes, counts[g.client][0], classes, graphs=g.graphs, pairs=g.pairs)
+            for g in graphs.manifest.clients
+        ]
+
+    def is_graph(self, number: int) -> bool:
+        """Whether a number is that of a domain's whole graph, and not of a client."""
+        return 0 <= number - len(self.model_of) < len(self.domains)
+
+    def who(self, number: int) -> str:
+        """How an error names a client, or the domain of a whole graph."""
+        return f"domain {self.domains[number - len(self.model_of)]}" if self.is_graph(number) else f"client {number}"
+
+
+def make_job(config: Config, store: Store, job_id: str) -> Job:
+    """The job of a config on its prepared store.
+
+    Raises:
+        ShoalError: Whole graphs are to be evaluated, and were not prepared from those of the clients, or a file that a
+            model is to start from cannot be read.
+    """
+    hops = config.propagation
+    method = describe(config.algorithm.name, config.algorithm.options)
+    domains, graphs = _graphs(config, store, method)
+    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    return Job(
+        id=job_id,
+        store=str(Path(store.path).resolve()),
+        content=store.manifest.content(config.data.split_name, hops.name if hops.stored else None),
+        split=config.data.split_name,
+        kernel=hops.name if hops.stored else None,
+        hops=hops.hops,
+        method=method,
+        models=config.models(),
+        model_of=tuple(assign_models(config, store.clients)),
+        embedding=config.heterogeneity.embedding,
+        train=config.train,
+        seed=config.seed,
+        threads=config.engine.threads,
+        # Half the limit for what hosts cache, the rest for states, models and Ray.
+        memo_bytes=config.memory_limit() // (2 * hosts),
+        memory_limit=config.memory_limit(),
+        path=config.engine.path,
+        device=chosen_device(config),
+        gpu_share=config.resources.gpus_per_host or 1.0,
+        precision=config.engine.precision,
+        first_read=config.engine.verify == "first-read",
+        skip_failed_clients=config.engine.on_client_error == "skip",
+        domains=domains,
+        graphs=graphs,
+        training=_training(config, store),
+        metric=config.evaluation.metric,
+        pretrained=read_pretrained(config.models(), config.memory_limit()),
+        texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
+    )
+
+
+def _training(config: Config, store: Store) -> str:
+    """The content of the store of training nodes; empty where methods see all nodes.
+
+    Raises:
+        ShoalError: They are to be seen alone, and were not prepared.
+    """
+    if not config.data.inductive:
+        return ""
+    split, hops = config.data.split_name, config.propagation
+    training = store.training(split)
+    try:
+        return training.manifest.content(split, hops.name if hops.stored else None)
+    except KeyError as missing:
+        raise ShoalError(f"{training.path}: has no {missing} of this config; run `shoal prepare` on it") from None
+
+
+def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str, ...], str]:
+    """Names of the domains whose whole graphs are evaluated, and the content of the store of these.
+
+    Raises:
+        ShoalError: They are to be evaluated, and were not prepared, or from other graphs than the clients' ones.
+    """
+    clients, hops = store.manifest, config.propagation
+    if not (clients.domains and config.evaluation.domains and load(method).evaluates_global_model()):
+        return (), ""
+    graphs = store.domain_graphs()
+    found = graphs.manifest
+    same = found.identity["dataset"] == clients.identity["dataset"] and found.published == clients.published
+    if not same or [graph.nodes for graph in found.clients] != [domain.nodes for domain in clients.domains]:
+        raise ShoalError(
+            f"{graphs.path}: holds other graphs than those that the clients of {store.path} come from; delete that "
+            "folder and run `shoal prepare` again"
+        )
+    try:
+        content = found.content(config.data.split_name, hops.name if hops.stored else None)
+    except KeyError as missing:
+        raise ShoalError(f"{graphs.path}: has no {missing} of this config; run `shoal prepare` on it") from None
+    return tuple(domain.name for domain in clients.domains), content

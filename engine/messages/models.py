@@ -1,0 +1,267 @@
+"""The models of a run, and which client trains which."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.context import ModelInfo
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.method_errors import Malformed, code_of
+from shoal.algorithms.methods.registry.load import methods_for, mixing_methods
+from shoal.algorithms.models.build import Texts, backbone, build, width_of
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.names import HEADLESS
+from shoal.algorithms.protocol import MODEL
+from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import size
+from shoal.engine.messages.seeds import key
+from shoal.storage.errors import ShoalError
+
+# Bytes: value, gradient, and two moments of Adam.
+OF_PARAMETER = 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model of the run, built.
+
+    Attributes:
+        choice: What it was built from.
+        flat: The model.
+    """
+
+    choice: ModelChoice
+    flat: FlatModel
+
+    @property
+    def info(self) -> ModelInfo:
+        """What a method's server part sees of it."""
+        shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
+        return ModelInfo(self.choice.name, shapes, width_of(self.flat.module))
+
+
+# By the names that the method gives to a client's models.
+Kinds = Mapping[str, Sequence[Kind]]
+
+
+def kind_of(kinds: Kinds, info: ClientInfo, name: str) -> Kind:
+    """The kind of one of a client's models; a model that the method describes is of one kind at all clients."""
+    several = kinds[name]
+    return several[info.model if len(several) > 1 else 0]
+
+
+def named_kinds(
+    algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, memory_limit: int, **shape: Any
+) -> Kinds:
+    """Builds all models that clients of a method hold.
+
+    Args:
+        algorithm: The method.
+        choices: The models of the config.
+        embedding: As for `build_models`.
+        memory_limit: Bytes that they may take.
+        shape: What else `build_models` takes.
+
+    Raises:
+        ShoalError: As `build_models` does, the method describes its models wrongly, or they do not fit the memory.
+    """
+    require_fitting(algorithm, choices, embedding, memory_limit, **shape)
+    return _kinds(algorithm, choices, embedding, **shape)
+
+
+def require_fitting(
+    algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, memory_limit: int, **shape: Any
+) -> None:
+    """Refuses models that `named_kinds` would refuse, before they take any memory; the arguments are the same.
+
+    Raises:
+        ShoalError: As `named_kinds` does.
+    """
+    with torch.device("meta"):
+        # Here models have shapes alone.
+        sketched = _kinds(algorithm, choices, embedding, **shape)
+    parameters = sum(kind.flat.w.numel() for several in sketched.values() for kind in several)
+    if parameters * OF_PARAMETER > memory_limit:
+        raise ShoalError(
+            f"model: {parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
+            f"is {size(memory_limit)}; take a smaller model.hidden or fewer model.layers, or raise the limit"
+        )
+
+
+def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, **shape: Any) -> Kinds:
+    method = type(algorithm).__name__
+    with code_of(algorithm, "models"):
+        wanted = algorithm.models()
+        if not isinstance(wanted, Mapping) or wanted.get(MODEL, {}) is not None:
+            raise Malformed(f"models() must name {MODEL!r}: None, the model of the config")
+        for name, described in wanted.items():
+            _require_description(name, described)
+    kinds: dict[str, Sequence[Kind]] = {}
+    for name, described in wanted.items():
+        try:
+            if described is None:
+                chosen, width = [_with_head(each, algorithm, choices, shape) for each in choices], embedding
+            else:
+                chosen, width = [_with_head(ModelChoice(**described), algorithm, choices, shape)], None
+            built = build_models(chosen, width, **shape, headless=described is not None)
+            kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, built)]
+        except ShoalError as error:
+            raise error if described is None else ShoalError(f"algorithm: {method}: model {name!r}: {error}") from None
+    return kinds
+
+
+def _with_head(
+    choice: ModelChoice, algorithm: Algorithm, beside: Sequence[ModelChoice], shape: Mapping[str, Any]
+) -> ModelChoice:
+    """The model with the classifier of its paper, where the config leaves open which one it has.
+
+    It is linear where the method reads the embedding below it, where clients train different models, which are compared
+    by it, where a training step reads drawn neighbours, where all layers come from a file, and where nothing would be
+    left below. The same goes for a model that the method describes, by its own options.
+    """
+    options, task = choice.options, shape["task"]
+    linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or choice.pretrained is not None
+    if linear or "head" in options or choice.name in HEADLESS:
+        return choice
+    cls = backbone(choice.name, True, task, shape.get("texts") or {})
+    if not issubclass(cls, Coupled) or cls.papers_head == "linear":
+        return choice
+    if any(options.get(name) is not None for name in ("fanouts", "prompt")) or options.get("layers", 2) == 1:
+        return choice
+    return ModelChoice.model_validate({**choice.model_dump(), "head": cls.papers_head})
+
+
+def _require_description(name: Any, described: Any) -> None:
+    """Checks one entry of what a method's `models` gives."""
+    word = isinstance(name, str) and re.fullmatch(r"\w+", name)
+    if not word or not (described is None or (isinstance(described, Mapping) and "name" in described)):
+        raise Malformed(f"models()[{name!r}]: give a word and a mapping with a `name`")
+    try:
+        if ModelChoice(**(described or {})).pretrained is not None:
+            raise ShoalError("pretrained is for the model of the config")
+    except (ValidationError, TypeError, ShoalError) as error:
+        raise Malformed(f"models()[{name!r}]: {' '.join(str(error).split())}") from None
+
+
+def assign_models(config: Config, clients: int) -> list[int]:
+    """The number of every client's model, from 0, by `heterogeneity.rule`.
+
+    With M models, client k of N has model k mod M (`round-robin`) or floor(M k / N) (`blocks`); `random` shuffles the
+    former, so that shares are equal.
+
+    Raises:
+        ShoalError: `heterogeneity.clients` does not name a model for every client.
+    """
+    chosen, models = config.heterogeneity, len(config.models())
+    if chosen.rule == "explicit":
+        return _explicit(chosen.clients, clients, models)
+    if chosen.clients is not None:
+        raise ShoalError(f"heterogeneity.clients: read by rule explicit only, the rule is {chosen.rule}")
+    if chosen.rule == "blocks":
+        return [models * k // clients for k in range(clients)]
+    numbers = np.arange(clients) % models
+    if chosen.rule == "random":
+        numbers = np.random.default_rng(key(chosen.seed, "models")).permutation(numbers)
+    return numbers.tolist()
+
+
+def build_models(
+    choices: Sequence[ModelChoice],
+    embedding: int | None,
+    features: int,
+    classes: int,
+    hops: int,
+    dropout: float,
+    bfloat16: bool = False,
+    sparse: bool = False,
+    headless: bool = False,
+    task: str = "node",
+    texts: Texts | None = None,
+) -> list[FlatModel]:
+    """The models of a run; several have embeddings of one width, by adapters.
+
+    Args:
+        choices: What to build.
+        embedding: Width of all embeddings; None: that of the first of several, or a single model's own.
+        features: Width F of a hop.
+        classes: Number of classes C.
+        hops: Hops K.
+        dropout: Of all backbones.
+        bfloat16: Multiply in bfloat16.
+        sparse: Features are sparse.
+        headless: They may be networks without a classifier, which methods describe.
+        task: As for `shoal.algorithms.models.build.build`.
+        texts: As there.
+
+    Raises:
+        ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
+    """
+    models = []
+    for number, choice in enumerate(choices):
+        try:
+            shape = features, classes, hops, dropout
+            module = build(choice.name, *shape, choice.options, embedding, headless, task, texts or {})
+        except ShoalError as error:
+            if len(choices) == 1 or not error.line.startswith("model."):
+                raise
+            raise ShoalError(error.line.replace("model.", f"model.{number}.", 1)) from None
+        if len(choices) > 1 and embedding is None:
+            embedding = width_of(module)
+        models.append(FlatModel(module, bfloat16, sparse))
+        if bfloat16 and models[-1].coupled:
+            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {choice.name} is not; use float32")
+    return models
+
+
+def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[int]:
+    if numbers is None or len(numbers) != clients:
+        found = "none" if numbers is None else len(numbers)
+        raise ShoalError(f"heterogeneity.clients: must give the model of each of the {clients} clients, found {found}")
+    for client, number in enumerate(numbers):
+        if not 0 <= number < models:
+            raise ShoalError(f"heterogeneity.clients: client {client} has model {number}, there are 0 to {models - 1}")
+    return list(numbers)
+
+
+def require_supported(config: Config, algorithm: Algorithm) -> None:
+    """Refuses a method that is not for the task of a config.
+
+    Raises:
+        ShoalError: It is not.
+    """
+    if config.task not in algorithm.tasks:
+        raise ShoalError(
+            f"task: {config.algorithm.name} is for {' and '.join(sorted(algorithm.tasks))} tasks, found {config.task}; "
+            f"take a method for {config.task} tasks ({', '.join(methods_for(config.task))})"
+        )
+
+
+def require_mixable(config: Config, algorithm: Algorithm) -> None:
+    """Refuses a list of models for a method whose clients must share one, and models that no dataset could be for.
+
+    Raises:
+        ShoalError: The method needs one model, the models' assignment is wrong, an option of theirs is, or they are
+            beyond the memory even with one feature and one class.
+    """
+    models = config.models()
+    if len(models) > 1 and not algorithm.mixed_models:
+        names = ", ".join(model.name for model in models)
+        raise ShoalError(
+            f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "
+            f"give one model, or take a method that averages no whole models ({', '.join(mixing_methods())})"
+        )
+    if not algorithm.whole_graph:
+        assign_models(config, config.partition.clients)
+    hops, train = config.propagation.hops, config.train
+    bfloat16 = config.engine.precision == "bfloat16"
+    shape: dict[str, Any] = {"features": 1, "classes": 1, "hops": hops, "dropout": train.dropout, "bfloat16": bfloat16}
+    shape["task"] = config.task
+    require_fitting(algorithm, models, config.heterogeneity.embedding, config.memory_limit(), **shape)

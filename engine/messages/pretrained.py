@@ -1,0 +1,128 @@
+"""Files of pre-trained parameters (`model.pretrained`): written by one command, read by the driver, sent with the job.
+
+A file holds the parameters of a backbone by their names in the backbone itself, whatever it is wrapped in, so that one
+file fits nodes, pairs and graphs. It has those of the GNN, and need not have those of the classifier.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.protocol import Tree
+from shoal.engine.config.sizes import size
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+from shoal.storage.files.reading import open_plain
+
+# What the name of a classifier's parameter begins with.
+CLASSIFIER = "head."
+# The one entry of the metadata: several would be written in any order, and the same file would have many contents.
+METADATA = "shoal"
+# What reading a damaged file may raise.
+DAMAGED = (SafetensorError, ValueError, KeyError, TypeError, RuntimeError)
+WAY_OUT = "take a file that `shoal pretrain` makes with this config's data and model, or leave the key out"
+
+
+def gnn_parameters(backbone: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a backbone by name, without those of its classifier."""
+    return {name: p for name, p in backbone.named_parameters() if not name.startswith(CLASSIFIER)}
+
+
+def write_pretrained(path: Path, backbone: nn.Module, described: Mapping[str, Any]) -> None:
+    """Writes the parameters of a backbone's GNN as safetensors; the same ones and the same words are the same bytes.
+
+    Args:
+        path: The file, which is replaced as a whole.
+        backbone: The backbone.
+        described: What it is and how it was made, for the metadata: plain values.
+
+    Raises:
+        ShoalError: It cannot be written.
+    """
+    tensors = {name: p.detach().cpu().contiguous() for name, p in gnn_parameters(backbone).items()}
+    content = save(tensors, {METADATA: json.dumps(described)})
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+def read_pretrained(models: Sequence[ModelChoice], most_bytes: int) -> dict[str, bytes]:
+    """The contents of the files that models start from, by path.
+
+    Args:
+        models: The models of a config.
+        most_bytes: A larger file is refused.
+
+    Raises:
+        ShoalError: A file is missing, too large, or cannot be read.
+    """
+    contents = {}
+    for path in {choice.pretrained for choice in models if choice.pretrained is not None}:
+        try:
+            with open_plain(path) as file:
+                # Memory for all that is asked for would be taken before anything is read.
+                found = os.fstat(file.fileno()).st_size
+                contents[path] = file.read(found) if found <= most_bytes else b""
+        except OSError as error:
+            raise ShoalError(f"model.pretrained: {path}: cannot be read: {error.strerror}") from error
+        if found > most_bytes:
+            raise ShoalError(f"model.pretrained: {path}: is larger than engine.memory_limit, {size(most_bytes)}")
+    return contents
+
+
+def require_fitting_files(models: Iterable[tuple[ModelChoice, FlatModel]], contents: Mapping[str, bytes]) -> None:
+    """Refuses files that are not for the models that are to start from them.
+
+    Args:
+        models: What every model was built from, and the model.
+        contents: As `read_pretrained` gives them.
+
+    Raises:
+        ShoalError: A file is damaged, or has other tensors than the model, or numbers that are not finite.
+    """
+    for choice, flat in models:
+        if choice.pretrained is not None:
+            _require_fitting(choice, flat.backbone, contents[choice.pretrained])
+
+
+def start_from(flat: FlatModel, content: bytes) -> Tensor:
+    """All parameters of a model, `[P]`, in which those of a file have replaced its own; the model keeps them."""
+    own = dict(flat.backbone.named_parameters())
+    with torch.no_grad():
+        for name, tensor in load(content).items():
+            own[name].copy_(tensor)
+    return flat.w.detach().clone()
+
+
+def _require_fitting(choice: ModelChoice, backbone: nn.Module, content: bytes) -> None:
+    where = f"model.pretrained: {choice.pretrained}"
+    found = _tensors(content, where)
+    own = dict(backbone.named_parameters())
+    for name, tensor in found.items():
+        if name not in own:
+            raise ShoalError(f"{where}: has {name}, which this model, {choice.name}, has not; {WAY_OUT}")
+        if tensor.shape != own[name].shape:
+            shapes = f"is {list(tensor.shape)}, that of this model, {choice.name}, is {list(own[name].shape)}"
+            raise ShoalError(f"{where}: {name} {shapes}; {WAY_OUT}")
+        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+            raise ShoalError(f"{where}: {name} has numbers that are not finite, or no numbers; {WAY_OUT}")
+    missing = [name for name in gnn_parameters(backbone) if name not in found]
+    if missing or not found:
+        what = missing[0] if missing else "tensors"
+        raise ShoalError(f"{where}: has no {what}, which this model, {choice.name}, starts from; {WAY_OUT}")
+
+
+def _tensors(content: bytes, where: str) -> Tree:
+    try:
+        return load(content)
+    except DAMAGED as error:
+        reason = " ".join(str(error).split())
+        raise ShoalError(f"{where}: damaged, or no safetensors ({reason}); bring it back, or make it again") from error

@@ -1,0 +1,138 @@
+"""What a round costs: bytes, seconds, visits, losses of clients; and the line of metrics that says so."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.protocol import Ask
+from shoal.engine.messages.cell import Outcome
+from shoal.engine.messages.live import Live, Watch
+from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.reduction import tree_bytes
+
+ON_HOSTS = ("train", "upload", "evaluate")
+
+
+class Meter:
+    """Counts one round.
+
+    Attributes:
+        failures: Clients that were left out, with the error's line and the traceback.
+        notes: Numbers that the method wants to see, by name.
+    """
+
+    def __init__(self, number: int, infos: Sequence[ClientInfo], pool: Pool, watch: Watch) -> None:
+        """Starts the clock of a round.
+
+        Args:
+            number: Of the round.
+            infos: Sizes of all clients.
+            pool: Whose losses and transfers are counted.
+            watch: Is told how far the round is.
+        """
+        self._number, self._infos, self._pool, self._watch = number, infos, pool, watch
+        self.failures: dict[int, tuple[str, str]] = {}
+        self.notes: dict[str, float | None] = {}
+        self._losses: dict[int, float] = {}
+        self._bytes_up = self._bytes_down = 0
+        self._visits = self._expected = 0
+        self._retried_before, self._transfer_before = pool.retried, pool.transfer
+        self._began = time.perf_counter()
+        self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
+        self._waited = 0.0
+        self._halved = 0
+
+    def expect(self, visits: int) -> None:
+        """So many more visits are needed."""
+        self._expected += visits
+
+    def sent(self, ask: Ask, ids: Sequence[int]) -> None:
+        """The downloads of an `Ask` go out."""
+        for i in ids:
+            self._bytes_down += tree_bytes({**ask.shared, **ask.private.get(i, {})})
+
+    def mixed(self, size: int) -> None:
+        """A result of mixing of so many bytes goes to a client."""
+        self._bytes_down += size
+
+    def ran(self, visits: int, outcome: Outcome) -> None:
+        """A cell of so many clients came back."""
+        self._visits += visits
+        self._bytes_up += sum(outcome.bytes_up)
+        self._halved += outcome.halved
+        for step, spent in outcome.seconds.items():
+            self._seconds[step] += spent
+        hosts, retries = self._pool.hosts, self._pool.retried - self._retried_before
+        self._watch(Live(self._number, self._visits, self._expected, self._bytes_up, self._bytes_down, hosts, retries))
+
+    def trained(self, outcome: Outcome) -> None:
+        """The losses of clients that were trained."""
+        self._losses.update(zip(outcome.ids, outcome.losses))
+
+    @contextmanager
+    def waiting(self) -> Iterator["Pause"]:
+        """The time inside of the block is spent waiting for hosts, but for that inside of the pauses."""
+        began, pause = time.perf_counter(), Pause()
+        yield pause
+        self._waited += time.perf_counter() - began - pause.seconds
+
+    def line(self, cohort: Sequence[int], scopes: dict[str, Any] | None) -> dict[str, Any]:
+        """The round's line of metrics.
+
+        Args:
+            cohort: Clients that took part to the end.
+            scopes: Accuracies by scope, if the round was evaluated.
+        """
+        total = time.perf_counter() - self._began
+        transfer = self._pool.transfer - self._transfer_before
+        server = {"transfer": transfer, "wait": self._waited - transfer, "aggregate": total - self._waited}
+        line: dict[str, Any] = {
+            "round": self._number,
+            "cohort": list(cohort),
+            "loss": self._mean_loss(),
+            "retries": self._pool.retried - self._retried_before,
+            "hosts": dict(zip(("alive", "of"), self._pool.hosts)),
+            "bytes_up": self._bytes_up,
+            "bytes_down": self._bytes_down,
+            # As papers count: four bytes each.
+            "scalars_up": self._bytes_up / 4,
+            "scalars_down": self._bytes_down / 4,
+            "seconds": {"round": total, "hosts": sum(self._seconds.values()), **self._seconds, **server},
+        }
+        if self._halved:
+            line["halved_batches"] = self._halved
+        if self.failures:
+            line["failures"] = {str(i): text for i, text in self.failures.items()}
+        if self.notes:
+            line["notes"] = self.notes
+        if scopes is not None:
+            line["scopes"] = scopes
+        return line
+
+    def _mean_loss(self) -> float | None:
+        """Mean over training rows of the clients that say their loss; None if none does."""
+        said = {i: loss for i, loss in self._losses.items() if math.isfinite(loss)}
+        rows = [(self._infos[i].train, loss) for i, loss in said.items() if self._infos[i].train]
+        weight = sum(train for train, _ in rows)
+        mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
+        return mean if math.isfinite(mean) else None
+
+
+class Pause:
+    """Time that is not spent waiting.
+
+    Attributes:
+        seconds: So far.
+    """
+
+    seconds = 0.0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """The time inside of the block is work of this process."""
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began

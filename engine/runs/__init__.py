@@ -1,0 +1,1 @@
+"""One run: plan, driver, dry run, export, pretraining, verification."""

@@ -1,0 +1,248 @@
+"""The loop of a run: a server stepped through its rounds, and what it says written into the run folder."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from shoal.engine.callbacks.callback import Callback, Running
+from shoal.engine.callbacks.calls import Calls
+from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import number_keys
+from shoal.engine.hosts.device import PeakMemory, resident
+from shoal.engine.hosts.federation import Federation, ServerLost, Session
+from shoal.engine.messages.environment import environment
+from shoal.engine.messages.job import Job
+from shoal.engine.records import checkpoint
+from shoal.engine.records.best_rounds import BestRounds
+from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.metrics import write_records
+from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.records.summary import summarize_run
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.screen.interrupt import Interrupted, graceful
+from shoal.engine.screen.live_view import LiveView, live_view
+from shoal.engine.screen.progress import say
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.store import Store
+
+log = logging.getLogger(__name__)
+SERVERS_LOST = 5
+
+
+class Driver:
+    """Steps a server through the rounds and writes what it says into the run folder."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        session: Session,
+        job: Job,
+        store: Store,
+        plan: Plan,
+        inputs: dict[str, str],
+        paths: Sequence[str],
+        callbacks: Mapping[str, Callback],
+    ) -> None:
+        """Of one run.
+
+        Args:
+            config: The run.
+            folder: Its folder.
+            session: Hosts to use.
+            job: The run as its hosts see it.
+            store: Its store.
+            plan: Its rounds.
+            inputs: Digests of what it reads, for checkpoints.
+            paths: How hosts train the clients of every model of the config, for the summary.
+            callbacks: What to call as it goes along, by name.
+        """
+        self.config, self.folder, self.session = config, folder, session
+        self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
+        self.paths = list(paths)
+        self.environment = environment(job.device)
+        plain = config.plain()
+        running = Running(folder.path, plain, number_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
+        self._calls = Calls(callbacks, running, say)
+        self._servers_lost = 0
+        self._saved = time.monotonic()
+
+    def drive(self, state: FederationState | None) -> None:
+        """Runs all rounds that are left, from a state or from the start, and writes the summary.
+
+        Raises:
+            ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
+            KeyboardInterrupt: The user stopped it, or its time was over; a checkpoint is written.
+        """
+        began = time.monotonic()
+        memory = PeakMemory()
+        every = self.config.run.checkpoint_every
+        federation: Federation | None = None
+        try:
+            # Until the first round begins, a signal ends the run at once: there is nothing to lose.
+            federation, done = self._serve(state)
+            best = self._best_so_far()
+            self._calls.start()
+            ended = self._ended_early()
+            with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
+                while done < self.config.rounds and not ended:
+                    try:
+                        line = self._round(federation, done, view)
+                        done = line["round"]
+                        self._log_events(line)
+                        if records := line.pop("records", None):
+                            write_records(self.folder.path, done, records)
+                        if "scopes" in line and self.config.run.client_scores:
+                            self.folder.client_scores.append(done, federation.client_scores())
+                        line.setdefault("memory", {})["driver"] = resident()
+                        self.folder.metrics.append(line)
+                        if best:
+                            best.note(line, partial(self._current, federation))
+                        view.advance(line)
+                        self._call(federation, line)
+                        ended = self._ended_early()
+                        interrupt.asked |= self._out_of_time(began)
+                        last = done == self.config.rounds or ended or interrupt.asked
+                        if last or done % every == 0 or self._checkpoint_is_due():
+                            self._save(federation)
+                    except ServerLost as error:
+                        federation, done = self._serve_again(error)
+                        best = self._best_so_far()
+                        view.back_to(done)
+                        self._calls.start()
+                        ended = self._ended_early()
+                    if interrupt.asked and done < self.config.rounds and not ended:
+                        say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
+                        raise Interrupted(interrupt.number)
+            lines = self.folder.metrics.lines
+            summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
+            summary |= {"paths": self.paths, "inputs": self.inputs}
+            if ended:
+                summary["stopped"] = self._calls.running.stopped
+                say(f"ended after round {done} of {self.config.rounds}: {self._calls.running.stopped}")
+            self.folder.summarize(summary)
+            if self.config.run.keep_finished is not None:
+                checkpoint.keep_newest(self.folder.checkpoints, self.config.run.keep_finished)
+            self._calls.end(summary)
+        finally:
+            memory.stop()
+            if federation is not None:
+                federation.close()
+            # Those that a finished run called are called no more.
+            self._calls.end(None)
+
+    def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
+        """One round; if it fails, the rounds before it are kept in a checkpoint."""
+        try:
+            return federation.round(view.watch)
+        except ShoalError:
+            if done:
+                self._keep_what_is_done(federation, done)
+            raise
+
+    def _call(self, federation: Federation, line: dict[str, Any]) -> None:
+        """Calls the callbacks after a round; if one ends the run, a checkpoint keeps that round, too."""
+        try:
+            self._calls.after(line)
+        except ShoalError:
+            self._keep_what_is_done(federation, line["round"])
+            raise
+
+    def _ended_early(self) -> bool:
+        """Whether a callback ended the run: from the next evaluation on, so that it ends with one."""
+        lines = self.folder.metrics.lines if self._calls.running.stopped else []
+        return "scopes" in lines[-1] if lines else False
+
+    def _keep_what_is_done(self, federation: Federation, done: int) -> None:
+        """A checkpoint after a failure, which is what the user is told of whether this succeeds or not."""
+        try:
+            self._save(federation)
+        except (ShoalError, ServerLost) as error:
+            log.error("no checkpoint of round %d: %s", done, error)
+            return
+        say(f"kept a checkpoint of round {done}; go on with: shoal run {self.folder.path} --resume")
+
+    def _out_of_time(self, began: float) -> bool:
+        limit = self.config.run.max_seconds
+        return limit is not None and time.monotonic() - began > limit
+
+    def _log_events(self, line: dict[str, Any]) -> None:
+        """Tracebacks and what happened to hosts go to the log, the clients left out stay in the metrics."""
+        for event in line.pop("events", []):
+            log.warning(event)
+        if halved := line.get("halved_batches"):
+            log.warning(
+                f"round {line['round']}: {halved} times the clients of a batch did not fit into a device's memory; "
+                "they were trained in smaller ones, which may change last bits"
+            )
+        for client, (text, detail) in line.get("failures", {}).items():
+            log.error("%s\n%s", text, detail)
+            line["failures"][client] = text
+
+    def _checkpoint_is_due(self) -> bool:
+        return time.monotonic() - self._saved > self.config.run.checkpoint_seconds
+
+    def _best_so_far(self) -> BestRounds | None:
+        return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
+
+    def _save(self, federation: Federation) -> None:
+        checkpoint.save(self.folder.checkpoints, self._current(federation), self.config.run.keep)
+        self._saved = time.monotonic()
+
+    def _current(self, federation: Federation) -> Checkpoint:
+        return Checkpoint(federation.state(), self.environment, self.inputs, self.folder.metrics.text)
+
+    def _serve(self, state: FederationState | None) -> tuple[Federation, int]:
+        """A server that goes on from a state, and how many rounds that has behind it; another one if it is lost."""
+        try:
+            return self.session.federation(self.job, self.plan, state), state.round if state else 0
+        except ServerLost as error:
+            return self._serve_again(error)
+
+    def _serve_again(self, error: ServerLost) -> tuple[Federation, int]:
+        """A new server from the newest checkpoint, on the same hosts.
+
+        Raises:
+            ShoalError: Servers were lost too often, or no checkpoint can be used.
+        """
+        self._servers_lost += 1
+        log.warning("server lost: %s", error)
+        if self._servers_lost > SERVERS_LOST:
+            raise ShoalError(
+                f"the server was lost {self._servers_lost} times ({error}); the newest checkpoint is kept, use --resume"
+            ) from error
+        found = checkpoint.load_newest(self.folder.checkpoints)
+        done = found.state.round if found else 0
+        say(f"the server was lost ({error}); going on after round {done}")
+        go_on_from(self.folder, found, self.config.run.client_scores)
+        return self._serve(found.state if found else None)
+
+
+def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
+    """Brings a run folder to what a checkpoint holds. Says what it could not use.
+
+    Args:
+        folder: The folder.
+        found: The checkpoint; None: to its start.
+        keeps_scores: Whether the run keeps scores of clients.
+
+    Raises:
+        ShoalError: A file cannot be written.
+    """
+    for fault in found.passed_over if found else ():
+        _warn(f"{fault}; set aside, the one before it is used")
+    if found and found.passed_over:
+        checkpoint.set_aside(folder.checkpoints, found.state.round)
+    if rebuilt := folder.metrics.restore(found.metrics if found else ""):
+        _warn(rebuilt)
+    evaluated = [line["round"] for line in folder.metrics.lines if "scopes" in line]
+    if keeps_scores and (lost := folder.client_scores.restore(evaluated)):
+        _warn(lost)
+
+
+def _warn(text: str) -> None:
+    say(text)
+    log.warning(text)

@@ -1,0 +1,287 @@
+"""What a run would take, before it starts."""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, ClientInfo
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.closed_form.choice import closed_form
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.callbacks.loading import load_callbacks
+from shoal.engine.config.chosen_device import chosen_device
+from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import size
+from shoal.engine.hosts.job_context import CLOSED_FORM, training_paths
+from shoal.engine.messages.cell import form_cells
+from shoal.engine.messages.models import assign_models, named_kinds, require_mixable, require_supported
+from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.preparing.edge_weight_checks import require_weights_used
+from shoal.engine.preparing.given_split import given_codes
+from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.preparing.prepare import (
+    identity,
+    read_graph,
+    require_identity,
+    require_known,
+    require_metric,
+    require_task,
+    require_whole,
+    store_path,
+)
+from shoal.engine.records.run_folder import run_path
+from shoal.engine.rounds.sampling import draw_cohort
+from shoal.engine.runs.run import plan_of
+from shoal.engine.screen.tables import console
+from shoal.partition.domains import require_own_clients
+from shoal.partition.methods.from_file import by_file
+from shoal.partition.partitioning import require_enough_nodes
+from shoal.storage.graph.graph import Graph, first_rows
+from shoal.storage.graph.layout import chosen_layout, stored_bytes
+from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
+from shoal.storage.graph.propagation import hops as propagated
+from shoal.storage.graph.rows import CsrRows, Rows, entries_of
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.split_codes import TRAIN
+from shoal.storage.store.hops import hops_bytes
+from shoal.storage.store.manifest import NAME, read_manifest
+from shoal.storage.store.masking import masks
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Memo, View
+
+# A pass over a client takes several times the memory of its data.
+SHARE_TO_MEASURE = 16
+
+
+def show_plan(config: Config) -> None:
+    """Prints cohort, cells, memory, bytes, disk and time to expect of a config; writes nothing.
+
+    Raises:
+        ShoalError: As `expected`.
+    """
+    table = Table(title=f"dry run of {config.name}", show_header=False)
+    for name, text in expected(config).rows.items():
+        table.add_row(name, text)
+    console.print(table)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a run would take.
+
+    Attributes:
+        rows: In words, by what they are about.
+        seconds: Of all rounds, without the method's own work.
+    """
+
+    rows: dict[str, str]
+    seconds: float
+
+
+def expected(config: Config) -> Expected:
+    """What a config would take, measured on a mean client; writes nothing.
+
+    Raises:
+        ShoalError: What the run itself would be refused for: method, model, dataset, device, precision.
+    """
+    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
+    require_supported(config, algorithm)
+    require_mixable(config, algorithm)
+    load_callbacks(config)
+    config.train.require_rates(config.rounds)
+    device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
+    path = store_or_overlay(store_path(config), config)
+    if prepared := (path / NAME).exists():
+        manifest = read_manifest(path)
+        require_identity(path, manifest, identity(config))
+        require_task(config, manifest.name, manifest.item_name)
+        require_metric(config, manifest.name, manifest.classes)
+        nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
+        items, what, weighted = manifest.items, manifest.item_name, manifest.weighted
+        require_weights_used(config, manifest.name, weighted)
+        x_bytes, values = manifest.feature_bytes, manifest.feature_values if manifest.layout == "sparse" else None
+        entries = sum(client.entries for client in manifest.clients)
+        if config.data.split == "file":
+            given_codes(config.data, manifest.name, items, lambda: None, manifest.item_name)
+    else:
+        require_known(config)
+        graph = read_graph(config)
+        _require_division(config, graph)
+        items, what, weighted = graph.items, graph.item_name, graph.edge_weight is not None
+        nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
+        if config.task == "edge":
+            # All of its edges, if none joins two clients, and as many pairs without one.
+            items, what, classes = entries, "pair", LABELS
+        data = config.data
+        layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
+        x_bytes, values = stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x)
+    hop_bytes = hops_bytes(nodes, features, config.propagation)
+    if prepared and values is not None:
+        # How many of sparse ones are stored is known when they are made.
+        hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
+    if algorithm.whole_graph:
+        require_whole(nodes, features, x_bytes, entries, config, weighted)
+    clients = 1 if algorithm.whole_graph else config.partition.clients
+    share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
+    model_of = assign_models(config, clients)
+    graphs, pairs = (items // clients if what == each else None for each in ("graph", "pair"))
+    train_items = int(share * items / clients)
+    infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs, pairs) for i in range(clients)]
+    plan = plan_of(config, algorithm.whole_graph)
+    cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
+    cells = form_cells(cohort, infos, plan.cell_size)
+    hops, train = config.propagation.hops, config.train
+    limit = config.memory_limit()
+    shape: dict[str, Any] = {
+        "features": features,
+        "classes": classes,
+        "hops": hops,
+        "dropout": train.dropout,
+        "bfloat16": bfloat16,
+        "sparse": values is not None,
+        "task": config.task,
+    }
+    kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
+    starts = [(kind.choice, kind.flat) for kind in kinds[MODEL]]
+    require_fitting_files(starts, read_pretrained(config.models(), limit))
+    models = [flat for _, flat in starts]
+    paths = training_paths(config.engine.path, device, algorithm, models, train)
+    # Of a client that memory would not hold beside the models' work on it, a part is measured.
+    mean, edges = infos[0], entries // clients
+    part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
+    few = None if graphs is None else max(1, int(graphs * part))
+    fewer = None if pairs is None else int(pairs * part)
+    measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
+    a_row = None if values is None else values // nodes
+    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row)
+    torch.set_num_threads(config.engine.threads)
+    epoch, forward = np.array([_measure(*pair, mean_client, measured, train) for pair in zip(models, paths)]).T / part
+    hosts = config.engine.hosts if config.engine.backend == "ray" else 1
+    evaluations = -(-config.rounds // config.evaluation.every)
+    training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
+    evaluating = 2 * evaluations * forward[model_of].sum() / hosts
+    beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
+    parameters = np.array([len(model.w) + beside for model in models])
+    sent = 4 * int(parameters.max()) * len(cohort)
+    disk = (
+        x_bytes + (8 if weighted else 4) * entries + 16 * nodes + hop_bytes + (0 if pairs is None else OF_PAIR * items)
+    )
+    if inductive := config.data.inductive:
+        # What training nodes have of all this is at most all of it.
+        disk *= 2
+    at_most = " at most" if what == "pair" and not prepared else ""
+    kept = (
+        4
+        * int(parameters[model_of].sum())
+        * (1 + (2 if config.train.optimizer == "adam" and config.train.opt_state == "keep" else 0))
+    )
+
+    rows = {
+        "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
+        **({} if what == "node" else {"dataset": f"{items:,} {what}s{at_most}, {nodes:,} nodes"}),
+        **({"edges": "weighted"} if weighted else {}),
+        **({"masked": lacking} if (lacking := masks(asdict(config.data.sparsity))) else {}),
+        **(
+            {"inductive": "training sees training nodes alone; what follows is for all nodes, or more"}
+            if inductive
+            else {}
+        ),
+        "run folder": str(run_path(config)),
+        "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
+        "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
+        "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
+        f"({config.engine.backend})",
+        "model": "; ".join(
+            f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
+        ),
+        "bytes": f"up to {size(sent)} each way a round where parameters are sent",
+        "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
+        "time": f"{training + evaluating:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
+        f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
+    }
+    return Expected(rows, float(training + evaluating))
+
+
+def _require_division(config: Config, graph: Graph) -> None:
+    """Refuses an assignment or a split that preparing would refuse."""
+    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
+    if config.partition.method == "file":
+        require_own_clients(graph, config.partition, by_file(graph, config.partition))
+    given_codes(config.data, graph.name, graph.items, lambda: graph.split, graph.item_name)
+
+
+def _span(seconds: np.ndarray) -> str:
+    low, high = f"{1e3 * seconds.min():.1f}", f"{1e3 * seconds.max():.1f}"
+    return f"{low} ms" if low == high else f"{low} to {high} ms"
+
+
+def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None) -> View:
+    """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
+    rng = np.random.default_rng(0)
+    indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
+    few = info.graphs
+    graph = None if few is None else np.arange(info.nodes) * min(few, info.nodes) // max(info.nodes, 1)
+    # Of small graphs every edge stays in its own.
+    starts, sizes = (0, max(info.nodes, 1)) if graph is None else _spans(np.repeat(graph, np.diff(indptr)), graph)
+    indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)
+    x: list[Rows]
+    if a_row is None:
+        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(kernel.hops + 1)]
+    else:
+        sparse = _random_rows(info.nodes, features, a_row, rng)
+        x = [sparse, *propagated(indptr, indices, sparse, kernel)]
+    rows = np.arange(info.nodes)
+    pairs = None if info.pairs is None else _random_pairs(info.nodes, info.pairs, rng)
+    shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs)
+    train = np.arange(info.train)
+    return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
+
+
+def _spans(wanted: np.ndarray, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row of some graphs, and how many rows each has, of the graph of every row, ascending from 0."""
+    ends = first_rows(graph)
+    return ends[wanted], np.diff(ends)[wanted]
+
+
+def _random_pairs(nodes: int, count: int, rng: np.random.Generator) -> Pairs:
+    starts = np.linspace(0, count if nodes else 0, nodes + 1).astype(np.int32)
+    count = int(starts[-1])
+    partner = rng.integers(max(nodes, 1), size=count, dtype=np.int32)
+    label = rng.integers(LABELS, size=count, dtype=np.int8)
+    return Pairs(starts, partner, label, np.full(count, TRAIN, dtype=np.int8))
+
+
+def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator) -> CsrRows:
+    a_row = max(a_row, 1)
+    apart = features // a_row
+    columns = np.arange(a_row) * apart + rng.integers(apart, size=(nodes, a_row))
+    values = rng.standard_normal(nodes * a_row, dtype=np.float32)
+    starts = np.arange(0, nodes * a_row + 1, a_row, dtype=np.int32)
+    return CsrRows(starts, columns.astype(np.int32).ravel(), values, features)
+
+
+def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
+    """Seconds of one training epoch and one forward pass over a client."""
+    # Cross-entropy: the method's own loss may need a download.
+    form = closed_form(model) if path == CLOSED_FORM else None
+    trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
+    times = []
+    for _ in range(3):
+        own = ClientModel(model, data, lambda purpose: 0)
+        client = Client(info, data, {MODEL: own}, {}, {}, lambda purpose: 0)
+        began = time.perf_counter()
+        trainer.fit(client, {})
+        trained = time.perf_counter()
+        own.logits()
+        times.append((trained - began, time.perf_counter() - trained))
+    return min(t[0] for t in times), min(t[1] for t in times)

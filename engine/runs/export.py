@@ -1,0 +1,190 @@
+"""Final models and predictions of a run, so that its accuracies can be checked from outside."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.method_errors import code_of
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.engine.config.config import load_config
+from shoal.engine.hosts.host import Host
+from shoal.engine.hosts.visit import Visit
+from shoal.engine.messages.cell import evaluation_cell
+from shoal.engine.messages.job import Job, make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records import checkpoint, inputs
+from shoal.engine.records.best_rounds import load_best
+from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
+from shoal.engine.records.tensors_file import write_tensors
+from shoal.engine.rounds.scoring import predicted_classes
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.screen.progress import progress
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import to_codes
+from shoal.storage.store.store import Store
+
+MODELS, PREDICTIONS, OF_DOMAINS = "models.safetensors", "predictions.arrow", "predictions-domains.arrow"
+
+
+def export(run: Path, best: str | None = None) -> Path:
+    """Writes `models.safetensors` and `predictions.arrow` of the last round, or of a best one, to `<run>/export`.
+
+    Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
+    models of their own; of a method with several models, those that it names lie below their names.
+
+    Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
+    2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
+    `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`; in edge tasks one
+    row a pair, `source` and `target` int64, global ids of its nodes. Where classes have names, these are in the
+    schema's metadata, `label_names`, as a JSON list.
+
+    Where the server's model is scored on the whole graphs of domains, `predictions-domains.arrow` has a row for every
+    item of those: what names it, `domain` (dictionary of names), `label`, `part`, and the class predicted with all
+    edges, `domains`.
+
+    Args:
+        run: Folder of a finished run.
+        best: Scope whose best validation round is exported, which `run.keep_best` keeps, to `<run>/export/best-<scope>`
+            and with the predictions of that scope alone; None: the last round.
+
+    Raises:
+        ShoalError: No folder of a finished run, or its checkpoint cannot be used, or the store is another one.
+    """
+    config = load_config(run)
+    summary = read_summary(run)
+    if best is None:
+        state = checkpoint.load_last(run / CHECKPOINTS, summary["rounds"]).state
+    else:
+        state = load_best(run, summary, best).state
+    store = Store(prepare(config).path)
+    job = make_job(config, store, run.name)
+    algorithm = job.algorithm()
+    if algorithm.whole_graph:
+        store = prepare(config, whole=True)
+        job = make_job(config, store, run.name)
+    if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
+        raise ShoalError(f"{store.path}: not the store that {run} was run on; bring that back, or run it again")
+    if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
+        raise ShoalError(f"{run}: was run with another content of {', '.join(changed)}; bring that back")
+    host = Host()
+    # Wherever the run was trained, it can be exported here.
+    host.open(replace(job, device="cpu", precision="float32"))
+    with code_of(algorithm, "global_model"):
+        global_model = algorithm.global_model(state.server)
+    if algorithm.shares_part:
+        global_model = {}
+    personal = algorithm.keeps_model or not global_model
+    out = run / "export" / (f"best-{best}" if best else "")
+    out.mkdir(parents=True, exist_ok=True)
+    models: Tree = {}
+    columns: dict[str, list[np.ndarray]] = {}
+    with progress("export", store.clients, "clients") as step:
+        for client_id in range(store.clients):
+            for scope, visit in _deployed(host, state, client_id, global_model):
+                if best is None or scope == best:
+                    predicted = _predicted(algorithm, visit, job.who(client_id))
+                    _add(columns, **{scope: predicted.int().cpu().numpy()})
+                if scope == "global":
+                    models.update(_received(visit))
+                elif personal:
+                    models.update(_all_of(visit))
+            _add(columns, client=np.full(store.shard(client_id).items, client_id, dtype=np.int32))
+            _add(columns, **_described(store, job.split, client_id))
+            step.advance()
+    write_tensors(out / MODELS, models)
+    names = store.manifest.label_names
+    _write(out / PREDICTIONS, _joined(columns), names)
+    graphs = job.open_graphs(store) if best != "served" else None
+    if graphs is not None:
+        _write(out / OF_DOMAINS, _of_domains(host, job, graphs, state, global_model), names)
+    return out
+
+
+def _of_domains(host: Host, job: Job, graphs: Store, state: FederationState, current: Tree) -> dict[str, pa.Array]:
+    """Columns of the items of all domains' whole graphs, by the server's model."""
+    columns: dict[str, list[np.ndarray]] = {}
+    for place in range(len(job.domains)):
+        number = len(job.model_of) + place
+        visit = host.visit(number, evaluation_cell(state.round, [number], {}, {}), current)
+        predicted = _predicted(job.algorithm(), visit, job.who(number)).int().cpu().numpy()
+        _add(columns, domains=predicted, domain=np.full(len(predicted), place, dtype=np.int32))
+        _add(columns, **_described(graphs, job.split, place))
+    joined = _joined(columns)
+    return joined | {"domain": pa.DictionaryArray.from_arrays(joined["domain"], pa.array(job.domains))}
+
+
+def _write(file: Path, table: dict[str, pa.Array], label_names: Sequence[str] | None) -> None:
+    """One batch, its columns in the order of their names."""
+    notes = None if label_names is None else {"label_names": json.dumps(label_names)}
+    schema = pa.schema([(name, table[name].type) for name in sorted(table)], notes)
+    batch = pa.RecordBatch.from_arrays([table[name] for name in schema.names], schema=schema)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _add(columns: dict[str, list[np.ndarray]], **parts: np.ndarray) -> None:
+    for name, part in parts.items():
+        columns.setdefault(name, []).append(part)
+
+
+def _joined(columns: dict[str, list[np.ndarray]]) -> dict[str, pa.Array]:
+    return {name: pa.array(np.concatenate(parts)) for name, parts in columns.items()}
+
+
+def _deployed(host: Host, state: FederationState, client: int, current: Tree) -> Iterator[tuple[str, Visit]]:
+    """The client in every scope that a finished run still has; one at a time, they share the host's models."""
+    own = evaluation_cell(state.round, [client], state.clients, state.inboxes)
+    download = state.downloads.get(state.newest.get(client, 0), {})
+    yield "served", host.visit(client, own, download)
+    if current:
+        yield "global", host.visit(client, evaluation_cell(state.round, [client], {}, {}), current)
+
+
+def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> Tensor:
+    client = visit.scored
+    try:
+        return predicted_classes(algorithm, client, visit.given, "all", client.info.items)
+    except ShoalError as error:
+        raise ShoalError(f"{who}: {error.line}", error.detail) from error
+
+
+def _all_of(visit: Visit) -> dict[str, Tensor]:
+    """All models of a client."""
+    names = visit.client.models
+    return {key: p for name in names for key, p in _named(visit, name, f"client/{visit.client.info.client:05d}/")}
+
+
+def _received(visit: Visit) -> dict[str, Tensor]:
+    """The models that a client without a past was given by the server."""
+    names = [name for name, model in visit.client.models.items() if model.received]
+    return {key: p for name in names for key, p in _named(visit, name, "global/")}
+
+
+def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a model, that of the config by their names alone, others below the name of the model."""
+    below = prefix if name == MODEL else f"{prefix}{name}/"
+    for key, p in visit.client.models[name].module.named_parameters():
+        # Row by row, in whatever order it lies in the model.
+        yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _described(store: Store, split: str, number: int) -> dict[str, np.ndarray]:
+    """What names the items of a client or a whole graph, their labels and parts."""
+    shard = store.shard(number)
+    return {**_items(shard), "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
+
+
+def _items(shard: Shard) -> dict[str, np.ndarray]:
+    """What names the items of a shard, by the name of the column."""
+    if shard.pairs is None:
+        return {"node" if shard.graph is None else "graph": shard.item}
+    source, target = shard.node[shard.pairs.ends].T
+    return {"source": source, "target": target}

@@ -1,0 +1,188 @@
+"""A GNN that has learnt from graphs without labels, for `model.pretrained`: all graphs on one device."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, cut_up
+from shoal.algorithms.models.build import READOUT, backbone, build
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.readout import Readout
+from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
+from shoal.engine.config.chosen_device import chosen_device
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.device import cache_bytes, take_device
+from shoal.engine.messages.pretrained import write_pretrained
+from shoal.engine.messages.seeds import key
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.screen.progress import progress, say
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.partitioning import partition
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.types import message_of, quoted
+from shoal.storage.store.manifest import Manifest
+from shoal.storage.store.store import TRAINING
+from shoal.storage.store.view import Memo, View
+
+Graphs = Literal["train", "all"]
+
+
+def options_of(values: Mapping[str, Any]) -> ContrastOptions:
+    """Options from the command line.
+
+    Raises:
+        ShoalError: One is out of its bounds; names it.
+    """
+    try:
+        return ContrastOptions(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        raise ShoalError(f"--{name}: {message_of(error)}, found {quoted(first['input'])}") from None
+
+
+def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, graphs: Graphs) -> Path:
+    """Pre-trains the config's GNN on the config's graphs and writes its parameters, without those of the classifier.
+
+    Args:
+        config: Its `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute.
+        out: The file, which is replaced when all epochs are done.
+        options: How to train.
+        parts: Of a dataset of one graph: parts that it is cut into.
+        graphs: Of a dataset of small graphs: those of training items alone, or all.
+
+    Raises:
+        ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the
+            file cannot be written.
+    """
+    choice = _model(config)
+    _require_place(out)
+    if parts < 2:
+        raise ShoalError(f"--parts: must be at least 2, found {parts}")
+    torch.set_num_threads(config.engine.threads)
+    share = config.resources.gpus_per_host or 1.0
+    device = take_device(chosen_device(config), share, config.engine.precision)
+    data, manifest = _data(config, Memo(cache_bytes(device, share, config.memory_limit() // 2)), device)
+    small, seen = _graphs(data, manifest, parts, graphs, config.seed)
+    say(f"pretrain: {choice.name} on {seen}, in this process, whatever client has them; no label is read")
+    module: Any = build(choice.name, data.features, data.classes, 0, 0.0, choice.options, task=config.task)
+    while hasattr(module, "backbone"):
+        module = module.backbone
+    model = Readout(module, choice.options.get(READOUT, "mean"), 0.0)
+    random = partial(key, config.seed, "pretrain")
+    _train(GraphContrast(model, data, small, options, random), options.epochs)
+    described = {
+        "method": "graphcl",
+        "centralised": f"trained in one place on {seen}, without labels",
+        "dataset": manifest.name,
+        "synthetic": manifest.synthetic,
+        "backbone": choice.name,
+        "options": choice.options,
+        "features": data.features,
+        "seed": config.seed,
+        **asdict(options),
+    }
+    write_pretrained(out, module, described)
+    return out
+
+
+def _model(config: Config) -> ModelChoice:
+    """The model of a config.
+
+    Raises:
+        ShoalError: There are several, or it passes no messages.
+    """
+    several = config.models()
+    if len(several) > 1:
+        raise ShoalError(f"model: a file is for one model, found a list of {len(several)}; give them one after another")
+    name = several[0].name
+    if not _is_coupled(backbone(name, task=config.task)):
+        coupled = ", ".join(known for known in sorted(BACKBONES) if _is_coupled(backbone(known)))
+        raise ShoalError(f"model.name: {name} trains no layer that passes messages; take one of {coupled}")
+    return several[0]
+
+
+def _is_coupled(kind: type[nn.Module]) -> bool:
+    return issubclass(kind, Coupled)
+
+
+def _require_place(out: Path) -> None:
+    """Refuses, before the training, a path that nothing could be written to after it.
+
+    Raises:
+        ShoalError: It is a folder, or in one that cannot be made or written.
+    """
+    try:
+        if out.is_dir():
+            raise IsADirectoryError(None, "Is a directory")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        probe = out.with_name(out.name + ".unfinished")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(out, error) from error
+
+
+def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manifest]:
+    """The whole dataset as that of one client, with the clients' split of it, and its manifest.
+
+    Raises:
+        ShoalError: As `prepare`, or its edges have weights.
+    """
+    plain = {
+        # The file of a config may be the one that is to be made; neither hops nor whole domains are needed.
+        "model": ModelChoice(),
+        "propagation": replace(config.propagation, hops=0),
+        "evaluation": replace(config.evaluation, domains=False),
+    }
+    store = prepare(config.model_copy(update=plain), whole=True)
+    if store.manifest.weighted:
+        raise ShoalError(
+            f"data.dataset: the edges of '{store.manifest.name}' have weights, which views of altered edges leave out; "
+            "set data.edge_weights to drop"
+        )
+    if config.data.inductive:
+        store = store.training(config.data.split_name)
+    shard, split, _ = store.data(config.data.split_name, None, 0)
+    return View("pretrain", shard, split, [], store.manifest.classes, memo, device), store.manifest
+
+
+def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: int) -> tuple[SmallGraphs, str]:
+    """What is learnt from, and what that is."""
+    indptr, indices = data.csr
+    if data.graph_ptr is not None:
+        every = SmallGraphs(data.graph_ptr.cpu().numpy(), indptr, indices, np.arange(data.nodes))
+        if graphs == "all":
+            return every, f"all {len(every):,} graphs"
+        return every.some(data.train.cpu().numpy()), f"the {len(data.train):,} training graphs"
+    parts = min(parts, data.nodes)
+    nobody = np.full(data.nodes, -1)
+    graph = Graph(manifest.name, indptr.astype(np.int64), indices, np.empty((data.nodes, 0)), nobody, data.classes)
+    chosen = PartitionOptions(method="metis", clients=parts, seed=key(seed, "parts") % 2**31)
+    nodes = f"the {data.nodes:,} training nodes" if TRAINING in manifest.identity else f"all {data.nodes:,} nodes"
+    return cut_up(indptr, indices, partition(graph, chosen)), f"{nodes} in {parts} parts"
+
+
+def _train(training: GraphContrast, epochs: int) -> None:
+    """Runs all epochs, and says what became of the loss."""
+    losses = []
+    with progress("pretrain", epochs * training.steps, "steps") as step:
+        for epoch in range(1, epochs + 1):
+            of_epoch = []
+            for loss in training.epoch(epoch):
+                of_epoch.append(loss)
+                step.advance()
+            losses.append(mean(of_epoch))
+    say(f"pretrain: mean loss {losses[0]:.4f} in the first epoch, {losses[-1]:.4f} in the last")

@@ -1,0 +1,207 @@
+"""Tables for people."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shoal.algorithms.methods.registry.load import weighing_methods
+from shoal.engine.config.config import load_config
+from shoal.engine.config.sizes import size
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.summary import PARTS, chosen, metric_of
+from shoal.engine.records.verify_run import require_whole_metrics
+from shoal.engine.rounds.domains import DOMAINS
+from shoal.engine.rounds.scoring import RANKINGS
+from shoal.engine.screen.domain_table import CAPTION as OF_DOMAINS
+from shoal.engine.screen.domain_table import domain_table
+from shoal.engine.screen.ranking_table import CAPTION as OF_RANKINGS
+from shoal.engine.screen.ranking_table import ranking_of, ranking_table
+from shoal.storage.store.manifest import Manifest
+from shoal.storage.store.masking import masks
+from shoal.storage.store.store import TRAINING
+
+NARROWEST = 100
+# Of classes that have names.
+SHOWN_CLASSES = 20
+# Of methods to try next.
+MOST_NAMED = 4
+# Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
+console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
+
+# What is predicted, by task.
+ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
+SCOPES = ("trained", "served", "global", DOMAINS)
+CAPTION = (
+    "test accuracy in %: last round and best validation round, weighted by all {items} of\n"
+    "a client; last round weighted by test {items}, plain mean over clients, macro-F1;\n"
+    "minimum, median, maximum over clients. trained: after the last local step;\n"
+    "served: what a client would deploy now; global: the server's model"
+)
+
+
+def show_run(run: Path) -> None:
+    """The table that a finished run ends with."""
+    summary = read_summary(run)
+    config = load_config(run).plain()
+    kind = " (synthetic)" if summary["synthetic"] else ""
+    title = (
+        f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
+        f"{summary['rounds']} rounds, {_models(config)}"
+    )
+    table = _numbers(title)
+    table.add_column("scope")
+    for name in ("last", "best val", "tests", "clients", "F1", "min", "median", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for scope, numbers in summary["scopes"].items():
+        last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
+        if last is None or scope == DOMAINS:
+            continue
+        at_best = f"{_percent(best['nodes'])} @{numbers['best']['round']}" if best else "-"
+        rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
+        table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
+    console.print(table)
+    _line(CAPTION.format(items=ITEMS[config["task"]]))
+    if (metric := ranking_of(summary["scopes"])) is not None:
+        console.print(ranking_table(summary["scopes"], metric))
+        _line(OF_RANKINGS)
+    if DOMAINS in summary["scopes"]:
+        console.print(domain_table(summary["scopes"][DOMAINS]))
+        _line(OF_DOMAINS)
+    traffic, scalars, seconds = summary["bytes"], summary["scalars"], summary["seconds"]
+    each = " and ".join(
+        f"{size(traffic[f'{way}_per_client_round'])} {way} ({scalars[f'{way}_per_client_round']:,.0f} scalars)"
+        for way in ("up", "down")
+    )
+    _line(f"sent by a client and round: {each}; in all {size(traffic['up'])} up, {size(traffic['down'])} down")
+    _line(f"{seconds['round_median']:.3f} s a round (median), {seconds['rounds']:.1f} s in all rounds")
+    spent = {part: f"{seconds[part]:.1f} s" for part in PARTS}
+    _line(
+        f"hosts: {spent['train']} training, {spent['evaluate']} evaluating, {spent['upload']} preparing uploads; "
+        f"server: {spent['aggregate']} aggregating, {spent['transfer']} sending and receiving, {spent['wait']} waiting"
+    )
+    held = ", ".join(f"{process} {size(count)}" for process, count in summary["resident_bytes"].items())
+    lost = f"; {summary['retries']} times a cell was lost with its host" if summary["retries"] else ""
+    _line(
+        f"peak memory {size(summary['peak_memory_bytes'])}, all processes, each page of memory once (resident, with "
+        f"pages that others hold, too: {held}){lost}"
+    )
+    _line(f"run folder: {run}")
+
+
+def _models(config: dict[str, Any]) -> str:
+    models = config["model"]
+    return ", ".join(model["name"] for model in (models if isinstance(models, list) else [models]))
+
+
+def show_next(config_path: str, task: str, models: int) -> None:
+    """What to try after a run of a task and so many models."""
+    _line("next:")
+    if models == 1:
+        # Some that can train any graph, with weights or without.
+        names = ",".join(islice(weighing_methods(task), MOST_NAMED))
+        _line(f"  shoal sweep {config_path} algorithm.name={names} seed=0,1,2")
+        _line(f"  shoal run {config_path} participation.ratio=0.5 model.name=sgc")
+    else:
+        _line(f"  shoal sweep {config_path} heterogeneity.rule=round-robin,blocks seed=0,1,2")
+    _line("  shoal export RUN, shoal inspect RUN, tensorboard --logdir runs")
+
+
+def show_store(path: Path, manifest: Manifest) -> None:
+    """What a store holds, and the quality of its partition."""
+    kind = " (synthetic)" if manifest.synthetic else ""
+    entries = sum(client.entries for client in manifest.clients)
+    table = Table(title=f"store {path}", show_header=False)
+    quality = manifest.quality
+    nodes = [client.nodes for client in manifest.clients]
+    labelled = [client.labelled for client in manifest.clients]
+    graphs = held = ""
+    weighted = ", weighted" if manifest.weighted else ""
+    items = [client.items for client in manifest.clients]
+    hidden = ""
+    if manifest.pairs is not None:
+        graphs, held = f"{manifest.pairs:,} pairs, ", f"{min(items):,} to {max(items):,} pairs and "
+        hidden = " for training, those held out not counted"
+    if manifest.graphs is not None:
+        graphs, held = f"{manifest.graphs:,} graphs, ", f"{min(items):,} to {max(items):,} graphs and "
+    classes = [sum(count > 0 for count in client.classes) for client in manifest.clients]
+    rows = {
+        "dataset": f"{manifest.name}{kind}: {graphs}{manifest.nodes:,} nodes, {manifest.features} features "
+        f"({manifest.dtype}, {_density(manifest)}), {manifest.classes} classes",
+        "partition": ", ".join(f"{key} {value}" for key, value in manifest.identity["partition"].items()),
+        "clients": f"{len(nodes)}, of {held}{min(nodes):,} to {max(nodes):,} nodes "
+        f"(largest over mean {quality['balance']:.3f})",
+        "edges kept": f"{entries // 2:,} undirected{weighted}{hidden}; cut {100 * quality['cut_fraction']:.1f} %",
+        "labels": f"{sum(labelled):,} labelled {manifest.item_name}s, {min(labelled):,} to {max(labelled):,} a client; "
+        f"classes a client {min(classes)} to {max(classes)}",
+        "label skew": f"{quality['label_skew']:.3f} (mean total variation distance to all labels)",
+        **({"features": f"made: {made}"} if (made := _made(manifest.identity.get("dataset", {}))) else {}),
+        **({"classes": _named_classes(names)} if (names := manifest.label_names) else {}),
+        "splits": ", ".join(
+            f"{name} ({' / '.join(f'{sum(part):,}' for part in zip(*split.counts))})"
+            for name, split in manifest.splits.items()
+        ),
+        **({"inductive": "these are the training nodes of clients"} if TRAINING in manifest.identity else {}),
+        **({"masked": lacking} if (lacking := masks(manifest.identity.get("sparsity", {}))) else {}),
+        "hops": ", ".join(manifest.hops) or "none",
+        "size": size(sum(client.file.bytes for client in manifest.clients)) + " of shards",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text)
+    console.print(table)
+
+
+def _made(dataset: dict[str, Any]) -> str:
+    """How features were made; empty: they are the dataset's own."""
+    return ", ".join(f"{key} {value}" for key, value in dataset.get("made_features", {}).items())
+
+
+def _named_classes(names: list[str]) -> str:
+    shown = ", ".join(f"{number} {name}" for number, name in enumerate(names[:SHOWN_CLASSES]))
+    return shown if len(names) <= SHOWN_CLASSES else f"{shown}, … {len(names) - 1} {names[-1]}"
+
+
+def _density(manifest: Manifest) -> str:
+    if manifest.layout == "dense":
+        return "dense"
+    return f"sparse, {100 * manifest.feature_values / (manifest.nodes * manifest.features):.1f} % stored"
+
+
+def show_rounds(run: Path, last: int = 10) -> None:
+    """The newest rounds of a run, finished or not."""
+    require_whole_metrics(run)
+    lines = read_metrics(run)
+    parts = [part for line in lines for scope in line.get("scopes", {}).values() for part in scope.values()]
+    metric = RANKINGS.get(metric_of(parts[-1]) if parts else "", "accuracy")
+    table = _numbers(f"{run}: {len(lines)} rounds logged; validation {metric} in %")
+    for name in ("round", "cohort", "loss", "trained", "served", "seconds", "up", "down"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines[-last:]:
+        scored = {scope: line.get("scopes", {}).get(scope, {}).get("val") for scope in ("trained", "served")}
+        values = [None if numbers is None else chosen(numbers, scope) for scope, numbers in scored.items()]
+        table.add_row(
+            str(line["round"]),
+            str(len(line["cohort"])),
+            "-" if line["loss"] is None else f"{line['loss']:.4f}",
+            *("-" if value is None else _percent(value) for value in values),
+            f"{line['seconds']['round']:.3f}",
+            size(line["bytes_up"]),
+            size(line["bytes_down"]),
+        )
+    console.print(table)
+
+
+def _numbers(title: str) -> Table:
+    """A table that stays readable on 80 columns."""
+    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _line(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

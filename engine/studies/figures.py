@@ -1,0 +1,249 @@
+"""Figures of a report, by matplotlib: readable in print, in grey and by the colour-blind."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.engine.config.sizes import size
+from shoal.engine.studies.curves import Curve
+
+# Okabe and Ito (2008), the dark ones first; lines and marks differ, too.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LINES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+WIDTH, HEIGHT = 6.4, 4.0
+MOST_BARS = 40
+STYLE: Any = {
+    "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
+    "svg.fonttype": "none", "svg.hashsalt": "shoal", "figure.constrained_layout.use": True,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure.
+
+    Attributes:
+        name: Of its files.
+        title: Above it.
+        text: What it shows, for who cannot see it.
+        svg: As text, without a declaration.
+        png: As bytes.
+    """
+
+    name: str
+    title: str
+    text: str
+    svg: str
+    png: bytes
+
+
+@contextmanager
+def _axes(found: list[Drawing], name: str, title: str, text: str, height: float = HEIGHT) -> Iterator[Any]:
+    """Axes to draw on; the drawing is appended at the end."""
+    with _panels(found, name, title, text, 1, height) as (axes,):
+        yield axes
+
+
+@contextmanager
+def _panels(
+    found: list[Drawing], name: str, title: str, text: str, count: int, height: float
+) -> Iterator[Sequence[Any]]:
+    """Axes side by side; the drawing is appended at the end."""
+    # It takes a second of every process that imports it. Without pyplot there is no window and no global state.
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height))
+        FigureCanvasAgg(figure)
+        yield list(figure.subplots(1, count, squeeze=False)[0])
+        svg, png = io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(png, format="png", dpi=150)
+    text_of = svg.getvalue()
+    found.append(Drawing(name, title, text, text_of[text_of.index("<svg") :], png.getvalue()))
+
+
+def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str, x: str) -> None:
+    """Accuracy over rounds, bytes or seconds; a band from the lowest to the highest run."""
+    units = {"round": "round", "bytes": "bytes sent in all, both ways", "seconds": "seconds of rounds in all"}
+    ends = "; ".join(f"{c.name} ends at {100 * c.middle[-1]:.1f} %" for c in several)
+    title = f"{part} of scope {scope} by {units[x]}"
+    with _axes(found, f"{scope}-{part}-by-{x}", title, f"{title}: {ends}") as axes:
+        for number, curve in enumerate(several):
+            style = _line(number)
+            every = max(1, len(curve.middle) // 8)
+            axes.plot(curve.x[x], 100 * curve.middle, label=curve.name, markevery=every, **style)
+            if curve.runs > 1:
+                axes.fill_between(curve.x[x], 100 * curve.low, 100 * curve.high, color=style["color"], alpha=0.15, lw=0)
+        if x == "bytes":
+            axes.set_xscale("log" if _positive(several, x) else "linear")
+            axes.xaxis.set_major_formatter(lambda value, _: size(value))
+        if x == "round":
+            _whole(axes.xaxis)
+        axes.set_xlabel(units[x])
+        axes.set_ylabel(f"{part}, {scope} (%)")
+        _legend(axes, len(several))
+
+
+def over_key(
+    found: list[Drawing], key: str, lines: Mapping[str, tuple[list[float], list[float], list[float]]], figure: str
+) -> None:
+    """A figure over the values of a numeric key, a line for each combination of the others, with deviations."""
+    title = f"{figure} by {key}"
+    said = "; ".join(
+        f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in zip(*line))
+        for name, line in lines.items()
+    )
+    with _axes(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {said}") as axes:
+        for number, (name, (x, y, deviation)) in enumerate(lines.items()):
+            percent, spread = 100 * np.array(y), 100 * np.array(deviation)
+            axes.errorbar(x, percent, yerr=spread, label=name, capsize=3, **_line(number))
+        axes.set_xlabel(key)
+        axes.set_ylabel(f"{figure} (%)")
+        _legend(axes, len(lines))
+
+
+def beside_ideal(
+    found: list[Drawing], key: str, lines: Mapping[str, tuple[list[float], list[float], list[float]]]
+) -> None:
+    """Seconds of a round over clients or hosts, and the ideal from the first on, both axes in powers."""
+    title = f"seconds of a round by {key}"
+    said = "; ".join(
+        f"{name}: " + ", ".join(f"{x:g} takes {y:.3g} s, ideally {best:.3g} s" for x, y, best in zip(*line))
+        for name, line in lines.items()
+    )
+    with _axes(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {said}") as axes:
+        for number, (name, (x, seconds, best)) in enumerate(lines.items()):
+            style = _line(number)
+            axes.plot(x, seconds, label=name, **style)
+            axes.plot(x, best, color=style["color"], linestyle=(0, (1, 3)), linewidth=1, label=f"{name}, ideal")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel(key)
+        axes.set_ylabel("s a round (median)")
+        _legend(axes, 2 * len(lines))
+
+
+def boxes(found: list[Drawing], accuracies: Mapping[str, np.ndarray], scope: str) -> None:
+    """Test accuracy of single clients, a box for each combination."""
+    title = f"test accuracy of single clients, scope {scope}, last round"
+    said = "; ".join(
+        f"{name}: median {100 * np.median(a):.1f} %, lowest {100 * a.min():.1f} %" for name, a in accuracies.items()
+    )
+    height = 1.4 + 0.4 * len(accuracies)
+    with _axes(found, f"{scope}-clients", title, f"{title}: {said}", height) as axes:
+        axes.boxplot(
+            [100 * a for a in accuracies.values()], orientation="horizontal", tick_labels=list(accuracies),
+            medianprops={"color": COLOURS[1], "linewidth": 2}, flierprops={"markersize": 3},
+        )  # fmt: skip
+        axes.invert_yaxis()
+        axes.set_xlabel(f"test accuracy of a client, {scope} (%)")
+
+
+def labels(found: list[Drawing], counts_BC: np.ndarray) -> None:
+    """Share of every class among the labelled items of every client."""
+    share_BC = counts_BC / np.maximum(counts_BC.sum(1, keepdims=True), 1)
+    largest = share_BC.max(1)
+    title = f"labels of {len(counts_BC)} clients in {counts_BC.shape[1]} classes"
+    said = f"the largest class of a client has {100 * largest.min():.0f} to {100 * largest.max():.0f} % of its labels"
+    with _axes(found, "labels", title, f"{title}: {said}") as axes:
+        image = axes.imshow(
+            100 * share_BC.T, aspect="auto", cmap="Greys", vmin=0, vmax=100, interpolation="nearest", origin="lower"
+        )
+        axes.grid(visible=False)
+        _whole(axes.xaxis, axes.yaxis)
+        axes.set_xlabel("client")
+        axes.set_ylabel("class")
+        axes.figure.colorbar(image, ax=axes, label="share of a client's labels (%)")
+
+
+def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[str, Mapping[str, float]]) -> None:
+    """Stacked bars: by combination, the parts of a whole."""
+    names = list(parts)[:MOST_BARS]
+    kinds = list(next(iter(parts.values())))
+    said = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
+    with _axes(found, name, title, f"{title}, in {unit}: {said}", 1.6 + 0.4 * len(names)) as axes:
+        left = np.zeros(len(names))
+        for number, kind in enumerate(kinds):
+            values = np.array([parts[row][kind] for row in names])
+            axes.barh(
+                names, values, left=left, label=kind, color=COLOURS[1 + number % (len(COLOURS) - 1)],
+                hatch=HATCHES[number % len(HATCHES)], edgecolor="white", linewidth=0.5,
+            )  # fmt: skip
+            left += values
+        axes.invert_yaxis()
+        axes.set_xlabel(unit)
+        _legend(axes, len(kinds))
+
+
+def mixing(found: list[Drawing], name: str, rounds: Mapping[int, np.ndarray]) -> None:
+    """Who was given whose upload with which weight, in a few rounds side by side; all share one scale of grey."""
+    title = f"weights of mixing, {name}"
+    said = "; ".join(
+        f"round {number}: a client's own weight is {np.diagonal(weight_BB)[weight_BB.any(1)].mean():.2f} in the mean"
+        for number, weight_BB in rounds.items()
+    )
+    most = max(float(weight_BB.max()) for weight_BB in rounds.values())
+    with _panels(found, f"mixing-{_plain(name)}", title, f"{title}: {said}", len(rounds), 2.9) as panels:
+        for axes, (number, weight_BB) in zip(panels, rounds.items()):
+            image = axes.imshow(weight_BB, cmap="Greys", vmin=0, vmax=most, interpolation="nearest")
+            axes.grid(visible=False)
+            _whole(axes.xaxis, axes.yaxis)
+            axes.set_title(f"round {number}", fontsize=9)
+            axes.set_xlabel("upload of client")
+        panels[0].set_ylabel("given to client")
+        panels[0].figure.colorbar(image, ax=panels, label="weight", shrink=0.8)
+
+
+def prototypes(found: list[Drawing], name: str, number: int, point_P2: np.ndarray, class_P: np.ndarray) -> None:
+    """Prototypes of all clients in two dimensions, a mark for every class."""
+    classes = np.unique(class_P)
+    title = f"prototypes after round {number}, {name}"
+    text = f"{title}: {len(point_P2)} prototypes of {len(classes)} classes, by their two largest principal components"
+    with _axes(found, f"prototypes-{_plain(name)}", title, text) as axes:
+        for place, c in enumerate(classes):
+            own = class_P == c
+            style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place // len(COLOURS) % len(MARKS)]}
+            axes.scatter(*point_P2[own].T, s=18, alpha=0.7, linewidths=0, label=f"class {c}", **style)
+            axes.annotate(str(c), point_P2[own].mean(0), ha="center", va="center", weight="bold")
+        axes.set_xlabel("first principal component")
+        axes.set_ylabel("second principal component")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def _whole(*several: Any) -> None:
+    """Ticks at whole numbers."""
+    for axis in several:
+        axis.get_major_locator().set_params(integer=True)
+
+
+def _line(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)],
+        "marker": MARKS[number % len(MARKS)], "markersize": 4, "linewidth": 1.6,
+    }  # fmt: skip
+
+
+def _legend(axes: Any, entries: int) -> None:
+    """Above the axes, where it hides nothing; none where there is one entry."""
+    if entries > 1:
+        columns = min(entries, 3)
+        axes.figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+
+
+def _positive(several: Sequence[Curve], x: str) -> bool:
+    return all((curve.x[x] > 0).all() for curve in several)

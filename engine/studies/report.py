@@ -1,0 +1,236 @@
+"""A report of runs and sweeps: one page, and its figures as SVG and PNG."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import yaml
+
+from shoal.engine.config.config import load_config
+from shoal.engine.config.sizes import size
+from shoal.engine.preparing.overlay import store_or_overlay
+from shoal.engine.preparing.prepare import store_path
+from shoal.engine.records.run_folder import CONFIG, read_summary
+from shoal.engine.studies import figures as drawings
+from shoal.engine.studies.curves import (
+    client_accuracies,
+    curve_of,
+    name_of,
+    numeric,
+    recorded_mixing,
+    recorded_prototypes,
+    require_finished,
+    seconds_by_part,
+)
+from shoal.engine.studies.figures import Drawing
+from shoal.engine.studies.groups import Group, Row, grouped, varied
+from shoal.engine.studies.page import Section, page
+from shoal.engine.studies.read_runs import rows_of
+from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
+from shoal.engine.studies.study_table import Layout, table_of
+from shoal.engine.studies.sweep_folder import SCOPES, is_sweep, title_of
+from shoal.engine.studies.text_table import TextTable
+from shoal.storage.files.atomic import replacing
+from shoal.storage.store.manifest import NAME, read_manifest
+
+PAGE, FIGURES = "index.html", "figures"
+# More lines than that are not told apart.
+MOST_CURVES = 12
+MIB = 1 << 20
+
+
+def report(paths: Sequence[Path], out: Path | None) -> Path:
+    """Writes the report of runs and sweeps.
+
+    Args:
+        paths: Their folders.
+        out: Folder to write; None: `report` in the first of them.
+
+    Returns:
+        The page.
+
+    Raises:
+        ShoalError: A path is no run or sweep, no run is finished, or something cannot be read or written.
+    """
+    rows = [row for row in rows_of(paths) if row.state != "not chosen"]
+    groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
+    require_finished(groups)
+    folder = out or paths[0] / "report"
+    title = title_of(paths[0]) if is_sweep(paths[0]) else ", ".join(path.name for path in paths[:3])
+    keys = varied(groups)
+    named = {name_of(group, keys): group for group in groups}
+    sections = [
+        Section("Results", tables=[table_of(rows, Layout())], note=_failed(rows)),
+        Section("Scaling", drawings=_scaling(groups, keys)),
+        Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named)], note=_left_out(named)),
+        Section("Clients", drawings=_clients(named)),
+        Section("What the server mixed, and prototypes", drawings=_records(named)),
+        Section("Time and memory", drawings=_costs(named)),
+        _how(paths, named),
+    ]
+    for drawing in (drawing for section in sections for drawing in section.drawings):
+        with replacing(folder / FIGURES / f"{drawing.name}.svg") as unfinished:
+            unfinished.write_text(drawing.svg)
+        with replacing(folder / FIGURES / f"{drawing.name}.png") as unfinished:
+            unfinished.write_bytes(drawing.png)
+    with replacing(folder / PAGE) as unfinished:
+        unfinished.write_text(page(title, [s for s in sections if s.drawings or s.tables or s.texts]))
+    return folder / PAGE
+
+
+def _failed(rows: Sequence[Row]) -> str:
+    waiting = sum(not row.figures for row in rows)
+    return f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
+
+
+def _left_out(named: dict[str, Group]) -> str:
+    more = len(named) - MOST_CURVES
+    return f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables" if more > 0 else ""
+
+
+def _finished(group: Group) -> list[Path]:
+    return [row.path for row in group.rows if row.figures]
+
+
+def _scopes(named: dict[str, Group]) -> list[str]:
+    known = {figure.partition(".")[0] for group in named.values() for row in group.rows for figure in row.figures}
+    return [scope for scope in SCOPES if scope in known]
+
+
+def _curves(named: dict[str, Group]) -> list[Drawing]:
+    found: list[Drawing] = []
+    few = dict(list(named.items())[:MOST_CURVES])
+    for scope in _scopes(named):
+        for part in ("test", "val"):
+            made = [curve_of(name, _finished(group), scope, part) for name, group in few.items()]
+            several = [curve for curve in made if curve is not None]
+            if several:
+                for x in ("round",) if part == "val" else ("round", "bytes", "seconds"):
+                    if x != "bytes" or any(curve.x[x][-1] > 0 for curve in several):
+                        drawings.curves(found, several, scope, part, x)
+    return found
+
+
+def _by_key(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
+    """A figure over each key whose values are numbers, participation for one."""
+    found: list[Drawing] = []
+    scopes = _scopes({str(number): group for number, group in enumerate(groups)})
+    for key in keys:
+        with_key = [group for group in groups if group.columns.get(key)]
+        values = numeric([group.columns[key] for group in with_key])
+        if values is None or len(values) < 2:
+            continue
+        others = [other for other in keys if other != key]
+        for scope in scopes:
+            figure = f"{scope}.best.test"
+            lines: dict[str, tuple[list[float], list[float], list[float]]] = {}
+            for value, group in sorted(zip(values, with_key), key=lambda pair: pair[0]):
+                if of_runs := group.values(figure):
+                    line = lines.setdefault(name_of(group, others), ([], [], []))
+                    deviation = stdev(of_runs) if len(of_runs) > 1 else 0.0
+                    for numbers, number in zip(line, (value, fmean(of_runs), deviation)):
+                        numbers.append(number)
+            if any(len(line[0]) > 1 for line in lines.values()):
+                drawings.over_key(found, key, lines, figure)
+    return found
+
+
+def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
+    """Seconds of a round over clients and hosts, with the ideal beside them."""
+    found: list[Drawing] = []
+    for key in (CLIENTS, HOSTS):
+        if key not in keys:
+            continue
+        # What grows along with a key or names it again tells no lines apart.
+        others = [other for other in keys if other not in (key, "name") and not other.startswith("data.options.")]
+        by_line: dict[str, list[Group]] = {}
+        for group in groups:
+            if numeric([group.columns.get(key, ""), "-1"]) is not None:
+                by_line.setdefault(name_of(group, others), []).append(group)
+        lines = {name: ideal(several, key) for name, several in by_line.items() if len(several) > 1}
+        if lines:
+            drawings.beside_ideal(found, key, lines)
+    return found
+
+
+def _clients(named: dict[str, Group]) -> list[Drawing]:
+    found: list[Drawing] = []
+    for scope in ("trained", "served"):
+        of_group = {
+            name: np.concatenate([client_accuracies(run, scope) for run in _finished(group)])
+            for name, group in named.items()
+        }
+        scored = {name: accuracies for name, accuracies in of_group.items() if len(accuracies)}
+        if scored:
+            drawings.boxes(found, scored, scope)
+    first = _finished(next(iter(named.values())))[0]
+    counts_BC = _labels_of_clients(first)
+    if counts_BC is not None:
+        drawings.labels(found, counts_BC)
+    return found
+
+
+def _records(named: dict[str, Group]) -> list[Drawing]:
+    """Of the first run of each of the first combinations that kept records."""
+    found: list[Drawing] = []
+    for name, group in list(named.items())[:MOST_CURVES]:
+        run = _finished(group)[0]
+        if mixing := recorded_mixing(run):
+            drawings.mixing(found, name, mixing)
+        if (last := recorded_prototypes(run)) is not None:
+            drawings.prototypes(found, name, *last)
+    return found
+
+
+def _labels_of_clients(run: Path) -> np.ndarray | None:
+    """Labelled items by client and class, int64 `[B, C]`; None where the store of a run is gone.
+
+    Raises:
+        ShoalError: The config of the run, or the manifest, is damaged.
+    """
+    config = load_config(run)
+    path = store_or_overlay(store_path(config), config)
+    if not (path / NAME).exists():
+        return None
+    return np.array([client.classes for client in read_manifest(path).clients])
+
+
+def _costs(named: dict[str, Group]) -> list[Drawing]:
+    found: list[Drawing] = []
+    parts = {name: seconds_by_part(group) for name, group in named.items()}
+    hosts = {name: {k: v for k, v in of.items() if k in ("train", "evaluate", "upload")} for name, of in parts.items()}
+    server = {name: {k: v for k, v in of.items() if k in ("aggregate", "transfer")} for name, of in parts.items()}
+    drawings.bars(found, "seconds-of-hosts", "work of the hosts in all rounds", "seconds, summed over hosts", hosts)
+    drawings.bars(found, "seconds-of-server", "work of the server in all rounds", "seconds", server)
+    memory = {
+        name: {"all processes": fmean(group.values("peak_memory_bytes") or [0.0]) / MIB}
+        for name, group in named.items()
+    }
+    drawings.bars(found, "memory", "peak memory of all processes", "MiB", memory)
+    return found
+
+
+def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:
+    """Configs, environment, and the commands to repeat it."""
+    first = _finished(next(iter(named.values())))[0]
+    summary = read_summary(first)
+    commands = [f"shoal run {shlex.quote(str(run))}" for group in named.values() for run in _finished(group)]
+    traffic = summary["bytes"]
+    facts = TextTable(
+        ("", "first run"),
+        (
+            ("dataset", summary["dataset"] + (" (synthetic)" if summary["synthetic"] else "")),
+            ("clients", str(summary["clients"])),
+            ("rounds", str(summary["rounds"])),
+            ("sent", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
+            *((key, str(value)) for key, value in summary["environment"].items()),
+        ),
+        2,
+    )
+    texts = [(f"config of {run.name}", (run / CONFIG).read_text()) for run in [first]]
+    texts.append(("commands that run the same configs again", "\n".join(commands)))
+    if is_sweep(paths[0]):
+        texts.append(("axes of the sweep", yaml.safe_dump({"axes": title_of(paths[0])})))
+    return Section("How it was run", tables=[facts], texts=texts)

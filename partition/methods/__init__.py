@@ -1,0 +1,1 @@
+"""Partitioning methods, one file each."""

@@ -1,0 +1,92 @@
+"""A given assignment: from an `.npy` file, or the dataset's own."""
+
+import numpy as np
+
+from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.workspace import Workspace
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
+from shoal.storage.graph.graph import Graph
+
+
+def by_file(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
+    """The client of every item as read from `options.file`, or the graph's own if that is None, int32 `[items]`.
+
+    Raises:
+        ShoalError: The file is missing or no `.npy` of integers `[items]`, a client id is not in `0..clients-1`,
+            a client has no item, or the dataset has no assignment of its own.
+    """
+    if options.file is not None:
+        where = options.file
+        given = read(where)
+    elif graph.assignment is not None:
+        where = f"assignment of dataset '{graph.name}'"
+        given = graph.assignment
+    else:
+        raise ShoalError(
+            f"partition.file is not set and dataset '{graph.name}' has no assignment of its own: "
+            f"name an .npy file of the client of every {graph.item_name}"
+        )
+    if given.shape != (graph.items,) or not np.issubdtype(given.dtype, np.integer):
+        raise ShoalError(f"{where}: must be integers of shape [{graph.items}], found {given.dtype} {list(given.shape)}")
+    outside = (given < 0) | (given >= options.clients)
+    if outside.any():
+        raise ShoalError(
+            f"{where}: clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
+            f"found {listed(np.unique(given[outside]))}"
+        )
+    empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
+    if len(empty):
+        raise ShoalError(
+            f"{where}: no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower "
+            "partition.clients"
+        )
+    return given.astype(np.int32)
+
+
+def read(file: str) -> np.ndarray:
+    """The array in an `.npy` file; one that holds objects is refused, since reading those runs code."""
+    try:
+        return load_npy(file)
+    except NOT_READ as error:
+        raise ShoalError(
+            f"{file}: cannot be read as an .npy array ({reason(error)}): save the assignment alone, with numpy.save"
+        ) from error
+
+
+def listed(ids: np.ndarray) -> str:
+    """The first ten ids, and how many more there are."""
+    shown = ", ".join(str(i) for i in ids[:10].tolist())
+    return shown if len(ids) <= 10 else f"{shown} and {len(ids) - 10} more"
+
+
+def by_index(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
+    """Client of every item, int32 `[items]`: pieces of consecutive items, whose sizes differ by at most one.
+
+    With more `options.chunks` than clients the first pieces are clients, in their order, and items of the others have
+    none (`NOBODY`).
+
+    Raises:
+        ShoalError: There are fewer chunks than clients, or more than items.
+    """
+    chunks = options.chunks or options.clients
+    if not options.clients <= chunks <= graph.items:
+        raise ShoalError(
+            f"partition.chunks: {chunks} of dataset '{graph.name}' for {options.clients} clients; choose from "
+            f"{options.clients} to {graph.items}"
+        )
+    sizes = np.full(chunks, graph.items // chunks)
+    sizes[: graph.items % chunks] += 1
+    piece = np.repeat(np.arange(chunks, dtype=np.int32), sizes)
+    return np.where(piece < options.clients, piece, np.int32(NOBODY))

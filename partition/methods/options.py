@@ -1,0 +1,84 @@
+"""The options of a partitioner: the keys under `partition` in a config."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
+
+from shoal.storage.options.types import CLOSED, FilePath, Number, OwnName, Positive, Whole, is_own
+
+# A client has files of its own, and an entry in lists that every process holds.
+MOST_CLIENTS = 1_000_000
+ALPHA = 0.5
+
+
+Methods = Literal["metis", "kaminpar", "semi-external", "louvain", "random", "dirichlet", "index", "file"]
+Clients = Annotated[Positive, Field(le=MOST_CLIENTS)]
+
+
+@dataclass(frozen=True, config=CLOSED)
+class PartitionOptions:
+    """The section `partition` of a config; a method reads the options it needs.
+
+    Attributes:
+        method: How nodes, or graphs, become clients; one of `Methods`, or `my_file.py:Name`.
+        clients: Number of clients; of several graphs a list with that of each, which `domains` then holds.
+        domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
+        seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
+        resolution: Louvain's gamma; larger gives more and smaller communities.
+        imbalance: METIS, KaMinPar, semi-external: largest part over the mean part; 1.03 allows clients 3 % above the
+            mean. METIS counts in thousandths and may exceed it slightly, the others keep it as `size_bound` says.
+        balance: Louvain: what is balanced between clients, `nodes` or `labelled` nodes.
+        file: File: an `.npy` of the client of every node, or graph, integers `[items]`; None: the dataset's own
+            assignment.
+        chunks: Index: pieces that each graph is cut into, the first of which are clients; nodes of the others belong to
+            no client. None: as many as clients.
+        alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
+        options: `my_file.py:Name`: values of the fields of its dataclass.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+    """
+
+    method: Methods | OwnName = "metis"
+    clients: Clients = 10
+    seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
+    resolution: Annotated[Number, Field(gt=0)] = 1.0
+    imbalance: Annotated[Number, Field(ge=1.001, le=1000)] = 1.03
+    balance: Literal["nodes", "labelled"] = "nodes"
+    file: FilePath | None = None
+    domains: tuple[Clients, ...] | None = None
+    chunks: Clients | None = None
+    alpha: Annotated[Number, Field(ge=1e-3, le=1e6)] = ALPHA
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sum_up(cls, given: Any) -> Any:
+        """`clients` as a list stands for `domains` and their sum."""
+        called = isinstance(given, ArgsKwargs)
+        values = dict(given.kwargs or {}) if called else given
+        clients = values.get("clients") if isinstance(values, dict) else None
+        if not isinstance(clients, list | tuple):
+            return given
+        if not all(type(number) is int for number in clients) or not clients:
+            raise ValueError(f"clients must be a number, or a list of one for every graph, found {list(clients)}")
+        values = {**values, "clients": sum(clients), "domains": tuple(clients)}
+        return ArgsKwargs(given.args, values) if called else values
+
+    @model_validator(mode="after")
+    def _require_sum(self) -> "PartitionOptions":
+        if self.domains is not None and sum(self.domains) != self.clients:
+            raise ValueError(
+                f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
+                "and no `domains`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _require_own(self) -> "PartitionOptions":
+        if self.options and not is_own(self.method):
+            raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
+        return self

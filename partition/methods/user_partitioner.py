@@ -1,0 +1,99 @@
+"""A partitioner of the user's own."""
+
+from abc import ABC, abstractmethod
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.workspace import Workspace
+from shoal.storage.graph.graph import Graph
+from shoal.storage.user_code.option_fields import field_values, require_all
+from shoal.storage.user_code.user_code import OwnCode, read_own
+
+KEY, OPTIONS = "partition.method", "partition.options."
+
+
+class Partitioner(ABC):
+    """What a partitioner of one's own derives from; `partition.method: my_file.py:Mine`.
+
+        @dataclass(frozen=True)
+        class ByDegree(shoal.Partitioner):
+            descending: bool = False
+
+            def assign(self, graph, clients, rng):
+                degree = np.diff(graph.indptr) * (-1 if self.descending else 1)
+                return np.argsort(np.argsort(degree)) * clients // graph.nodes
+
+    The fields of the dataclass, each with a type, are the keys of `partition.options`; without options it may be a
+    plain class.
+    """
+
+    @abstractmethod
+    def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
+
+        Args:
+            graph: The whole graph, with neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`; of
+                many small graphs the items are these, else nodes. It must not be changed.
+            clients: Number of clients.
+            rng: Where randomness comes from: `partition.seed` alone.
+        """
+
+
+def by_own(
+    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None, workspace: Workspace | None
+) -> np.ndarray:
+    """Client of every item, int32 `[items]`, as the user's own class gives it.
+
+    Raises:
+        ShoalError: The file fails, has no such class, or gives no such clients; names the line.
+    """
+    code, partitioner = own_partitioner(options)
+    with code.at_work(KEY):
+        found = np.asarray(partitioner.assign(_read_only(graph), options.clients, np.random.default_rng(options.seed)))
+    _require_clients(code, found, graph.items, options.clients)
+    return found.astype(np.int32)
+
+
+def own_partitioner(options: PartitionOptions) -> tuple[OwnCode, Partitioner]:
+    """The user's own partitioner with its options, and its text.
+
+    Raises:
+        ShoalError: The file fails or has no such class, or an option is unknown, missing or of a wrong type.
+    """
+    code = read_own(KEY, options.method)
+    cls = code.load()
+    if not isinstance(cls, type) or not issubclass(cls, Partitioner):
+        raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no partitioner; derive it from shoal.Partitioner")
+    values: dict[str, Any] = {}
+    if is_dataclass(cls):
+        values = field_values(cls, options.options, OPTIONS, cls.__name__, f"{KEY}: {code.place}")
+        require_all(cls, values, OPTIONS)
+    elif options.options:
+        raise code.fault(KEY, f"{cls.__name__} has no options; write @dataclass(frozen=True) above it, and fields")
+    with code.at_work(KEY):
+        return code, cls(**values)
+
+
+def _read_only(graph: Graph) -> Graph:
+    """The same graph; arrays of it that the user's code writes to are refused by NumPy."""
+    views: dict[str, Any] = {}
+    for each in fields(graph):
+        if isinstance(array := getattr(graph, each.name), np.ndarray):
+            views[each.name] = array.view()
+            views[each.name].flags.writeable = False
+    return replace(graph, **views)
+
+
+def _require_clients(code: OwnCode, found: np.ndarray, items: int, clients: int) -> None:
+    if found.shape != (items,) or found.dtype.kind not in "iu":
+        raise code.fault(KEY, f"must give integers [{items}], found {found.dtype} {list(found.shape)}")
+    wrong = np.flatnonzero((found < NOBODY) | (found >= clients))
+    if len(wrong):
+        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NOBODY}..{clients - 1}")
+    empty = np.flatnonzero(np.bincount(found[found != NOBODY], minlength=clients) == 0)
+    if len(empty):
+        raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")

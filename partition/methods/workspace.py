@@ -1,0 +1,50 @@
+"""A partitioner's temporary folder, its memory and its reports of progress; only a tight limit changes the result."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.storage.errors import ShoalError
+
+PREFIX = "shoal-partition-"
+
+
+def silent(line: str) -> None:
+    """Reports nothing."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Attributes:
+    folder: Where temporary files go; None: the system's folder for them. One in memory makes
+        `semi-external` pointless.
+    report: Called with one line for each step.
+    memory_limit: Bytes that `semi-external` may use beyond the process as it was; None: not limited.
+    """
+
+    folder: Path | None = None
+    report: Callable[[str], None] = silent
+    memory_limit: int | None = None
+
+    def clear(self) -> None:
+        """Removes what killed processes left in `folder`, which no other partitioner may be using."""
+        for left in self.folder.glob(PREFIX + "*") if self.folder else ():
+            shutil.rmtree(left, ignore_errors=True)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder of its own, removed with its content when the block ends.
+
+        Raises:
+            ShoalError: It cannot be made or written, because the disk is full for instance.
+        """
+        where = Path(tempfile.gettempdir()) if self.folder is None else self.folder
+        try:
+            with tempfile.TemporaryDirectory(prefix=PREFIX, dir=where) as folder:
+                yield Path(folder)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ShoalError(f"{where}: cannot be written: {reason}; free space or choose another folder") from error

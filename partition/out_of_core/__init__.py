@@ -1,0 +1,1 @@
+"""Partitioning of graphs larger than memory."""

@@ -1,0 +1,134 @@
+"""Exact bounds on the size of parts: too large parts give nodes away, nodes without a part get one."""
+
+import heapq
+
+import numba
+import numpy as np
+
+from shoal.partition.out_of_core.blocks import Level, blocks
+
+# Losses below EXACT are counted one by one, larger ones by powers of two.
+EXACT = 32
+LOSSES = EXACT + 32
+
+
+def size_bound(nodes: int, clients: int, imbalance: float) -> int:
+    """Most nodes that a client may have: `imbalance` times the mean, rounded down, or the mean, rounded up."""
+    # A mean of 1000 and an imbalance of 1.03 are 1030, which the product of floats just misses.
+    return max(-(-nodes // clients), int(imbalance * nodes / clients + 1e-6))
+
+
+def balance(level: Level, part_N: np.ndarray, weight_P: np.ndarray, high: int, entries: int) -> None:
+    """Moves nodes out of parts of more than `high` nodes, in place: those first that lose the fewest edges.
+
+    A node goes to the part it has most edges to among those with room, or to any with room. The entries are read
+    once, so what nodes lose is what they lost before the first of them moved.
+
+    Args:
+        level: The finest graph: nodes weigh one.
+        part_N: Part of every node, int32 `[N]`, -1 for nodes that have none.
+        weight_P: Nodes of every part, int64; kept up to date.
+        high: Bound; all parts together have room for all nodes.
+        entries: Entries read at a time; changes no number.
+    """
+    assert level.node_weights is None
+    assert high * len(weight_P) >= weight_P.sum()
+    if weight_P.max() <= high:
+        return
+    loss_N = np.zeros(level.nodes, dtype=np.int8)
+    to_N = np.full(level.nodes, -1, dtype=np.int32)
+    count_PL = np.zeros((len(weight_P), LOSSES), dtype=np.int64)
+    connection_P = np.zeros(len(weight_P), dtype=np.int64)
+    for b in blocks(level, entries):
+        _losses(b.first, b.indptr, b.indices, part_N, weight_P, connection_P, high, loss_N, to_N, count_PL)
+    last_P = (np.cumsum(count_PL, axis=1) < (weight_P - high)[:, None]).sum(axis=1)
+    _move_out(part_N, weight_P, high, loss_N, to_N, last_P)
+
+
+def fill_lightest(part_N: np.ndarray, weight_P: np.ndarray, node_weights: np.ndarray | None) -> None:
+    """Gives each node of part -1, the heaviest first, to the part that is the lightest at that moment, in place."""
+    left = np.flatnonzero(part_N < 0).astype(np.int32)
+    if len(left) == 0:
+        return
+    weights = None
+    if node_weights is not None:
+        left = left[np.argsort(-node_weights[left], kind="stable")]
+        weights = node_weights[left]
+    _fill_lightest(left, weights, part_N, weight_P)
+
+
+@numba.njit(cache=True)
+def _fill_lightest(left: np.ndarray, weights: np.ndarray | None, part_N: np.ndarray, weight_P: np.ndarray) -> None:
+    heap = [(weight_P[part], part) for part in range(len(weight_P))]
+    heapq.heapify(heap)
+    for i in range(len(left)):
+        part = heap[0][1]
+        part_N[left[i]] = part
+        weight_P[part] += 1 if weights is None else weights[i]
+        heapq.heapreplace(heap, (weight_P[part], part))
+
+
+@numba.njit(cache=True)
+def _losses(
+    first: int,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    part_N: np.ndarray,
+    weight_P: np.ndarray,
+    connection_P: np.ndarray,
+    high: int,
+    loss_N: np.ndarray,
+    to_N: np.ndarray,
+    count_PL: np.ndarray,
+) -> None:
+    """Where each node of a part over the bound would go, and its loss: exact to 31 edges, then by powers of two."""
+    touched = np.empty(len(weight_P), dtype=np.int32)
+    for row in range(len(indptr) - 1):
+        node = first + row
+        own = part_N[node]
+        if own < 0 or weight_P[own] <= high:
+            continue
+        count = 0
+        for e in range(indptr[row], indptr[row + 1]):
+            part = part_N[indices[e]]
+            if connection_P[part] == 0:
+                touched[count] = part
+                count += 1
+            connection_P[part] += 1
+        loss = connection_P[own]
+        for t in range(count):
+            part = touched[t]
+            if part != own and weight_P[part] < high and connection_P[own] - connection_P[part] < loss:
+                loss = connection_P[own] - connection_P[part]
+                to_N[node] = part
+        for t in range(count):
+            connection_P[touched[t]] = 0
+        step = max(loss, 0)
+        if step >= EXACT:
+            power = 0
+            while step >> power >= EXACT:
+                power += 1
+            step = EXACT - 1 + power
+        loss_N[node] = step
+        count_PL[own, step] += 1
+
+
+@numba.njit(cache=True)
+def _move_out(
+    part_N: np.ndarray, weight_P: np.ndarray, high: int, loss_N: np.ndarray, to_N: np.ndarray, last_P: np.ndarray
+) -> None:
+    """First all nodes that lose less than the last loss needed, then as many of those as are needed."""
+    open_part = 0
+    for last in range(2):
+        for node in range(len(part_N)):
+            own = part_N[node]
+            if own < 0 or weight_P[own] <= high or loss_N[node] > last_P[own] - 1 + last:
+                continue
+            to = to_N[node]
+            if to < 0 or weight_P[to] >= high:
+                while weight_P[open_part] >= high:
+                    open_part += 1
+                to = open_part
+            part_N[node] = to
+            weight_P[own] -= 1
+            weight_P[to] += 1

@@ -1,0 +1,183 @@
+"""Contraction: one node for every cluster, one edge for all edges between two clusters."""
+
+from pathlib import Path
+
+import numba
+import numpy as np
+
+from shoal.partition.out_of_core.blocks import Level, blocks
+from shoal.partition.out_of_core.tally import shift_for, slot_of, slots_for, widest_row
+from shoal.storage.files.mapped import ROWS
+from shoal.storage.kernels.prefetch import fetch_ahead
+
+
+def number_clusters(label_N: np.ndarray) -> int:
+    """Numbers clusters from 0 without gaps, in place, in their order; returns how many there are. -1 stays."""
+    used_N = np.zeros(len(label_N), dtype=bool)
+    for start in range(0, len(label_N), ROWS):
+        label = label_N[start : start + ROWS]
+        used_N[label[label >= 0]] = True
+    number_N = np.cumsum(used_N, dtype=np.int32)
+    for start in range(0, len(label_N), ROWS):
+        label = label_N[start : start + ROWS]
+        label[label >= 0] = number_N[label[label >= 0]] - 1
+    return int(number_N[-1])
+
+
+def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entries: int, bucket: int) -> Level:
+    """The graph of clusters; edges inside a cluster are dropped, the weights of the others are added.
+
+    Entries between clusters go to files by range of coarse node, and every file is merged in memory. So the work
+    needs as much disk as there are such entries, 8 bytes each (12 if the level has weights), and as much again at
+    most for the result, whose entries are memory maps. A row's neighbours are in the order of their first entry.
+
+    Args:
+        level: The graph.
+        coarse_N: Coarse node of every node, int32 `[N]`, -1 for nodes that are left out; those have no edges.
+        nodes: Number of coarse nodes.
+        folder: An empty folder for the result.
+        entries: Entries read at a time.
+        bucket: Entries merged at a time, unless a single coarse node has more.
+    """
+    degree_C = np.zeros(nodes, dtype=np.int64)
+    weight_C = np.zeros(nodes, dtype=np.int32)
+    for b in blocks(level, entries):
+        _count(b.first, b.indptr, b.indices, b.node_weights, coarse_N, degree_C, weight_C)
+    firsts = bucket_starts(degree_C, bucket)
+    bucket_C = np.repeat(np.arange(len(firsts) - 1, dtype=np.int32), np.diff(firsts))
+    for b in blocks(level, entries):
+        records, ends = _between(b.first, b.indptr, b.indices, b.weights, coarse_N, bucket_C, len(firsts) - 1)
+        for number, part in enumerate(np.split(records, ends[:-1])):
+            if len(part):
+                with (folder / f"bucket-{number}").open("ab") as f:
+                    part.tofile(f)
+
+    indptr = np.zeros(nodes + 1, dtype=np.int64)
+    with (folder / "indices").open("wb") as to_indices, (folder / "weights").open("wb") as to_weights:
+        for number in range(len(firsts) - 1):
+            low, high = firsts[number], firsts[number + 1]
+            path = folder / f"bucket-{number}"
+            if not path.exists():
+                continue
+            records = np.fromfile(path, dtype=np.int32).reshape(-1, 2 if level.weights is None else 3)
+            path.unlink()
+            starts = np.append(0, np.cumsum(degree_C[low:high]))
+            merged = _merge(low, starts, records, indptr[low + 1 : high + 1])
+            del records
+            merged[0].tofile(to_indices)
+            merged[1].tofile(to_weights)
+            del merged
+    np.cumsum(indptr, out=indptr)
+    return Level(indptr, mapped(folder / "indices", indptr[-1]), mapped(folder / "weights", indptr[-1]), weight_C)
+
+
+def mapped(path: Path, length: int) -> np.ndarray:
+    """The int32 values in a file, as a memory map if there are any: an empty file cannot be mapped."""
+    if length == 0:
+        return np.empty(0, dtype=np.int32)
+    return np.memmap(path, dtype=np.int32, mode="r", shape=(int(length),))
+
+
+def bucket_starts(degree_C: np.ndarray, bucket: int) -> list[int]:
+    """Boundaries of ranges of nodes with at most `bucket` entries each, or of one node where that has more."""
+    ends = np.cumsum(degree_C)
+    starts = [0]
+    while starts[-1] < len(ends):
+        before = int(ends[starts[-1] - 1]) if starts[-1] else 0
+        stop = int(np.searchsorted(ends, before + bucket, side="right"))
+        starts.append(max(stop, starts[-1] + 1))
+    return starts
+
+
+@numba.njit(cache=True)
+def _count(
+    first: int,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    node_weights: np.ndarray | None,
+    coarse_N: np.ndarray,
+    degree_C: np.ndarray,
+    weight_C: np.ndarray,
+) -> None:
+    for row in range(len(indptr) - 1):
+        own = coarse_N[first + row]
+        if own < 0:
+            continue
+        weight_C[own] += 1 if node_weights is None else node_weights[row]
+        for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(coarse_N, indices, e)
+            degree_C[own] += coarse_N[indices[e]] != own
+
+
+@numba.njit(cache=True)
+def _between(
+    first: int,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    weights: np.ndarray | None,
+    coarse_N: np.ndarray,
+    bucket_C: np.ndarray,
+    buckets: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Coarse node, coarse neighbour and, where there are any, weight of the entries between clusters, by bucket."""
+    at = np.zeros(buckets + 1, dtype=np.int64)
+    for row in range(len(indptr) - 1):
+        own = coarse_N[first + row]
+        for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(coarse_N, indices, e)
+            at[bucket_C[own] + 1] += coarse_N[indices[e]] != own
+    at = np.cumsum(at)
+    records = np.empty((at[-1], 2 if weights is None else 3), dtype=np.int32)
+    for row in range(len(indptr) - 1):
+        own = coarse_N[first + row]
+        for e in range(indptr[row], indptr[row + 1]):
+            fetch_ahead(coarse_N, indices, e)
+            other = coarse_N[indices[e]]
+            if other != own:
+                to = at[bucket_C[own]]
+                at[bucket_C[own]] += 1
+                records[to, 0] = own
+                records[to, 1] = other
+                if weights is not None:
+                    records[to, 2] = weights[e]
+    # Where bucket b was written to is where it ends; the last place is the total.
+    return records, at[:-1]
+
+
+@numba.njit(cache=True)
+def _merge(low: int, starts: np.ndarray, records: np.ndarray, degree: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sorts records by row and adds up those of one neighbour; `degree` is set to the entries of every row."""
+    indices = np.empty(len(records), dtype=np.int32)
+    weights = np.ones(len(records), dtype=np.int32)
+    at = starts[:-1].copy()
+    for i in range(len(records)):
+        row = records[i, 0] - low
+        indices[at[row]] = records[i, 1]
+        if records.shape[1] == 3:
+            weights[at[row]] = records[i, 2]
+        at[row] += 1
+
+    widest = widest_row(starts)
+    place = np.full(slots_for(widest), -1, dtype=np.int64)
+    touched = np.empty(widest, dtype=np.int64)
+    end = 0
+    for row in range(len(starts) - 1):
+        begin = end
+        shift = shift_for(starts[row + 1] - starts[row])
+        mask = slots_for(starts[row + 1] - starts[row]) - 1
+        for e in range(starts[row], starts[row + 1]):
+            slot = slot_of(indices[e], shift)
+            while place[slot] >= 0 and indices[place[slot]] != indices[e]:
+                slot = (slot + 1) & mask
+            if place[slot] < 0:
+                place[slot] = end
+                touched[end - begin] = slot
+                indices[end] = indices[e]
+                weights[end] = weights[e]
+                end += 1
+            else:
+                weights[place[slot]] += weights[e]
+        for t in range(end - begin):
+            place[touched[t]] = -1
+        degree[row] = end - begin
+    return indices[:end], weights[:end]

@@ -1,0 +1,165 @@
+"""Multilevel partition of a graph whose edges stay on disk: only arrays of nodes are in memory."""
+
+from pathlib import Path
+
+import numpy as np
+
+from shoal.partition.methods.cover import fill_empty
+from shoal.partition.methods.metis import part_graph
+from shoal.partition.methods.options import PartitionOptions
+from shoal.partition.methods.workspace import Workspace
+from shoal.partition.out_of_core.balance import balance, fill_lightest, size_bound
+from shoal.partition.out_of_core.blocks import Level
+from shoal.partition.out_of_core.clustering import cluster
+from shoal.partition.out_of_core.contraction import contract, mapped, number_clusters
+from shoal.partition.out_of_core.memory import Memory
+from shoal.partition.out_of_core.refinement import refine
+from shoal.storage.files.mapped import ROWS, read
+from shoal.storage.graph.graph import Graph
+
+# A part consists of at least so many clusters; each further level of contraction halves the number.
+CLUSTERS = 20
+LEAST_CLUSTERS = 3
+# METIS gets a graph once it has at most so many nodes, or at most so many for each part.
+SMALL = 200_000
+SMALL_PART = 30
+# Contraction ends when it would keep more than this share of the nodes.
+STALLED = 0.95
+# Number of runs of METIS on the coarsest graph; fewer if they would read more than so many entries together.
+CUTS = 16
+CUTS_ENTRIES = 1 << 24
+
+
+def by_semi_external(
+    graph: Graph,
+    options: PartitionOptions,
+    labelled_mask: np.ndarray | None = None,
+    workspace: Workspace | None = None,
+) -> np.ndarray:
+    """Parts of small edge cut and at most `imbalance` times the mean size, int32 `[N]`, with the edges on disk.
+
+    Clusters of bounded weight are contracted, level by level, until METIS can cut the graph of clusters; on the way
+    back every level is refined (Akhremtsev, Sanders and Schulz, "(Semi-)External Algorithms for Graph Partitioning
+    and Clustering", ALENEX 2015). Nodes without edges fill the smallest parts at the end. The bound is strict: the
+    largest part has at most max(floor(imbalance N / clients), ceil(N / clients)) nodes.
+
+    `graph.indptr` and `graph.indices` may be memory maps; they are read in blocks, in order, about twenty times.
+    The result depends on the graph, the options and the seed, not on how the graph is stored; on
+    `workspace.memory_limit` only if that forces more levels than the number of nodes does.
+
+    Raises:
+        ShoalError: `workspace.memory_limit` cannot be kept, or the disk is full.
+    """
+    workspace = workspace or Workspace()
+    memory = Memory.of(workspace.memory_limit, graph.nodes)
+    if options.clients == 1:
+        return np.zeros(graph.nodes, dtype=np.int32)
+    finest = Level(graph.indptr, graph.indices)
+    with workspace.scratch() as folder:
+        part_N = _Hierarchy(finest, options, memory, workspace, folder).partition()
+    return fill_empty(part_N, options.clients)
+
+
+class _Hierarchy:
+    """The levels of one graph, finest first, and on disk, for all but the last, the coarse node of every node."""
+
+    def __init__(
+        self, finest: Level, options: PartitionOptions, memory: Memory, workspace: Workspace, folder: Path
+    ) -> None:
+        self.options = options
+        self.memory = memory
+        self.report = workspace.report
+        self.folder = folder
+        self.levels = [finest]
+        self.small = max(SMALL, SMALL_PART * options.clients)
+        self.high = size_bound(finest.nodes, options.clients, options.imbalance)
+
+    def partition(self) -> np.ndarray:
+        while self.levels[-1].entries and not self._is_small() and self._coarsen():
+            pass
+        part_N = self._cut()
+        for number in reversed(range(len(self.levels))):
+            if number < len(self.levels) - 1:
+                part_N = self._project(number, part_N)
+            self._refine(self.levels[number], part_N)
+        return part_N
+
+    def _is_small(self) -> bool:
+        """Whether the last level, one contraction at least, is what METIS should cut."""
+        last = self.levels[-1]
+        return len(self.levels) > 1 and last.nodes <= self.small and self.memory.holds_metis(last.nodes, last.entries)
+
+    def _coarsen(self) -> bool:
+        """Adds a level, unless it would be almost as large as the last."""
+        depth = len(self.levels) - 1
+        last, memory = self.levels[-1], self.memory
+        limit = max(1, self.high // max(CLUSTERS >> depth, LEAST_CLUSTERS))
+        coarse_N = cluster(last, limit, self.small, self.options.seed + depth, memory.block, self.report)
+        nodes = number_clusters(coarse_N)
+        if nodes > STALLED * last.nodes:
+            return False
+        memory.require_contraction(last.nodes, nodes)
+        coarse_N.tofile(self.folder / f"coarse-{depth}")
+        folder = self.folder / f"level-{depth + 1}"
+        folder.mkdir()
+        self.levels.append(contract(last, coarse_N, nodes, folder, memory.block, memory.bucket))
+        self.report(f"level {depth + 1}: {nodes} nodes, {self.levels[-1].entries // 2} edges")
+        return True
+
+    def _cut(self) -> np.ndarray:
+        """Part of every node of the coarsest level, int32; -1 for all if it has no edges."""
+        import pymetis
+
+        last, clients = self.levels[-1], self.options.clients
+        if last.entries == 0:
+            return np.full(last.nodes, -1, dtype=np.int32)
+        if last.nodes <= clients:
+            return np.arange(last.nodes, dtype=np.int32)
+        self.memory.require_metis(last.nodes, last.entries, clients)
+        self.report(f"METIS: {last.nodes} nodes, {last.entries // 2} edges, {clients} parts")
+        return part_graph(
+            pymetis.CSRAdjacency(read(last.indptr, 0, last.nodes + 1), _int64(last.indices)),
+            self.options,
+            _int64(last.node_weights),
+            _int64(last.weights),
+            cuts=min(max(CUTS_ENTRIES // last.entries, 1), CUTS),
+        )
+
+    def _project(self, number: int, coarse_part_C: np.ndarray) -> np.ndarray:
+        """Part of every node of a level, int32: that of its coarse node, or -1 if it has none."""
+        level = self.levels[number]
+        coarse_N = mapped(self.folder / f"coarse-{number}", level.nodes)
+        part_N = np.full(level.nodes, -1, dtype=np.int32)
+        for start in range(0, level.nodes, ROWS):
+            coarse = read(coarse_N, start, min(start + ROWS, level.nodes))
+            part_N[start : start + ROWS][coarse >= 0] = coarse_part_C[coarse[coarse >= 0]]
+        return part_N
+
+    def _refine(self, level: Level, part_N: np.ndarray) -> None:
+        """Refines the parts of a level, in place, and gives one to the nodes without edges."""
+        options, block = self.options, self.memory.block
+        weight_P = _weights(part_N, level.node_weights, options.clients)
+        placed = int(weight_P.sum())
+        # The bounds count only nodes with edges: if room for the others were used now, clients would differ in edges.
+        high = size_bound(placed, options.clients, options.imbalance)
+        low = int((2 - options.imbalance) * placed / options.clients)
+        if level.entries:
+            refine(level, part_N, weight_P, low, high, block, self.report)
+        if level.node_weights is None:
+            balance(level, part_N, weight_P, high, block)
+        fill_lightest(part_N, weight_P, level.node_weights)
+
+
+def _int64(array: np.ndarray | None) -> np.ndarray | None:
+    """An array as int64, which METIS takes; a memory map is read without keeping its pages."""
+    return None if array is None else read(array, 0, len(array)).astype(np.int64)
+
+
+def _weights(part_N: np.ndarray, node_weights: np.ndarray | None, clients: int) -> np.ndarray:
+    """Weight of every part, int64; nodes of part -1 count nowhere."""
+    weight_P = np.zeros(clients, dtype=np.int64)
+    for start in range(0, len(part_N), ROWS):
+        part = part_N[start : start + ROWS]
+        weights = None if node_weights is None else node_weights[start : start + ROWS][part >= 0]
+        weight_P += np.bincount(part[part >= 0], weights, minlength=clients).astype(np.int64)
+    return weight_P

@@ -1,0 +1,1 @@
+"""Features made or replaced after reading."""

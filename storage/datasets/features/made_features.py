@@ -1,0 +1,78 @@
+"""Features for graphs that have none, made of their edges or drawn: the section `data.features` of a config."""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.linalg import ArpackError, eigsh
+
+from shoal.storage.datasets.features.feature_options import MadeFeatures
+from shoal.storage.errors import ShoalError
+
+# One column a node is for graphs as small as those that are published with it.
+MOST_ONE_HOT = 20_000
+# Up to so many nodes all eigenvectors are computed, and no iteration can miss one.
+DENSE_NODES = 1000
+
+
+def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures, memory_limit: int) -> Any:
+    """Features `[N, F]`, float32: SciPy CSR for `degree` and `one-hot`, else an array.
+
+    Args:
+        indptr: Row pointer of the adjacency, `[N + 1]`.
+        indices: Neighbours, `[E]`, both directions of every edge.
+        options: What is made.
+        memory_limit: Bytes that they may take.
+
+    Raises:
+        ShoalError: There are too many nodes, or too few; names the key.
+    """
+    nodes, width = len(indptr) - 1, options.width
+    if options.kind == "one-hot":
+        if nodes > MOST_ONE_HOT:
+            raise ShoalError(
+                f"data.features: one-hot has a column a node, and {nodes} are more than {MOST_ONE_HOT}; take degree, "
+                "random or spectral"
+            )
+        return sp.eye_array(nodes, dtype=np.float32, format="csr")
+    if options.kind == "degree":
+        columns = np.minimum(np.diff(indptr), width - 1)
+        return sp.csr_array((np.ones(nodes, dtype=np.float32), columns, np.arange(nodes + 1)), shape=(nodes, width))
+    if 4 * nodes * width > memory_limit:
+        raise ShoalError(
+            f"data.features: {options.kind} features of {nodes} nodes and width {width} take {4 * nodes * width} "
+            f"bytes, the limit is {memory_limit}; take a smaller width or raise engine.memory_limit"
+        )
+    if options.kind == "random":
+        return np.random.default_rng(options.seed).standard_normal((nodes, width), dtype=np.float32)
+    return _spectral(indptr, indices, width)
+
+
+def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray:
+    """Eigenvectors of D^(-1/2) A D^(-1/2) for its largest eigenvalues, in their order, float32 `[N, width]`.
+
+    Each has mean square 1, and its entry of the largest absolute value (the first of several) is positive. A node
+    without edges has a row and a column of zeros in the matrix.
+
+    Raises:
+        ShoalError: There are fewer than `width` nodes, or the iteration does not come to an end.
+    """
+    nodes = len(indptr) - 1
+    if width > nodes:
+        raise ShoalError(f"data.features.width: {width} eigenvectors of {nodes} nodes; take at most {nodes}")
+    degree = np.diff(indptr).astype(np.float64)
+    scale = np.divide(1.0, np.sqrt(degree), out=np.zeros(nodes), where=degree > 0)
+    values = np.repeat(scale, np.diff(indptr)) * scale[indices]
+    matrix = sp.csr_array((values, indices, indptr), shape=(nodes, nodes))
+    if nodes <= DENSE_NODES or width >= nodes:
+        found, vectors = np.linalg.eigh(matrix.toarray())
+    else:
+        start = np.random.default_rng(0).standard_normal(nodes)
+        try:
+            found, vectors = eigsh(matrix, k=width, which="LA", v0=start)
+        except ArpackError as error:
+            raise ShoalError(f"data.features: spectral does not converge ({error}); take another width") from error
+    vectors = vectors[:, np.argsort(-found, kind="stable")[:width]]
+    largest = np.abs(vectors).argmax(axis=0)
+    signs = np.where(vectors[largest, np.arange(width)] < 0, -1.0, 1.0)
+    return (vectors * signs * np.sqrt(nodes)).astype(np.float32)

@@ -1,0 +1,279 @@
+"""Node-labelled graphs of the Open Graph Benchmark, read in blocks from the files as published.
+
+Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020. The arrays are
+kept next to the files, to be mapped and used again until a file changes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.storage.datasets.sources.as_made import AsMade
+from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks, number_in
+from shoal.storage.datasets.sources.derived import derived
+from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.npz_stream import NpzMember
+from shoal.storage.datasets.sources.source import DataSource, data_root, derived_root
+from shoal.storage.datasets.sources.twin_marker import synthetic_identity
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write
+from shoal.storage.files.digest import input_digest
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+from shoal.storage.out_of_core.external_csr import FILES, external_csr, open_csr
+from shoal.storage.out_of_core.npy_rows import write_rows
+
+URL = "https://snap.stanford.edu/ogb/data/nodeproppred"
+ADVICE = "delete it and get it again"
+PARTS = {TRAIN: "train", VAL: "valid", TEST: "test"}
+CSV = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
+MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 1 << 16, 1 << 24
+
+
+@dataclass(frozen=True)
+class Published:
+    """How one graph is published.
+
+    Attributes:
+        folder: Below the data root, as OGB calls it.
+        archive: Its .zip file.
+        split: Folder of its official split.
+        classes: Number of classes.
+        binary: True if the graph is in .npz files, else in .csv.gz files.
+        feature_dtype: How features are kept by default.
+    """
+
+    folder: str
+    archive: str
+    split: str
+    classes: int
+    binary: bool = False
+    feature_dtype: str = "float32"
+
+
+PUBLISHED = {
+    "ogbn-arxiv": Published("ogbn_arxiv", "arxiv.zip", "time", 40),
+    "ogbn-products": Published("ogbn_products", "products.zip", "sales_ranking", 47),
+    "ogbn-papers100m": Published("ogbn_papers100M", "papers100M-bin.zip", "time", 172, True, "float16"),
+}
+
+Rows = Callable[[int], Iterable[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The published files of one graph, opened; each function gives rows in blocks, from a given row number on.
+
+    Attributes:
+        nodes: Number of nodes N, as the files announce it.
+        edges: Number of edges E, as the files announce it.
+        features: Number of features F.
+        edge_columns: Edges, int64 `[2, e]`.
+        feature_rows: Features, float32 `[n, F]`.
+        label_rows: Labels, of any number type, `[n]`; NaN where there is none.
+        where: Names of edges, features and labels in error messages.
+    """
+
+    nodes: int
+    edges: int
+    features: int
+    edge_columns: Rows
+    feature_rows: Rows
+    label_rows: Rows
+    where: tuple[str, str, str]
+
+
+def load_ogb(name: str, options: DataSource) -> Graph:
+    """`ogbn-arxiv`, `ogbn-products` or `ogbn-papers100m`, from OGB's own layout below the data root.
+
+    Memory stays below `options.memory_limit`, the interpreter not counted; the first call writes the clean adjacency,
+    features, labels and split to `ogb-derived/<name>`, and goes on there if it was killed. x is float32 or float16
+    `[N, F]` as `feature_dtype` says. Files that are missing are downloaded, except the 57 GB of ogbn-papers100m. Files
+    that `write_ogb_layout` wrote give a synthetic graph with the name of the twin.
+
+    Raises:
+        ShoalError: A file is missing, damaged or another graph's, or the disk is too small.
+    """
+    known = PUBLISHED[name]
+    identity = twin_in_place(name, options)
+    files = _files(name, known, data_root(options.root), identity)
+    dtype = np.dtype(feature_dtype(name, options))
+    limit = options.memory_limit
+    contents = {part: input_digest(path) for part, path in files.items()}
+    with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
+        names = f"x-{dtype.name}.npy", "y.npy", "split.npy"
+        csr, (x, y, split) = folder / "csr", (folder / name for name in names)
+        as_made = AsMade(folder, [*(f"csr/{name}" for name in FILES), *names])
+        if not all(path.exists() for path in (csr, x, y, split)):
+            block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
+            raw = (_open_npz if known.binary else _open_csv)(files, block_bytes)
+            external_csr(raw.edge_columns, raw.nodes, raw.edges, csr, limit, raw.where[0])
+            features = partial(_checked_features, raw, dtype)
+            write_rows(x, (raw.nodes, raw.features), dtype, features, limit, raw.where[1])
+            labels = partial(_checked_labels, raw, known.classes)
+            write_rows(y, (raw.nodes,), np.dtype(np.int64), labels, limit, raw.where[2])
+            _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
+        as_made.require()
+        indptr, indices, cleaning = open_csr(csr)
+        mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split)]
+    x, y, split = mapped
+    synthetic = identity is not None
+    name = identity["dataset"] if identity else name
+    return Graph(name, indptr, indices, x, y, known.classes, split=split, cleaning=cleaning, synthetic=synthetic)
+
+
+def twin_in_place(name: str, options: DataSource) -> dict[str, Any] | None:
+    """Identity of the twin whose files are in the folder of the original; None if they are the original's."""
+    return synthetic_identity(data_root(options.root) / PUBLISHED[name].folder)
+
+
+def feature_dtype(name: str, options: DataSource) -> str:
+    """How features are kept: `float32` or `float16`.
+
+    Raises:
+        ShoalError: The user asks for something else.
+    """
+    found = options.feature_dtype or PUBLISHED[name].feature_dtype
+    if found not in ("float32", "float16"):
+        raise ShoalError(f"data.options.feature_dtype: '{found}' must be float32 or float16")
+    return found
+
+
+def raw_files(known: Published) -> dict[str, str]:
+    """Path below the graph's folder of every published file, by what it holds."""
+    inside = {"data": "raw/data.npz", "node-label": "raw/node-label.npz"}
+    if not known.binary:
+        inside = {part: f"raw/{part}.csv.gz" for part in CSV}
+    return inside | {part: f"split/{known.split}/{part}.csv.gz" for part in PARTS.values()}
+
+
+def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | None) -> dict[str, Path]:
+    """Files by what they hold."""
+    folder, inside = root / known.folder, raw_files(known)
+    address = f"{URL}/{known.archive}"
+    if not known.binary and identity is None:
+        published(name, folder, list(inside.values()), lambda file: address, nested=True)
+    for file in inside.values():
+        if not (folder / file).is_file():
+            if identity is not None:
+                raise ShoalError(
+                    f"{folder / file}: not found; the folder holds a part of {identity['dataset']}, which was not "
+                    "written to its end; run `shoal synthesize` again or delete the folder"
+                )
+            raise ShoalError(
+                f"{folder / file}: not found; unpack {address} (57 GB) and rename its folder to {folder}, or set "
+                f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{name}'"
+            )
+    return {part: folder / file for part, file in inside.items()}
+
+
+def _open_csv(files: dict[str, Path], block_bytes: int) -> Raw:
+    nodes, edges = (number_in(files[f"num-{part}-list"], ADVICE) for part in ("node", "edge"))
+    if column_count(files["edge"], ADVICE) != 2:
+        raise ShoalError(f"{files['edge']}: a line must have two fields, source and target; {ADVICE}")
+
+    def edge_columns(first: int) -> Iterator[np.ndarray]:
+        for block in csv_blocks(files["edge"], np.int64, block_bytes, ADVICE, first):
+            yield block.T
+
+    def label_rows(first: int) -> Iterator[np.ndarray]:
+        for block in csv_blocks(files["node-label"], np.float64, block_bytes, ADVICE, first):
+            yield block[:, 0]
+
+    return Raw(
+        nodes,
+        edges,
+        column_count(files["node-feat"], ADVICE),
+        edge_columns,
+        lambda first: csv_blocks(files["node-feat"], np.float32, block_bytes, ADVICE, first),
+        label_rows,
+        (str(files["edge"]), str(files["node-feat"]), str(files["node-label"])),
+    )
+
+
+def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
+    edge, feature, count = (
+        NpzMember(files["data"], name, ADVICE) for name in ("edge_index", "node_feat", "num_nodes_list")
+    )
+    label = NpzMember(files["node-label"], "node_label", ADVICE)
+    if count.shape != (1,) or count.dtype.kind not in "iu":
+        found = f"{count.dtype} {list(count.shape)}"
+        raise ShoalError(f"{count.where}: must be the number of nodes, found {found}; {ADVICE}")
+    nodes = int(next(iter(count.values(0, 1)))[0])
+    for member, kinds, holds in (
+        (edge, "iu", len(edge.shape) == 2 and edge.shape[0] == 2),
+        (feature, "f", len(feature.shape) == 2 and feature.shape[0] == nodes and not feature.columns_first),
+        (label, "iuf", label.shape in ((nodes,), (nodes, 1))),
+    ):
+        if not holds or member.dtype.kind not in kinds:
+            found = f"{member.dtype} {list(member.shape)}"
+            raise ShoalError(f"{member.where}: not what a graph of {nodes} nodes has, found {found}; {ADVICE}")
+    pair, row = 2 * edge.dtype.itemsize, feature.dtype.itemsize * feature.shape[1]
+
+    def label_rows(first: int) -> Iterator[np.ndarray]:
+        return label.values(first, block_bytes // label.dtype.itemsize)
+
+    return Raw(
+        nodes,
+        edge.shape[1],
+        feature.shape[1],
+        lambda first: edge.columns(first, block_bytes // pair),
+        lambda first: feature.rows(first, max(1, block_bytes // row)),
+        label_rows,
+        (edge.where, feature.where, label.where),
+    )
+
+
+def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndarray]:
+    """Features as they are kept."""
+    for block in raw.feature_rows(first):
+        # a value too large for float16 becomes infinity, and is refused below
+        with np.errstate(over="ignore"):
+            kept = block.astype(dtype)
+        finite = np.isfinite(kept).all(axis=1)
+        if not finite.all():
+            row = first + int(finite.argmin())
+            raise ShoalError(f"{raw.where[1]}: row {row} has NaN, infinity, or more than {dtype} holds; {ADVICE}")
+        yield kept
+        first += len(block)
+
+
+def _checked_labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
+    """Labels as they are kept: -1 where there is none."""
+    for block in raw.label_rows(first):
+        known = ~np.isnan(block)
+        label = np.where(known, block, -1).astype(np.int64)
+        invalid = known & ((label != block) | (label < 0) | (label >= classes))
+        if invalid.any():
+            at = int(invalid.argmax())
+            raise ShoalError(
+                f"{raw.where[2]}: node {first + at} has label {block[at]:g}, the dataset has classes 0 to {classes - 1}"
+            )
+        yield label
+        first += len(block)
+
+
+def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: int) -> None:
+    """Writes the part of every node, int8 `[N]`, from files of node numbers; a killed write begins again."""
+    if path.exists():
+        return
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        code = np.lib.format.open_memmap(unfinished, mode="w+", dtype=np.int8, shape=(nodes,))
+        for value, file in files.items():
+            for block in csv_blocks(file, np.int64, block_bytes, ADVICE):
+                ids = block[:, 0]
+                if len(ids) and not (ids.min() >= 0 and ids.max() < nodes):
+                    raise ShoalError(f"{file}: names a node beyond the {nodes} of the graph; {ADVICE}")
+                if (code[ids] != UNASSIGNED).any():
+                    node = int(ids[code[ids] != UNASSIGNED][0])
+                    raise ShoalError(f"{file}: node {node} is in another part of the split, too; {ADVICE}")
+                code[ids] = value
+        code.flush()
+        unfinished.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from error

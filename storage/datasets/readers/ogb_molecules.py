@@ -1,0 +1,171 @@
+"""Molecules of the Open Graph Benchmark, each a graph with one label of two classes, as published.
+
+Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020, after MoleculeNet (Wu et al.,
+Chem. Sci. 2018).
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks
+from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.from_arrays import graph_from_arrays
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+
+URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
+ADVICE = "delete it, and it is downloaded again"
+# Names of datasets, and of their archives, the .zip of which has one folder.
+ARCHIVES = {"ogbg-molhiv": "hiv", "ogbg-molbace": "bace", "ogbg-molbbbp": "bbbp"}
+EDGES, ATOMS, LABELS = "edge", "node-feat", "graph-label"
+ATOM_COUNTS, BOND_COUNTS = "num-node-list", "num-edge-list"
+RAW = (EDGES, ATOMS, LABELS, ATOM_COUNTS, BOND_COUNTS)
+SPLIT = {TRAIN: "train", VAL: "valid", TEST: "test"}
+CLASSES = 2
+BLOCK_BYTES = 1 << 24
+MOST = 1 << 31
+
+
+@dataclass(frozen=True)
+class AtomFeature:
+    """One of the nine whole numbers that are known of an atom, and how many values it has."""
+
+    name: str
+    width: int
+
+
+# `ogb.utils.features.get_atom_feature_dims` of ogb 1.3.6; the last value of the first seven stands for any other.
+ATOM_FEATURES = (
+    AtomFeature("atomic number", 119),
+    AtomFeature("chirality", 5),
+    AtomFeature("degree", 12),
+    AtomFeature("formal charge", 12),
+    AtomFeature("hydrogens", 10),
+    AtomFeature("radical electrons", 6),
+    AtomFeature("hybridization", 6),
+    AtomFeature("aromatic", 2),
+    AtomFeature("in a ring", 2),
+)
+
+
+def paths(name: str) -> list[Path]:
+    """The published files that are read of a dataset, below the data root."""
+    folder = Path(name.replace("-", "_"))
+    raw = [folder / "raw" / f"{part}.csv.gz" for part in RAW]
+    return raw + [folder / "split/scaffold" / f"{part}.csv.gz" for part in SPLIT.values()]
+
+
+def load_ogb_molecules(name: str, options: DataSource) -> Graph:
+    """Molecules with one label: against HIV (molhiv), BACE-1 (molbace), through the blood-brain barrier (molbbbp).
+
+    x is what is known of an atom, one-hot feature by feature, sparse float32 `[N, 174]`: a linear map of it is the sum
+    of embeddings of OGB's AtomEncoder. Columns have names, by which these datasets are joined. Bonds are edges both
+    ways, published one way; their features (type, stereo, conjugation) are not used. The split is the published one,
+    by scaffolds.
+
+    Raises:
+        ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
+    """
+    root = data_root(options.root)
+    folder, files = root / paths(name)[0].parts[0], paths(name)
+    inside = [str(file.relative_to(files[0].parts[0])) for file in files]
+    found = published(name, folder, inside, lambda file: f"{URL}/{ARCHIVES[name]}.zip", nested=True)
+    raw, parts = dict(zip(RAW, found)), dict(zip(SPLIT, found[len(RAW) :]))
+    atoms = _table(raw[ATOMS], np.int64, len(ATOM_FEATURES), "the features of an atom")
+    pairs = _table(raw[EDGES], np.int64, 2, "the ends of a bond")
+    y = _labels(raw[LABELS])
+    sizes = _counts(raw[ATOM_COUNTS], 1, len(y), len(atoms), ATOMS)
+    bonds = _counts(raw[BOND_COUNTS], 0, len(y), len(pairs), EDGES)
+    graph_of = np.repeat(np.arange(len(y)), sizes)
+    arrays = {
+        "edge_index": _joined_ends(pairs, np.repeat(np.arange(len(y)), bonds), sizes, raw[EDGES]).T,
+        "x": _one_hot(atoms, raw[ATOMS]),
+        "y": y,
+        "graph": graph_of,
+        "split": _codes(parts, len(y)),
+        "vocabulary": np.array([f"atom {each.name} {k}" for each in ATOM_FEATURES for k in range(each.width)]),
+    }
+    where = {"edge_index": str(raw[EDGES]), "x": str(raw[ATOMS]), "y": str(raw[LABELS]), "graph": str(raw[ATOM_COUNTS])}
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **where})
+    return replace(made, classes=CLASSES)
+
+
+def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
+    """All rows of a file, `[lines, columns]`."""
+    found = column_count(path, ADVICE)
+    if found != columns:
+        raise ShoalError(f"{path}: a line must have {columns} fields, {what}, found {found}; {ADVICE}")
+    return np.concatenate(list(csv_blocks(path, dtype, BLOCK_BYTES, ADVICE)))
+
+
+def _labels(path: Path) -> np.ndarray:
+    """Label of every graph, int64 `[G]`."""
+    label = _table(path, np.float64, 1, "the label of a graph")[:, 0]
+    wrong = ~np.isin(label, range(CLASSES))
+    if wrong.any():
+        graph = int(wrong.argmax())
+        found = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
+        raise ShoalError(f"{path}: graph {graph} has {found}, every graph has 0 or 1; {ADVICE}")
+    return label.astype(np.int64)
+
+
+def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarray:
+    """How many rows of another file every graph has, int64 `[G]`."""
+    count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
+    if len(count) != graphs:
+        raise ShoalError(f"{path}: {len(count)} rows, and {LABELS}.csv.gz has {graphs}; {ADVICE}")
+    wrong = (count < least) | (count >= MOST)
+    if wrong.any():
+        graph = int(wrong.argmax())
+        raise ShoalError(f"{path}: graph {graph} has {count[graph]}, at least {least} was expected; {ADVICE}")
+    if count.sum() != rows:
+        raise ShoalError(f"{path}: counts {count.sum()} rows of {of}.csv.gz, which has {rows}; {ADVICE}")
+    return count
+
+
+def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: Path) -> np.ndarray:
+    """Ends of bonds `[E, 2]`, counted from the first atom of all; published they count from the first of the graph."""
+    outside = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
+    if outside.any():
+        row = int(outside.argmax())
+        one, other = pairs[row]
+        atoms = sizes[graph[row]]
+        raise ShoalError(f"{path}: row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {ADVICE}")
+    return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
+
+
+def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
+    """A one for every feature of every atom, float32 `[N, 174]`."""
+    widths = np.array([each.width for each in ATOM_FEATURES])
+    outside = (atoms < 0) | (atoms >= widths)
+    if outside.any():
+        row, column = (int(place[0]) for place in np.nonzero(outside))
+        known = ATOM_FEATURES[column]
+        raise ShoalError(
+            f"{path}: row {row}, column {column} ({known.name}) is {atoms[row, column]}, not in 0..{known.width - 1}; "
+            f"{ADVICE}"
+        )
+    rows, features = atoms.shape
+    places = (atoms + np.cumsum(widths) - widths).ravel()
+    starts = np.arange(0, rows * features + 1, features)
+    return sp.csr_array((np.ones(len(places), np.float32), places, starts), shape=(rows, int(widths.sum())))
+
+
+def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
+    """The part of every graph, int8 `[G]`."""
+    code = np.full(graphs, UNASSIGNED, dtype=np.int8)
+    for part, file in files.items():
+        numbers = _table(file, np.int64, 1, "the number of a graph")[:, 0]
+        outside = (numbers < 0) | (numbers >= graphs)
+        if outside.any():
+            raise ShoalError(f"{file}: names graph {numbers[outside][0]}, there are 0 to {graphs - 1}; {ADVICE}")
+        taken = code[numbers] != UNASSIGNED
+        if taken.any():
+            raise ShoalError(f"{file}: graph {numbers[taken][0]} is in another part of the split, too; {ADVICE}")
+        code[numbers] = part
+    return code

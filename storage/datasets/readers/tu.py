@@ -1,0 +1,221 @@
+"""Datasets of many small graphs, each with one label, as the TU collection publishes them."""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import scipy.sparse as sp
+from pyarrow import csv as arrow_csv
+
+from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.source import DataSource, data_root, reading
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.bounded_npy import MOST_OF_A_BYTE, require_free
+from shoal.storage.files.reading import open_plain
+from shoal.storage.graph.from_arrays import graph_from_arrays
+from shoal.storage.graph.graph import Graph
+
+# Of a text: its bytes twice, and a number of eight for every two of them.
+OF_A_BYTE = 6
+
+
+def read_dgcnn_text(path: Path, member: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Edges int64 `[2, E]`, the graph of every node int64 `[N]`, and the label of every graph int64 `[G]`.
+
+    The text is numbers: how many graphs; of each how many nodes, and its label; of each node a tag, which is left, how
+    many neighbours, and these, counted from 0 in their graph. Source: Zhang et al., "An End-to-End Deep Learning
+    Architecture for Graph Classification", AAAI 2018.
+
+    Args:
+        path: The .zip.
+        member: The text in it.
+
+    Raises:
+        OSError: It cannot be opened.
+        KeyError: It has no such text.
+        ValueError: The text is not of this form.
+        MemoryError: It is larger than the free memory.
+        zipfile.BadZipFile: It is damaged.
+    """
+    with open_plain(path) as file, zipfile.ZipFile(file) as archive:
+        found = archive.getinfo(member)
+        if found.file_size > MOST_OF_A_BYTE * (found.compress_size + 1):
+            raise ValueError(f"{member}: {found.file_size} bytes cannot come from {found.compress_size}")
+        require_free(OF_A_BYTE * found.file_size)
+        text = archive.read(member)
+    if text.translate(None, b"-0123456789 \t\r\n"):
+        raise ValueError(f"{member}: more than whole numbers")
+    numbers = np.fromstring(text.decode(), dtype=np.int64, sep=" ")
+    nodes, entries = _count(numbers)
+    if nodes < 0:
+        raise ValueError(f"{member}: ends before its last graph, or goes on after it")
+    edges, graph = np.empty((2, entries), dtype=np.int64), np.empty(nodes, dtype=np.int64)
+    y = np.empty(int(numbers[0]), dtype=np.int64)
+    if not _fill(numbers, edges, graph, y):
+        raise ValueError(f"{member}: a neighbour is no node of its graph")
+    return edges, graph, y
+
+
+@numba.njit(cache=True)
+def _count(numbers: np.ndarray) -> tuple[int, int]:
+    """Nodes and entries of all graphs; -1 if the numbers do not end with the last graph."""
+    nodes, entries, at = 0, 0, 1
+    if len(numbers) == 0 or numbers[0] < 0:
+        return -1, 0
+    for _ in range(numbers[0]):
+        if at + 2 > len(numbers) or numbers[at] < 1:
+            return -1, 0
+        own, at = numbers[at], at + 2
+        for _ in range(own):
+            if at + 2 > len(numbers) or numbers[at + 1] < 0:
+                return -1, 0
+            entries += numbers[at + 1]
+            at += 2 + numbers[at + 1]
+        nodes += own
+    return (nodes, entries) if at == len(numbers) else (-1, 0)
+
+
+@numba.njit(cache=True)
+def _fill(numbers: np.ndarray, edges: np.ndarray, graph: np.ndarray, y: np.ndarray) -> bool:
+    """Writes what `_count` counted; False if an edge leaves its graph."""
+    at, node, e = 1, 0, 0
+    for number in range(len(y)):
+        own, y[number], first, at = numbers[at], numbers[at + 1], node, at + 2
+        for _ in range(own):
+            for k in range(at + 2, at + 2 + numbers[at + 1]):
+                if not 0 <= numbers[k] < own:
+                    return False
+                edges[0, e], edges[1, e] = node, first + numbers[k]
+                e += 1
+            graph[node] = number
+            at += 2 + numbers[at + 1]
+            node += 1
+    return True
+
+
+URL = "https://www.chrsmrrs.com/graphkerneldatasets"
+NAMES = {"nci1": "NCI1", "proteins": "PROTEINS", "imdb-binary": "IMDB-BINARY", "collab": "COLLAB"}
+EDGES, GRAPHS, LABELS = "A", "graph_indicator", "graph_labels"
+# What is known of nodes, beside their edges.
+OF_NODE, ATTRIBUTES = "node_labels", "node_attributes"
+OF_NODES = {"nci1": (OF_NODE,), "proteins": (OF_NODE, ATTRIBUTES)}
+MOST_LABELS = 1 << 16
+ADVICE = "delete it, and it is downloaded again"
+
+
+def paths(name: str, root: Path) -> list[Path]:
+    """The published files of a dataset, below the data root; the text of DGCNN's authors where only that is there."""
+    theirs = NAMES[name]
+    folder = Path("tu") / theirs / "raw"
+    files = [folder / f"{theirs}_{part}.txt" for part in (EDGES, GRAPHS, LABELS, *OF_NODES.get(name, ()))]
+    text = Path("tu_text") / f"{theirs}.zip"
+    return [text] if not (root / files[0]).is_file() and (root / text).is_file() else files
+
+
+def options_of(name: str, options: DataSource) -> dict[str, Any]:
+    """The options that change a dataset."""
+    if name not in OF_NODES:
+        return {} if options.degree_cap is None else {"degree_cap": options.degree_cap}
+    return {"node_attributes": True} if options.node_attributes and len(OF_NODES[name]) > 1 else {}
+
+
+def load_tu(name: str, options: DataSource) -> Graph:
+    """Graphs with one label each: molecules (nci1), proteins, circles of actors (imdb-binary) and of authors (collab).
+
+    x are the labels of nodes, one-hot, as in PyG's TUDataset, and before them with `options.node_attributes` their
+    measured attributes; where nodes have neither, their degrees, one-hot. Columns have names, by which datasets are
+    joined: labels of nodes of two datasets are not the same, degrees are. Source: Morris et al., "TUDataset: A
+    Collection of Benchmark Datasets for Learning with Graphs", 2020.
+
+    Raises:
+        ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
+    """
+    root = data_root(options.root)
+    files = paths(name, root)
+    if files[0].suffix == ".zip":
+        text = str(root / files[0])
+        with reading(text, "put the file back as it was published"):
+            edges, graph, y = read_dgcnn_text(root / files[0], f"{NAMES[name]}/{NAMES[name]}.txt")
+        return _graph(name, options, edges, graph, y, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), text))
+    folder = root / files[0].parent
+    found = published(name, folder, [file.name for file in files], lambda file: f"{URL}/{NAMES[name]}.zip")
+    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in found}
+    columns: dict[str, np.ndarray] = {}
+    for part, file in where.items():
+        with reading(file, ADVICE):
+            columns[part] = _columns(file, whole=part != ATTRIBUTES)
+    edges, graph, y = columns.pop(EDGES).T, columns.pop(GRAPHS)[:, 0], columns.pop(LABELS)[:, 0]
+    return _graph(name, options, edges - 1, graph - 1, y, columns, where)
+
+
+def _graph(
+    name: str,
+    options: DataSource,
+    edges: np.ndarray,
+    graph: np.ndarray,
+    y: np.ndarray,
+    of_nodes: dict[str, np.ndarray],
+    where: dict[str, str],
+) -> Graph:
+    """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees."""
+    for part, rows in of_nodes.items():
+        if len(rows) != len(graph):
+            raise ShoalError(f"{where[part]}: {len(rows)} rows for {len(graph)} nodes; {ADVICE}")
+    parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if of_nodes else []
+    if options.node_attributes and ATTRIBUTES in of_nodes:
+        attributes = of_nodes[ATTRIBUTES]
+        parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
+    arrays = {"edge_index": edges, "graph": graph, "y": np.unique(y, return_inverse=True)[1]}
+    if parts:
+        arrays["x"] = sp.hstack([x for x, _ in parts], format="csr", dtype=np.float32)
+        arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
+    else:
+        arrays["x"] = sp.csr_array((len(graph), 1), dtype=np.float32)
+    own = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
+    made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **own})
+    return made if parts else _with_degrees(made, options.degree_cap)
+
+
+def _with_degrees(graph: Graph, cap: int | None) -> Graph:
+    """The same graph; x is the degree of every node, one-hot, from 0 to the highest, or to `cap` and above."""
+    degree = np.diff(graph.indptr)
+    highest = int(degree.max(initial=0)) if cap is None else cap
+    return replace(
+        graph,
+        x=_ones(np.minimum(degree, highest), highest + 1),
+        vocabulary=np.array([f"degree {k}" for k in range(highest + 1)]),
+    )
+
+
+def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
+    """Every column of labels `[N, L]` one-hot from its lowest to its highest, side by side, and names of columns."""
+    blocks, names = [], []
+    for number, column in enumerate(labels.T):
+        low, high = int(column.min()), int(column.max())
+        if high - low >= MOST_LABELS:
+            raise ShoalError(f"{what}: one-hot labels are fewer than {MOST_LABELS}, found {low} to {high}")
+        blocks.append(_ones(column - low, high - low + 1))
+        names += [f"{what} {number}.{k}" for k in range(low, high + 1)]
+    return sp.hstack(blocks, format="csr", dtype=np.float32), names
+
+
+def _ones(column: np.ndarray, width: int) -> sp.csr_array:
+    """A one in the given column of every row, float32 `[N, width]`."""
+    rows = len(column)
+    return sp.csr_array((np.ones(rows, np.float32), column, np.arange(rows + 1)), shape=(rows, width))
+
+
+def _columns(path: str, whole: bool) -> np.ndarray:
+    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32.
+
+    Raises:
+        ValueError: There is something else.
+    """
+    table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
+    found = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    if found.dtype.kind not in ("i" if whole else "if"):
+        raise ValueError(f"its lines are no {'whole ' if whole else ''}numbers")
+    return found if whole else found.astype(np.float32)

@@ -1,0 +1,1 @@
+"""Where raw files come from: folders, downloads, derived files."""

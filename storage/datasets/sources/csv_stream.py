@@ -1,0 +1,82 @@
+"""Numbers of a .csv.gz file without a header, in blocks of rows."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+
+from shoal.storage.datasets.sources.source import reading
+
+LONGEST_LINE = 1 << 20
+
+
+def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: int = 0) -> Iterator[np.ndarray]:
+    """Rows from number `first` on, in blocks `[n, columns]`; an empty field is NaN.
+
+    Args:
+        path: The file.
+        dtype: `np.int64`, `np.float32` or `np.float64`.
+        block_bytes: Text worked on at a time; longer than a line.
+        advice: What an error tells the user to do.
+
+    Raises:
+        ShoalError: The file is damaged, cut off, or holds other things than rows of numbers.
+    """
+    names = [str(column) for column in range(column_count(path, advice))]
+    types = {name: pa.from_numpy_dtype(dtype) for name in names}
+    with reading(path, advice):
+        stream = csv.open_csv(
+            path,
+            read_options=csv.ReadOptions(column_names=names, block_size=block_bytes, use_threads=False),
+            convert_options=csv.ConvertOptions(column_types=types),
+        )
+    done = 0
+    with stream:
+        while True:
+            with reading(path, advice):
+                try:
+                    batch = stream.read_next_batch()
+                except StopIteration:
+                    return
+                if batch.num_rows > first - done:
+                    batch = batch.slice(max(0, first - done))
+                    columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+                    block = np.empty((batch.num_rows, len(columns)), dtype=dtype)
+                    for number, column in enumerate(columns):
+                        if np.issubdtype(dtype, np.integer) and column.dtype != dtype:
+                            raise ValueError("a field is empty")
+                        block[:, number] = column
+                else:
+                    done += batch.num_rows
+                    continue
+            done = max(done, first) + len(block)
+            yield block
+
+
+def column_count(path: Path, advice: str) -> int:
+    """Fields of the first line.
+
+    Raises:
+        ShoalError: The file is damaged or empty.
+    """
+    with reading(path, advice), gzip.open(path) as file:
+        line = file.readline(LONGEST_LINE)
+        if not line.strip():
+            raise ValueError("it is empty")
+        return line.count(b",") + 1
+
+
+def number_in(path: Path, advice: str) -> int:
+    """The one number that a file holds, as OGB's counts do; at least 1.
+
+    Raises:
+        ShoalError: It holds something else.
+    """
+    with reading(path, advice), gzip.open(path) as file:
+        number = int(file.read(64))
+        if not 1 <= number < 2**63:
+            raise ValueError(f"{number} is no count")
+        return number

@@ -1,0 +1,105 @@
+"""Published files: read from the data root, and first downloaded into it if missing; never half a file."""
+
+import os
+import queue
+import shutil
+import threading
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from shoal.storage.errors import ShoalError
+
+PATIENCE_SECONDS = 20.0
+
+
+def published(
+    dataset: str, folder: Path, names: Sequence[str], url: Callable[[str], str], nested: bool = False
+) -> list[Path]:
+    """Paths of a dataset's files, each downloaded first if it is not there.
+
+    Args:
+        dataset: Its name in error messages.
+        folder: Where the files are; the layout is PyG's, `<data root>/<family>/<name>/raw`.
+        names: Of the files.
+        url: Address of a file by name; that of a .zip is unpacked, all its files into the folder of the file.
+        nested: The .zip holds one folder, whose tree goes into `folder`; names are paths in it.
+
+    Raises:
+        ShoalError: A file is not there, and its download failed or sent nothing for `PATIENCE_SECONDS`.
+    """
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            continue
+        try:
+            _download(url(name), path, folder if nested else None)
+        except (OSError, HTTPException, zipfile.BadZipFile) as error:
+            reason = " ".join(str(error).split())
+            raise ShoalError(
+                f"{path}: not found, and {url(name)} cannot be downloaded ({reason}); put the raw files of "
+                f"dataset '{dataset}' there, or set data.root or SHOAL_DATA to a folder that has them"
+            ) from error
+    return [folder / name for name in names]
+
+
+def _download(url: str, path: Path, tree: Path | None) -> None:
+    with _open(url) as answer:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                shutil.copyfileobj(answer, file, 1 << 20)
+            # http.client raises nothing where a body is cut off
+            announced = answer.headers.get("Content-Length")
+            if announced is not None and part.stat().st_size != int(announced):
+                raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
+            if url.endswith(".zip"):
+                _unpack(part, path.parent, tree)
+            else:
+                part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    if not path.is_file():
+        raise OSError(f"it has no {path.name}")
+
+
+def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
+    """Puts all files into `folder`, or, where a folder for the tree is given, each at its path in that."""
+    with zipfile.ZipFile(archive) as files:
+        for member in files.infolist():
+            inner = Path(member.filename)
+            if member.is_dir() or ".." in inner.parts:
+                continue
+            target = folder / inner.name if tree is None else tree.joinpath(*inner.parts[1:])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f"{target.name}.{os.getpid()}.part")
+            try:
+                with files.open(member) as source, part.open("wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+
+
+def _open(url: str) -> Any:
+    """`urlopen` with a bound on all of it: a socket's timeout leaves out the look-up of the host's name."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=PATIENCE_SECONDS))
+        except Exception as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = answers.get(timeout=PATIENCE_SECONDS)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {PATIENCE_SECONDS:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -1,0 +1,80 @@
+"""One array of an .npz file, stored or deflated, read front to back without holding it whole."""
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from shoal.storage.datasets.sources.source import reading
+from shoal.storage.files.bounded_npy import open_npz
+
+
+class NpzMember:
+    """An array inside an .npz file.
+
+    Attributes:
+        shape: Of the array.
+        dtype: Of the array.
+        columns_first: True if it is stored column by column (Fortran order).
+        where: Its name in error messages.
+    """
+
+    def __init__(self, path: Path, name: str, advice: str) -> None:
+        """Reads the array's header.
+
+        Raises:
+            ShoalError: The file is damaged or not an .npz file, or has no such array.
+        """
+        self._path, self._name, self._advice = path, f"{name}.npy", advice
+        self.where = f"{path} ({name})"
+        with reading(self.where, advice), open_npz(path) as npz:
+            header = npz.header(name)
+        self.shape, self.columns_first, self.dtype = header.shape, header.columns_first, header.dtype
+        self._start = header.start
+
+    def values(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Values from number `first` on in the order of the file, in blocks of `count`."""
+        return self._flat(first, int(np.prod(self.shape)), count)
+
+    def rows(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Rows from number `first` on of an array `[N, F]`, in blocks of `count`."""
+        rows, width = self.shape
+        for block in self._flat(first * width, rows * width, count * width):
+            yield block.reshape(-1, width)
+
+    def columns(self, first: int, count: int) -> Iterator[np.ndarray]:
+        """Columns from number `first` on of an array `[2, E]`, in blocks of `count`.
+
+        Stored row by row, the two rows are two streams; of a deflated array each inflates all that comes before it.
+        """
+        columns = self.shape[1]
+        if self.columns_first:
+            for block in self._flat(2 * first, 2 * columns, 2 * count):
+                yield block.reshape(-1, 2).T
+            return
+        upper = self._flat(first, columns, count)
+        lower = self._flat(columns + first, 2 * columns, count)
+        for pair in zip(upper, lower, strict=True):
+            yield np.stack(pair)
+
+    def _flat(self, first: int, last: int, count: int) -> Iterator[np.ndarray]:
+        """Values number `first` to `last - 1` in the order of the file, in blocks of `count`."""
+        total, size = int(np.prod(self.shape)), self.dtype.itemsize
+        with reading(self.where, self._advice):
+            archive = zipfile.ZipFile(self._path)
+        with archive:
+            with reading(self.where, self._advice):
+                file = archive.open(self._name)
+                file.seek(self._start + first * size)
+            for start in range(first, last, count):
+                wanted = min(count, last - start) * size
+                with reading(self.where, self._advice):
+                    data = file.read(wanted)
+                    if len(data) < wanted:
+                        raise EOFError("it ends early")
+                yield np.frombuffer(data, dtype=self.dtype)
+            with reading(self.where, self._advice):
+                # reading up to the end compares the checksum
+                if last == total and file.read(1):
+                    raise ValueError("it is longer than its header says")

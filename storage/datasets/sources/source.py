@@ -1,0 +1,129 @@
+"""The options of a dataset in a config, and the folders of published and derived files."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shoal.storage.datasets.features.feature_options import OWN, MadeFeatures
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
+
+# Nodes are numbered with 31 bits.
+Count = Annotated[Whole, Field(lt=2**31)]
+EdgeWeights = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The keys of a config's `data` section that choose the graph.
+
+    Attributes:
+        dataset: Name of the dataset, upper or lower case.
+        root: Folder of published files; None means the variable SHOAL_DATA, else `~/.cache/shoal`.
+        path: The user's own graph, an .npz file or a folder; dataset `files` only.
+        row_normalize: Scale every row of the features to sum 1.
+        scratch: Folder for arrays derived from OGB graphs and twins; None means the folder of published files.
+        memory_limit: Bytes of memory to read OGB graphs and draw twins in; does not change the graph.
+        feature_dtype: How features of an OGB graph are kept on disk, `float32` or `float16`; None means float16
+            for ogbn-papers100m, else float32.
+        scale: Counts of a twin over those of the original.
+        neighbors: Nearest neighbours of an image; dataset `digits` only.
+        nodes: Number of nodes N; dataset `sbm` only, as the next four.
+        classes: Number of classes C.
+        features: Number of features F.
+        blocks: Number of communities, each of one class; None means as many as classes.
+        degree: Average degree.
+        homophily: Share of edges that join nodes of one class, 0 to 1; `sbm` and twins. None: 0.8, or the twin's.
+        signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
+            None: 1, or the twin's.
+        seed: Of everything random in `sbm` and twins.
+        node_attributes: Take the measured attributes of nodes beside their labels; graphs of TUDataset only, as the
+            next one.
+        degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;
+            None: every degree has its own.
+        graphs: Number of graphs G; dataset `sbm-graphs` only, which has the options of `sbm`, too, but no blocks.
+        base: Dataset that graphs are cut from; `induced-node`, `induced-edge` and `induced-graph` only, which also read
+            the options of this dataset, as the next six.
+        samples: Training graphs of a class, and as many test graphs.
+        shots: Of them those that may be trained on, the others are of no part; None: all.
+        width: Columns that features are reduced to.
+        smallest: Nodes of a graph from which on no further hop is taken.
+        largest: Most nodes of a graph.
+        own: Options of a dataset of the user's own, which has no other.
+        padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
+        title: What the user's own graph is called; None: `files`.
+        made: Features that take the place of the dataset's own.
+        edge_weights: `drop` leaves out what edges weigh; of the user's own graphs, others have no weights.
+    """
+
+    dataset: str
+    root: str | None = None
+    path: str | None = None
+    row_normalize: bool = False
+    scratch: FilePath | None = None
+    memory_limit: int = 4 << 30
+    feature_dtype: str | None = None
+    scale: Number = 1.0
+    neighbors: Count = 8
+    nodes: Count = 10000
+    classes: Count = 10
+    features: Count = 32
+    blocks: Count | None = None
+    degree: Number = 10.0
+    homophily: Number | None = None
+    signal: Number | None = None
+    seed: Whole = 0
+    node_attributes: Flag = False
+    degree_cap: Count | None = None
+    graphs: Count = 1000
+    base: str | None = None
+    samples: Count = 200
+    shots: Count | None = None
+    width: Count = 100
+    smallest: Count = 100
+    largest: Count = 300
+    padding: str = "none"
+    title: str | None = None
+    made: MadeFeatures = OWN
+    edge_weights: EdgeWeights = "keep"
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the graph among several: that of the dataset, or of the file or folder of the user's own graph."""
+        if is_own(self.dataset):
+            return self.dataset.rpartition(":")[2]
+        name = self.dataset.lower()
+        return Path(self.path).expanduser().resolve().stem if name == "files" and self.path else name
+
+
+def data_root(root: str | None) -> Path:
+    """Absolute folder of published files: `root`, else the variable SHOAL_DATA, else `~/.cache/shoal`."""
+    return Path(root or os.environ.get("SHOAL_DATA") or "~/.cache/shoal").expanduser().resolve()
+
+
+def derived_root(options: DataSource) -> Path:
+    """Absolute folder below which arrays made from published files or drawn at random are kept."""
+    return Path(options.scratch).expanduser().resolve() if options.scratch else data_root(options.root)
+
+
+@contextmanager
+def reading(where: object, advice: str) -> Iterator[None]:
+    """Turns whatever goes wrong while bytes are decoded into one line that names the file.
+
+    Every exception is caught, because damaged bytes raise almost anything (a pickle even AttributeError): the
+    block under it decodes and does nothing else.
+
+    Raises:
+        ShoalError: The block raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ShoalError(f"{where}: cannot be read ({type(error).__name__}: {reason}); {advice}") from error

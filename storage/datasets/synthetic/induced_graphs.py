@@ -1,0 +1,259 @@
+"""Small graphs cut out around nodes, edges or groups of nodes of a large one, each with the class of its centre.
+
+So node, edge and graph classification become one task (Sun et al., KDD 2023; FedGPL, arXiv 2411.02003). Axes: N nodes,
+F features of the large graph, G small graphs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numba
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+
+Level = Literal["node", "edge", "graph"]
+LEVELS: dict[str, Level] = {"induced-node": "node", "induced-edge": "edge", "induced-graph": "graph"}
+FIELDS = ("samples", "shots", "width", "smallest", "largest", "padding", "seed")
+# Hops around what a graph lies around: those taken in any case, and the most where that is too small.
+HOPS = {"node": (2, 5), "edge": (1, 3), "graph": (1, 5)}
+GROUP = (3, 5)
+VALIDATION = 0.15
+OVERSAMPLES, POWER_ITERATIONS = 10, 4
+# A hop that finds so many times `largest` ends there: the neighbours of a hub are drawn from among the first ones.
+BOUND = 4
+
+
+@dataclass(frozen=True)
+class Centres:
+    """What the small graphs of a class lie around.
+
+    Attributes:
+        nodes: Of every graph.
+        split: TRAIN, VAL, TEST or UNASSIGNED of every graph, int8.
+    """
+
+    nodes: list[np.ndarray]
+    split: np.ndarray
+
+
+def induced(base: Graph, level: Level, options: DataSource) -> Graph:
+    """Up to `samples` training and as many test graphs of every class, the last 15 % of the former for validation.
+
+    `node`: around a node of the class. `edge`: around an edge between two nodes of the class, each edge once. `graph`:
+    around 3 to 5 nodes of it, drawn for training graphs from one half of its nodes, for test graphs from the other. Of
+    a class with fewer than twice `samples` nodes or edges, those that are there, a quarter more or less for testing.
+    With `shots` only so many graphs of every class may be trained on, the others are in no part.
+
+    A graph is what the hops around reach, until it has `smallest` nodes; of more than `largest` some are drawn, the
+    centres always kept. If it is still too small, `padding` adds drawn nodes: `random` ones of the large graph, or,
+    as the published code does, of the `same_class`, which tells the label, in test graphs, too. By default none.
+
+    Features are U S of a truncated singular value decomposition of those of the large graph to `width` columns, whose
+    signs make the largest entry of every singular vector positive; further columns are 0.
+
+    Raises:
+        ShoalError: An option is out of range, or the large graph has labels of graphs, or no graph would be left.
+    """
+    _require(options)
+    if base.graph_of is not None:
+        raise ShoalError(f"data.options.base: {base.name} has labels of graphs; name a dataset with labels of nodes")
+    cutter = _Cutter(base, level, options)
+    nodes, edges, y, split = [], [], [], []
+    for label in range(base.classes):
+        centres = _centres(base, level, label, options)
+        for number, around in enumerate(centres.nodes):
+            found, pairs = cutter.cut(around, label, number)
+            nodes.append(found)
+            edges.append(pairs)
+        y.append(np.full(len(centres.nodes), label))
+        split.append(centres.split)
+    if not nodes:
+        raise ShoalError(f"data.options.base: {base.name} has no {level} of any class to cut a graph around")
+    sizes = np.array([len(found) for found in nodes])
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    rows, columns = np.concatenate([pairs + start for pairs, start in zip(edges, first)], axis=1)
+    matrix = sp.csr_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), (first[-1], first[-1]))
+    matrix.sort_indices()
+    return Graph(
+        name=f"induced-{level}",
+        indptr=matrix.indptr.astype(np.int64),
+        indices=matrix.indices.astype(np.int32),
+        x=reduced(base.x, options.width, options.seed)[np.concatenate(nodes)],
+        y=np.concatenate(y),
+        classes=base.classes,
+        split=np.concatenate(split),
+        assignment=None,
+        cleaning=base.cleaning,
+        synthetic=base.synthetic,
+        graph_of=np.repeat(np.arange(len(sizes)), sizes),
+    )
+
+
+def options_of(options: DataSource) -> dict[str, Any]:
+    """The options that change the graphs, beside those of the large one."""
+    return {key: getattr(options, key) for key in FIELDS}
+
+
+def reduced(x: Any, width: int, seed: int) -> np.ndarray:
+    """U S of the `width` largest singular values (Halko et al., 2011), float32 `[N, width]`."""
+    # It takes a second of every process that imports it.
+    from sklearn.utils.extmath import randomized_svd
+
+    x = x if sp.issparse(x) else np.asarray(x[:], dtype=np.float32)
+    rank = min(width, *x.shape)
+    u, s, vt = randomized_svd(
+        x, rank, n_oversamples=OVERSAMPLES, n_iter=POWER_ITERATIONS, random_state=seed, flip_sign=False
+    )
+    largest = vt[np.arange(rank), np.abs(vt).argmax(axis=1)]
+    found = np.zeros((x.shape[0], width), dtype=np.float32)
+    found[:, :rank] = u * (s * np.where(largest < 0, -1, 1))
+    return found
+
+
+def _require(options: DataSource) -> None:
+    for key in ("samples", "width", "smallest"):
+        if getattr(options, key) < 1:
+            raise ShoalError(f"data.options.{key}: must be at least 1, found {getattr(options, key)}")
+    if options.shots is not None and options.shots < 1:
+        raise ShoalError(f"data.options.shots: must be at least 1, found {options.shots}")
+    if options.largest < max(options.smallest, GROUP[1]):
+        raise ShoalError(
+            f"data.options.largest: must be at least data.options.smallest, {options.smallest}, and {GROUP[1]}, found "
+            f"{options.largest}"
+        )
+    if options.padding not in ("none", "random", "same_class"):
+        raise ShoalError(f"data.options.padding: must be none, random or same_class, found {options.padding!r}")
+
+
+def _centres(base: Graph, level: Level, label: int, options: DataSource) -> Centres:
+    rng = np.random.default_rng([options.seed, label, list(HOPS).index(level)])
+    members = rng.permutation(np.flatnonzero(base.y == label))
+    samples = options.samples
+    if level == "graph":
+        halves = members[: -(-len(members) // 2)], members[-(-len(members) // 2) :]
+        groups = [list(_groups(half, samples, rng)) for half in halves]
+        return Centres([*groups[0], *groups[1]], _split(len(groups[0]), len(groups[1]), options.shots))
+    found = members[:, None] if level == "node" else rng.permutation(_edges_within(base, label))
+    found = found[: 2 * samples]
+    train = 2 * (len(found) // 4)
+    return Centres(list(found), _split(train, len(found) - train, options.shots))
+
+
+def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """So many groups, which may overlap; none of nobody."""
+    for _ in range(count if len(members) else 0):
+        yield rng.choice(members, min(int(rng.integers(GROUP[0], GROUP[1] + 1)), len(members)), replace=False)
+
+
+def _split(train: int, test: int, shots: int | None) -> np.ndarray:
+    validation = round(VALIDATION * train)
+    trained = train - validation if shots is None else min(shots, train - validation)
+    sizes = [trained, train - validation - trained, validation, test]
+    return np.repeat(np.array([TRAIN, UNASSIGNED, VAL, TEST], dtype=np.int8), sizes)
+
+
+def _edges_within(base: Graph, label: int) -> np.ndarray:
+    """Edges between nodes of a class, each once, `[E, 2]`."""
+    own = base.y == label
+    starts = np.flatnonzero(own)
+    degree = np.diff(base.indptr)[starts]
+    rows = np.repeat(starts, degree)
+    before = np.cumsum(degree) - degree
+    places = np.repeat(base.indptr[starts] - before, degree) + np.arange(len(rows))
+    columns = base.indices[places]
+    once = own[columns] & (rows < columns)
+    return np.stack([rows[once], columns[once]], axis=1)
+
+
+class _Cutter:
+    """Cuts small graphs out of one large one."""
+
+    def __init__(self, base: Graph, level: Level, options: DataSource) -> None:
+        self._base, self._level, self._options = base, level, options
+        self._mark = np.full(base.nodes, -1, dtype=np.int64)
+        self._found = np.empty(min(base.nodes, BOUND * options.largest + GROUP[1]), dtype=np.int64)
+        self._by_class = [np.flatnonzero(base.y == label) for label in range(base.classes)]
+
+    def cut(self, centres: np.ndarray, label: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes of a graph, ascending, and its edges both ways by places among these, `[2, E]`."""
+        options, base = self._options, self._base
+        least, most = HOPS[self._level]
+        count = _reach(
+            base.indptr, base.indices, centres.astype(np.int64), least, most, options.smallest,
+            self._mark, self._found,
+        )  # fmt: skip
+        nodes = self._found[:count].copy()
+        rng = np.random.default_rng([options.seed, list(HOPS).index(self._level), label, number, 1])
+        if count > options.largest:
+            others = rng.choice(nodes[len(centres) :], options.largest - len(centres), replace=False)
+            nodes = np.concatenate([centres, others])
+        elif count < options.smallest and options.padding != "none":
+            pool = np.arange(base.nodes) if options.padding == "random" else self._by_class[label]
+            pool = np.setdiff1d(pool, nodes)
+            nodes = np.concatenate([nodes, rng.choice(pool, min(options.smallest - count, len(pool)), replace=False)])
+        nodes = np.sort(nodes)
+        return nodes, _edges(base.indptr, base.indices, nodes, self._mark)
+
+
+@numba.njit(cache=True)
+def _reach(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    centres: np.ndarray,
+    least: int,
+    most: int,
+    smallest: int,
+    mark: np.ndarray,
+    found: np.ndarray,
+) -> int:
+    """Writes the nodes that the hops reach, centres first; gives their number. `mark` is -1 before and after."""
+    count = 0
+    for node in centres:
+        found[count] = node
+        mark[node] = 0
+        count += 1
+    start, hop = 0, 0
+    while hop < least or (hop < most and count < smallest):
+        stop = count
+        if start == stop:
+            break
+        for place in range(start, stop):
+            node = found[place]
+            for e in range(indptr[node], indptr[node + 1]):
+                other = indices[e]
+                if mark[other] < 0 and count < len(found):
+                    mark[other] = 0
+                    found[count] = other
+                    count += 1
+        start, hop = stop, hop + 1
+    for place in range(count):
+        mark[found[place]] = -1
+    return count
+
+
+@numba.njit(cache=True)
+def _edges(indptr: np.ndarray, indices: np.ndarray, nodes: np.ndarray, mark: np.ndarray) -> np.ndarray:
+    """Entries between some nodes, by their places. `mark` is -1 before and after."""
+    for place in range(len(nodes)):
+        mark[nodes[place]] = place
+    count = 0
+    for node in nodes:
+        for e in range(indptr[node], indptr[node + 1]):
+            count += mark[indices[e]] >= 0
+    entries = np.empty((2, count), dtype=np.int64)
+    count = 0
+    for place in range(len(nodes)):
+        for e in range(indptr[nodes[place]], indptr[nodes[place] + 1]):
+            if mark[indices[e]] >= 0:
+                entries[0, count] = place
+                entries[1, count] = mark[indices[e]]
+                count += 1
+    for node in nodes:
+        mark[node] = -1
+    return entries

@@ -1,0 +1,1 @@
+"""Graphs from a user's files and objects."""

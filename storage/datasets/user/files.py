@@ -1,0 +1,177 @@
+"""A graph of the user's own: an .npz file, a folder of .npy files whose features stay on disk, or one of tables."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.datasets.sources.source import DataSource, reading
+from shoal.storage.datasets.sources.twin_marker import NOTE, mark_synthetic, synthetic_identity
+from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import cannot_write, replacing
+from shoal.storage.files.bounded_npy import load_npy, matrix_of, open_npz
+from shoal.storage.files.digest import input_digest
+from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED, graph_from_arrays
+from shoal.storage.graph.graph import Graph
+
+ADVICE = "write it again with numpy.save or numpy.savez, without objects"
+
+
+def load_files(name: str, options: DataSource) -> Graph:
+    """The graph at `options.path`.
+
+    An .npz file holds the arrays `edge_index [2, E]` (integers, one or both directions), `x [N, F]`, `y [N]`
+    and optionally `edge_weight [E]` (positive numbers), `split [N]` (0 none, 1 train, 2 val, 3 test), `assignment [N]`
+    (client of every node) and `vocabulary [F]` (texts: what the columns of x stand for, by which several graphs are
+    joined). With `graph [N]` (the graph of every node) it is many graphs, and y, split and assignment have one entry a
+    graph. A folder holds each as .npy, or x as `x.npz` from `scipy.sparse.save_npz`; its x.npy is memory-mapped. A
+    folder with a table `edges` is read by `read_tables`. Where features are made (`options.made`), x may be missing.
+    Features other than float16 and float32 become float32. A node without a label has y -1, or NaN where y is of a
+    float type. A synthetic graph that `save_graph` wrote stays synthetic.
+
+    Raises:
+        ShoalError: One line with the file, for anything missing, damaged, of a wrong shape or out of range.
+    """
+    path = graph_at(options.path)
+    made = options.made.made
+    arrays, where = _read(path, made)
+    if "x" not in arrays:
+        if not made:
+            raise ShoalError(f"{where['x']}: no column is a feature; add some, or set data.features to what is made")
+        items = arrays.get("graph", arrays["y"])
+        # One column that takes no memory stands for what is made later.
+        arrays["x"] = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (len(items) if items.ndim else 0, 1))
+        where["x"] = where["y"]
+    if options.edge_weights == "drop":
+        arrays.pop("edge_weight", None)
+    return graph_from_arrays(options.title or name, arrays, where, synthetic_identity(path) is not None)
+
+
+def save_graph(graph: Graph, folder: str | Path) -> Path:
+    """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
+
+    Every edge is written once; classes above the highest label that occurs are not kept.
+
+    Raises:
+        ShoalError: It cannot be written. A half-written folder cannot be loaded, because y.npy is written last.
+    """
+    path = Path(folder).expanduser().resolve()
+    source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))
+    once = source < graph.indices
+    arrays: dict[str, Any] = {
+        "edge_index": np.stack([source[once], graph.indices[once]]),
+        "edge_weight": None if graph.edge_weight is None else graph.edge_weight[once],
+        "x": graph.x if sp.issparse(graph.x) else graph.x[:],
+        "split": graph.split,
+        "assignment": graph.assignment,
+        "vocabulary": graph.vocabulary,
+        "graph": graph.graph_of,
+        "label_names": None if graph.label_names is None else np.array(graph.label_names),
+        "y": graph.y,
+    }
+    try:
+        for name in (*(f"{array}.npy" for array in arrays), "x.npz", NOTE):
+            (path / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    if graph.synthetic:
+        mark_synthetic(path, {"dataset": graph.name})
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        file = path / f"{name}.{'npz' if sp.issparse(array) else 'npy'}"
+        with replacing(file) as unfinished, unfinished.open("wb") as sink:
+            sp.save_npz(sink, array) if sp.issparse(array) else np.save(sink, array)
+    return path
+
+
+def graph_at(path: str | None) -> Path:
+    """Absolute path of the user's file or folder.
+
+    Raises:
+        ShoalError: `data.path` is not set.
+    """
+    if not path:
+        raise ShoalError("data.path: not set; dataset 'files' needs an .npz file or a folder of .npy files")
+    return Path(path).expanduser().resolve()
+
+
+def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
+    """File of every array, by the array's name; those of an .npz file are all in the file itself, of tables in two.
+
+    Args:
+        path: The file or folder.
+        features_made: Whether there may be no file of features.
+
+    Raises:
+        ShoalError: A file is missing, or features are there twice.
+    """
+    if path.is_dir():
+        if (edges := table_of(path, EDGES)) is not None:
+            nodes = table_of(path, NODES)
+            if nodes is None:
+                raise ShoalError(f"{path}: there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
+            return {"edge_index": edges, "x": nodes, "y": nodes}
+        files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
+        sparse = path / "x.npz"
+        if sparse.is_file():
+            if files["x"].is_file():
+                raise ShoalError(f"{sparse}: features are also in {files['x'].name}; keep one of the two")
+            files["x"] = sparse
+        for array in REQUIRED:
+            if not files[array].is_file() and not (features_made and array == "x"):
+                raise ShoalError(f"{files[array]}: not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
+        return {array: file for array, file in files.items() if file.is_file()}
+    if not path.is_file():
+        raise ShoalError(f"{path}: not found; data.path must be an .npz file or a folder of .npy files or tables")
+    return dict.fromkeys(REQUIRED, path)
+
+
+def contents(path: Path, features_made: bool = False) -> dict[str, str]:
+    """Digest of every file that would be read, by its name in a folder; wherever they lie, they are the same graph.
+
+    Args:
+        path: The file or folder.
+        features_made: Whether there may be no file of features.
+
+    Raises:
+        ShoalError: A file is missing or cannot be read.
+    """
+    if not path.is_dir():
+        found = {"npz": input_digest(parts(path)["x"])}
+        with reading(path, ADVICE), open_npz(path) as npz:
+            # Stores from before there were weights of edges lack them.
+            return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
+    note = path / NOTE
+    read = [*parts(path, features_made).values(), *([note] if note.exists() else [])]
+    return {file.name: input_digest(file) for file in read}
+
+
+def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arrays by name, and the name of each in error messages; features may be missing."""
+    files = parts(path, features_made)
+    arrays: dict[str, Any] = {}
+    if path.is_dir() and files["edge_index"].suffix in KINDS:
+        arrays = read_tables(files["edge_index"], files["y"])
+        where = {array: str(files.get(array, files["y"])) for array in REQUIRED + OPTIONAL}
+        return arrays, {**where, "edge_weight": f"{files['edge_index']} (weight)"}
+    if path.is_dir():
+        for array, file in files.items():
+            if file.suffix != ".npz":
+                with reading(file, ADVICE):
+                    arrays[array] = load_npy(file, mapped=True)
+        if "x" in files and files["x"].suffix == ".npz":
+            with reading(files["x"], ADVICE), open_npz(files["x"]) as npz:
+                # A row pointer is made for all rows: as many as there are labels, or nodes of graphs.
+                rows = arrays.get("graph", arrays["y"])
+                arrays["x"] = matrix_of(npz, len(rows) if rows.ndim else None).tocsr()
+                arrays["x"].sum_duplicates()
+        return arrays, {"x": str(path / "x.npy"), **{array: str(file) for array, file in files.items()}}
+    with reading(path, ADVICE), open_npz(path) as npz:
+        arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
+    for array in REQUIRED:
+        if array not in arrays and not (features_made and array == "x"):
+            raise ShoalError(f"{path}: no array {array}; it needs {', '.join(REQUIRED)}")
+    return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}

@@ -1,0 +1,102 @@
+"""A clean graph from the data of other libraries: tensors, sparse adjacencies, and masks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from shoal.storage.datasets.features.features import check_finite
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.from_arrays import REQUIRED, graph_from_arrays
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
+
+MASKS = {"train_mask": TRAIN, "val_mask": VAL, "test_mask": TEST}
+
+
+def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> Graph:
+    """A clean graph from tensors or arrays, which it may share memory with.
+
+    Args:
+        name: Of the graph.
+        values: `edge_index`, `x`, `y`, and optionally `edge_weight`, `train_mask`, `val_mask`, `test_mask` and
+            `assignment`, or `graph` with one label a graph; a value of None is as if the key were missing.
+        where: Name of each of them in error messages.
+
+    Raises:
+        ShoalError: A value is missing, of another form than `graph_from_arrays` takes, or not finite.
+    """
+    for key in REQUIRED:
+        if values.get(key) is None:
+            raise ShoalError(f"{where[key]}: missing; a graph needs edges, features and labels")
+    arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
+    masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
+    if masks:
+        arrays["split"] = _split(masks, arrays["x"].shape[0], where)
+    graph = graph_from_arrays(name, arrays, {**where, "split": where["train_mask"]})
+    check_finite(graph.x, where["x"])
+    return graph
+
+
+def to_array(value: Any, where: str) -> Any:
+    """A tensor as an array: NumPy, or SciPy CSR if it is sparse; arrays stay as they are.
+
+    Raises:
+        ShoalError: It is neither.
+    """
+    if isinstance(value, np.ndarray) or sp.issparse(value):
+        return sp.csr_array(value) if sp.issparse(value) else value
+    if not isinstance(value, Tensor):
+        raise ShoalError(f"{where}: must be a tensor or an array, found {type(value).__name__}")
+    value = value.detach().cpu()
+    # NumPy has no bfloat16, and SciPy no float16.
+    if value.dtype == torch.bfloat16 or (value.dtype == torch.float16 and value.layout != torch.strided):
+        value = value.float()
+    if value.layout == torch.strided:
+        return value.numpy()
+    found = value.to_sparse_coo().coalesce()
+    return sp.csr_array((found.values().numpy(), tuple(found.indices().numpy())), shape=tuple(found.shape))
+
+
+def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Edges and their weights, of a sparse tensor of torch or of torch_sparse.
+
+    Returns:
+        Row and column of every entry, int64 `[2, E]`, and its value `[E]`; None where it has none.
+
+    Raises:
+        ShoalError: It is dense, or not square.
+    """
+    value: Tensor | None
+    if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
+        sizes = tuple(adjacency.shape)
+        entries = adjacency.detach().to_sparse_coo().coalesce()
+        edge_index, value = entries.indices(), entries.values()
+    elif hasattr(adjacency, "coo") and hasattr(adjacency, "sparse_sizes"):
+        sizes = tuple(adjacency.sparse_sizes())
+        row, column, value = adjacency.coo()
+        edge_index = torch.stack([row, column])
+    else:
+        raise ShoalError(f"{where}: must be a sparse tensor or a SparseTensor, found {type(adjacency).__name__}")
+    if len(sizes) != 2 or sizes[0] != sizes[1]:
+        raise ShoalError(f"{where}: an adjacency is square, found {list(sizes)}")
+    return edge_index.cpu().numpy(), None if value is None else to_array(value, where)
+
+
+def _split(masks: Mapping[str, np.ndarray], nodes: int, where: Mapping[str, str]) -> np.ndarray:
+    """Part of every node, int8 `[N]`."""
+    code = np.full(nodes, UNASSIGNED, dtype=np.int8)
+    for key, mask in masks.items():
+        if mask.ndim == 2:
+            raise ShoalError(f"{where[key]}: {mask.shape[1]} splits side by side; take one, as in mask[:, 0]")
+        if mask.shape != (nodes,) or mask.dtype not in (np.bool_, np.uint8):
+            found = f"{mask.dtype} {list(mask.shape)}"
+            raise ShoalError(f"{where[key]}: must be a truth value for each of the {nodes} nodes, found {found}")
+        twice = (code != UNASSIGNED) & mask.astype(bool)
+        if twice.any():
+            raise ShoalError(f"{where[key]}: node {int(twice.argmax())} is in another mask, too; one part a node")
+        code[mask.astype(bool)] = MASKS[key]
+    return code

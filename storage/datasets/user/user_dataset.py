@@ -1,0 +1,113 @@
+"""A dataset of the user's own."""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.digest import input_digest
+from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.types import checked, quoted
+from shoal.storage.suggestions import did_you_mean
+from shoal.storage.user_code.user_code import OwnCode, read_own
+
+KEY = "data.dataset"
+NAMES = (*REQUIRED, *OPTIONAL, "train_mask", "val_mask", "test_mask")
+
+
+class Dataset(ABC):
+    """What a dataset of one's own derives from; `data.dataset: my_file.py:Mine`.
+
+        class Rings(shoal.Dataset):
+            def __init__(self, *, nodes: int = 100):
+                self.nodes = nodes
+
+            def load(self, root):
+                ring = np.arange(self.nodes)
+                edges = np.stack([ring, (ring + 1) % self.nodes])
+                return {"edge_index": edges, "x": np.eye(self.nodes, dtype="float32"), "y": ring % 2}
+
+    Keyword-only parameters of the constructor, each with a type and a default, are the keys of `data.options`.
+    """
+
+    @abstractmethod
+    def load(self, root: Path) -> Any:
+        """The graph: a mapping of arrays or tensors, or an object with these attributes, as PyG's `Data`.
+
+        `edge_index` integers `[2, E]` (one or both directions), `x` numbers `[N, F]`, `y` whole numbers `[N]` (-1: no
+        label), and if there are `train_mask`, `val_mask` and `test_mask`, truth values `[N]`, or `split` `[N]` (0 none,
+        1 train, 2 val, 3 test), `assignment` `[N]` (the client of every node), `edge_weight` `[E]` (a positive number
+        for every edge), and `graph` `[N]` (the graph of every node, where these are many small graphs; labels and split
+        are then those of graphs).
+
+        Args:
+            root: `data.root`, or the folder of published files.
+        """
+
+    def files(self, root: Path) -> Sequence[Path]:
+        """The files that `load` reads: when their content changes it is another dataset. By default none."""
+        return ()
+
+
+def load_own(name: str, options: DataSource) -> Graph:
+    """The graph of the user's own class, `my_file.py:Name`.
+
+    Raises:
+        ShoalError: The file fails, or gives no such graph; names the line, or the array and the row.
+    """
+    code = read_own(KEY, name)
+    made = _made(code, options)
+    with code.at_work(KEY):
+        found = made.load(data_root(options.root))
+    dropped = ("edge_weight",) if options.edge_weights == "drop" else ()
+    if isinstance(found, Graph):
+        return replace(found, edge_weight=None) if dropped else found
+    given = found if isinstance(found, Mapping) else {name: getattr(found, name, None) for name in NAMES}
+    if unknown := next((name for name in given if name not in NAMES), None):
+        raise code.fault(KEY, f"load gives {unknown!r}, which is none of {', '.join(NAMES)}")
+    # It imports torch, which other datasets do not need.
+    from shoal.storage.datasets.user.incoming import graph_of
+
+    values = {name: given.get(name) for name in NAMES if name not in dropped}
+    return graph_of(options.name, values, {name: f"{code.place}: {name}" for name in NAMES})
+
+
+def own_content(options: DataSource) -> dict[str, Any]:
+    """What tells the dataset from others: the code, its options, and the content of the files that it names.
+
+    Raises:
+        ShoalError: The file fails, or one that it names cannot be read.
+    """
+    code = read_own(KEY, options.dataset)
+    made = _made(code, options)
+    with code.at_work(KEY):
+        files = [Path(file) for file in made.files(data_root(options.root))]
+    contents = {file.name: input_digest(file) for file in files}
+    return {"dataset": options.name, "code": code.identity, "options": dict(options.own), "files": contents}
+
+
+def _made(code: OwnCode, options: DataSource) -> Dataset:
+    cls = code.load()
+    if not isinstance(cls, type) or not issubclass(cls, Dataset):
+        raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no dataset; derive it from shoal.Dataset")
+    known = {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    values = {}
+    for key, value in options.own.items():
+        if key not in known:
+            has = ", ".join(known) or "no option"
+            raise ShoalError(f"data.options.{key}: unknown; {cls.__name__} has {has}{did_you_mean(key, known)}")
+        try:
+            values[key] = checked(known[key], value)
+        except ValueError as error:
+            raise ShoalError(f"data.options.{key}: {error}, found {quoted(value)}") from None
+    with code.at_work(KEY):
+        return cls(**values)

@@ -1,0 +1,41 @@
+"""JSON that says whether it is as it was written: every object carries a digest of itself."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.storage.files.digest import text_digest
+
+SEAL = "seal"
+
+
+def sealed(plain: Mapping[str, Any], indent: int | None = None) -> str:
+    """Strict JSON of an object, its seal as the last key.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+    """
+    # Read back, so that a key which is a number has the form in which it will be found.
+    kept = json.loads(json.dumps(plain, allow_nan=False))
+    return json.dumps({**kept, SEAL: _seal(kept)}, indent=indent, allow_nan=False)
+
+
+def unsealed(text: str | bytes) -> dict[str, Any]:
+    """The object without its seal.
+
+    Raises:
+        ValueError: Not JSON, no object, or not as it was written.
+    """
+    try:
+        plain = json.loads(text)
+    except RecursionError:
+        raise ValueError("brackets in brackets without end") from None
+    if not isinstance(plain, dict):
+        raise ValueError("not an object")
+    if plain.pop(SEAL, None) != _seal(plain):
+        raise ValueError("changed since it was written")
+    return plain
+
+
+def _seal(plain: Mapping[str, Any]) -> str:
+    return text_digest(json.dumps(plain, sort_keys=True))[:16]

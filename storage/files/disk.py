@@ -1,0 +1,49 @@
+"""A folder to write in: its lock, and the free space on its disk."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.storage.errors import ShoalError
+
+
+@contextmanager
+def writing(path: Path, key: str = "data.store") -> Iterator[None]:
+    """Holds the lock of a store folder, which is made if it is not there; `key` of a config says where it lies.
+
+    Raises:
+        ShoalError: Another process is preparing the same store, or the folder cannot be made or locked.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("w")
+    except OSError as error:
+        raise ShoalError(
+            f"{path}: cannot be made: {error.strerror}; set {key} to a folder that can be written"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ShoalError(f"{path}: another prepare is writing this store; wait for it or set {key}") from None
+        except OSError as error:
+            raise ShoalError(
+                f"{path}: cannot be locked: {error.strerror}; set {key} to a file system with locks"
+            ) from error
+        yield
+
+
+def require_disk(folder: Path, needed: int, what: str) -> None:
+    """Compares what a step will write with the free space of the file system.
+
+    Raises:
+        ShoalError: It does not fit.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ShoalError(
+            f"{folder}: {what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; "
+            "free space or choose another folder"
+        )

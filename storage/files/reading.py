@@ -1,0 +1,68 @@
+"""A file of a user's own, opened so that nothing but a file is read, and no more of it than is wanted."""
+
+import errno
+import os
+import re
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+from shoal.storage.errors import ShoalError
+
+
+def open_plain(path: str | Path) -> BufferedReader:
+    """Opens a file for reading; a pipe or a device, which may never end, is refused.
+
+    Raises:
+        OSError: It cannot be opened, or is no file; `strerror` says why.
+    """
+    # Opening a pipe would wait for its other end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            reason = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Is no file"
+            raise OSError(errno.EINVAL, reason, str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_text(path: str | Path, most_bytes: int) -> str:
+    """The text of a small file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        OSError: It cannot be opened, or is no file.
+        ValueError: It is larger, or no text.
+    """
+    with open_plain(path) as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it is larger than {most_bytes >> 20} MiB")
+    return content.decode("utf-8-sig")
+
+
+WAYS_OUT = {
+    errno.ENOMEM: "free memory, or raise vm.max_map_count if this process maps very many files",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EACCES: "give this user the right to read it",
+    errno.EPERM: "give this user the right to read it",
+    errno.EIO: "look at the disk or the network that it lies on",
+    errno.EISDIR: "there is a folder where a file should be, move it away",
+}
+ENDS_WITH_NUMBER = re.compile(r"\((\d+)\)$")
+
+
+def cannot_read(path: Path, error: OSError) -> ShoalError:
+    """The error for a file that is there and cannot be opened, mapped or read."""
+    way_out = WAYS_OUT.get(error.errno or 0, "look at the file system that it lies on")
+    return ShoalError(f"{path}: cannot be read: {error.strerror or error}; {way_out}")
+
+
+def system_error(error: RuntimeError) -> OSError | None:
+    """The system's own error of which torch says only the text and, at its end, the number; None: it is another."""
+    message = str(error)
+    number = ENDS_WITH_NUMBER.search(message)
+    return OSError(int(number[1]), message.rpartition(": ")[2][: -len(number[0]) - 1]) if number else None

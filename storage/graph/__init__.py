@@ -1,0 +1,1 @@
+"""Graphs in memory: cleaning, labels, layout, propagation, sampling."""

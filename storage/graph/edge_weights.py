@@ -1,0 +1,115 @@
+"""Weights of edges: a number for every entry of a CSR, or none where all edges count alike."""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.induced import Induced
+
+WAY_OUT = "or set data.edge_weights to drop"
+
+
+def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -> np.ndarray | None:
+    """Weights of the edges that `shoal.storage.graph.graph.clean_edges` makes undirected and simple, float32 `[E]`.
+
+    An edge that is given more than once, the other way round or again, weighs the same each time. Self loops are taken
+    out with their weights. Weights that are all 1 say nothing: None.
+
+    Args:
+        edge_index: Sources and targets as given, checked, integers `[2, G]`.
+        weight: Of every edge as given, numbers `[G]` or `[G, 1]`.
+        nodes: Number of nodes N.
+        where: Name of the weights in errors.
+
+    Raises:
+        ShoalError: They are of another shape or no numbers, one is not positive and finite in float32, or an edge has
+            two.
+    """
+    given_G = _numbers(weight, edge_index.shape[1], where)
+    source, target = (ends.astype(np.int64) for ends in edge_index)
+    proper = source != target
+    source, target, given_G = source[proper], target[proper], given_G[proper]
+    key = np.concatenate([source * nodes + target, target * nodes + source])
+    order = np.argsort(key, kind="stable")
+    key, both = key[order], np.concatenate([given_G, given_G])[order]
+    is_first = np.concatenate([np.ones(min(1, len(key)), dtype=bool), key[1:] != key[:-1]])
+    found = both[is_first]
+    other = np.flatnonzero(both != found[np.cumsum(is_first) - 1])
+    if len(other):
+        one, two = divmod(int(key[other[0]]), nodes)
+        values = both[key == key[other[0]]]
+        raise ShoalError(
+            f"{where}: the edge of nodes {one} and {two} weighs {values.min():g} and {values.max():g}; edges are "
+            f"undirected: give one weight each, {WAY_OUT}"
+        )
+    return None if (found == 1).all() else found
+
+
+def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
+    """Weights of edges as given, float32 `[G]`.
+
+    Raises:
+        ShoalError: As `clean_weights`.
+    """
+    fits = isinstance(weight, np.ndarray) and weight.shape in ((edges,), (edges, 1)) and weight.dtype.kind in "fiub"
+    if not fits:
+        found = f"{weight.dtype} {list(weight.shape)}"
+        raise ShoalError(f"{where}: must be numbers [{edges}], the weight of every edge, found {found}")
+    with np.errstate(over="ignore", under="ignore"):
+        given_G = weight.reshape(edges).astype(np.float32)
+    wrong = np.flatnonzero(~(np.isfinite(given_G) & (given_G > 0)))
+    if len(wrong):
+        value = weight.reshape(edges)[wrong[0]]
+        raise ShoalError(
+            f"{where}: row {wrong[0]} is {value}; the weight of an edge is positive and finite: change it, {WAY_OUT}"
+        )
+    return given_G
+
+
+def degrees(indptr: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Sums of the weights of every node's edges and of its self loop, which weighs 1: float64 `[N]`.
+
+    Args:
+        indptr: Row pointer, integers `[N + 1]`.
+        weight: Of every entry, float32 `[E]`; None: all are 1.
+    """
+    if weight is None:
+        return np.diff(indptr) + 1.0
+    found = np.ones(len(indptr) - 1)
+    filled = np.flatnonzero(np.diff(indptr))
+    if len(filled):
+        # Rows without an entry lie between no two of these starts.
+        found[filled] += np.add.reduceat(weight, indptr[filled], dtype=np.float64)
+    return found
+
+
+def weights_among(part: Induced, indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Weights of the edges of a part of a graph, float32 `[e]`, in the order of the part's entries.
+
+    Args:
+        part: Some rows of the graph and edges among them; `node` are numbers of its rows.
+        indptr: Row pointer of the graph, `[N + 1]`.
+        indices: Its neighbours, int32 `[E]`, ascending in a row.
+        weight: Their weights, float32 `[E]`.
+    """
+    found = np.empty(len(part.indices), dtype=np.float32)
+    _look_up(part.node, part.indptr, part.indices, indptr, indices, weight, found)
+    return found
+
+
+@numba.njit(cache=True)
+def _look_up(
+    node: np.ndarray,
+    part_indptr: np.ndarray,
+    part_indices: np.ndarray,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    weight: np.ndarray,
+    found: np.ndarray,
+) -> None:
+    for row in range(len(node)):
+        first, end = indptr[node[row]], indptr[node[row] + 1]
+        for e in range(part_indptr[row], part_indptr[row + 1]):
+            found[e] = weight[first + np.searchsorted(indices[first:end], node[part_indices[e]])]

@@ -1,0 +1,190 @@
+"""A graph from a user's own arrays; each is checked, and errors use the user's name for it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edge_weights import clean_weights
+from shoal.storage.graph.graph import Graph, clean_edges
+from shoal.storage.graph.labels import coded_labels
+from shoal.storage.options.split_codes import TEST, UNASSIGNED
+
+# Few enough for any number of nodes, and more than any graph that has ever been published.
+ALWAYS, MOST = 1024, 1 << 17
+
+
+def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
+    """Number of classes of labels `[items]`, -1 where there is none: one more than the largest; `what` is an item.
+
+    Raises:
+        ShoalError: No item has a label, one is below -1, or there would be more classes than labelled items; names
+            the row.
+    """
+    labelled = int((y >= 0).sum())
+    if not labelled:
+        raise ShoalError(f"{where}: no {what} has a label; there is nothing to learn")
+    row = int(y.argmin())
+    if y[row] < -1:
+        raise ShoalError(f"{where}: row {row} is {y[row]}; a label is a class from 0, or -1 for none")
+    row = int(y.argmax())
+    classes = int(y[row]) + 1
+    if classes > max(ALWAYS, min(labelled, MOST)):
+        raise ShoalError(
+            f"{where}: row {row} has label {y[row]}, which makes {classes} classes, but {labelled} {what}s have a "
+            "label; number the classes from 0 on"
+        )
+    return classes
+
+
+REQUIRED = ("edge_index", "x", "y")
+OPTIONAL = ("split", "assignment", "vocabulary", "graph", "label_names", "edge_weight")
+
+
+def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, str], synthetic: bool = False) -> Graph:
+    """A clean graph.
+
+    Args:
+        name: Of the graph.
+        arrays: `edge_index [2, E]` (integers, one or both directions), `x [N, F]` (numbers, NumPy or SciPy CSR),
+            `y [N]` or `[N, 1]` (whole numbers; -1 or NaN is unlabelled) and, if there are, `split [N]` (0 none, 1
+            train, 2 val, 3 test), `assignment [N]` (client of every node) and `vocabulary [F]` (what every column of x
+            stands for, texts). With `graph [N]` (the graph of every node: 0 to G - 1 in this order, without a gap)
+            labels, parts and clients are those of graphs, `[G]`, and no edge joins two. Features other than float16
+            and float32 become float32; whether they are finite is not checked. `label_names [C]` says what classes are
+            called, and y may be such names itself (texts; "" is unlabelled). `edge_weight` has a positive number for
+            every edge of `edge_index` (`shoal.storage.graph.edge_weights.clean_weights`).
+        where: Name of each array in error messages.
+        synthetic: Whether the graph was generated and not published.
+
+    Raises:
+        ShoalError: An array has a wrong shape, type or value; names the array and the first wrong row.
+    """
+    x = _features(arrays["x"], where["x"])
+    nodes = x.shape[0]
+    graph_of, items, what = None, nodes, f"x has {nodes} rows; one value a node"
+    if arrays.get("graph") is not None:
+        graph_of = _graphs(arrays["graph"], nodes, where["graph"])
+        items = int(graph_of[-1]) + 1
+        what = f"there are {items} graphs; one value a graph"
+    y, names = arrays["y"], arrays.get("label_names")
+    if y.dtype.kind == "U" and y.shape == (items,):
+        y, names = coded_labels(y, where["y"])
+    y = _labels(y, items, where["y"], what)
+    classes = class_count(y, where["y"], "node" if graph_of is None else "graph")
+    if names is not None:
+        names = _texts(names, where.get("label_names", where["y"]), "a class")
+        if len(names) < classes:
+            raise ShoalError(f"{where['label_names']}: {len(names)} names for {classes} classes; give each one")
+        classes = len(names)
+    split, assignment = arrays.get("split"), arrays.get("assignment")
+    if split is not None:
+        split = _integers(split, items, (UNASSIGNED, TEST), where["split"], what).astype(np.int8)
+    if assignment is not None:
+        assignment = _integers(assignment, items, (0, 2**31 - 1), where["assignment"], what).astype(np.int32)
+    vocabulary = arrays.get("vocabulary")
+    if vocabulary is not None:
+        vocabulary = _texts(vocabulary, where["vocabulary"], "a column of x", x.shape[1])
+    indptr, indices, cleaning = clean_edges(arrays["edge_index"], nodes, where["edge_index"])
+    if graph_of is not None:
+        require_apart(indptr, indices, graph_of, where["edge_index"])
+    edge_weight = arrays.get("edge_weight")
+    if edge_weight is not None:
+        edge_weight = clean_weights(arrays["edge_index"], edge_weight, nodes, where["edge_weight"])
+    return Graph(
+        name,
+        indptr,
+        indices,
+        x,
+        y,
+        classes,
+        split,
+        assignment,
+        cleaning,
+        synthetic,
+        vocabulary=vocabulary,
+        graph_of=graph_of,
+        label_names=None if names is None else tuple(names.tolist()),
+        edge_weight=edge_weight,
+    )
+
+
+def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray, where: str) -> None:
+    """Refuses an edge between two graphs.
+
+    Raises:
+        ShoalError: There is one; names the first.
+    """
+    source = np.repeat(np.arange(len(graph_of)), np.diff(indptr))
+    between = np.flatnonzero(graph_of[source] != graph_of[indices])
+    if len(between):
+        one, other = source[between[0]], indices[between[0]]
+        raise ShoalError(
+            f"{where}: an edge joins node {one} of graph {graph_of[one]} and node {other} of graph {graph_of[other]}; "
+            "graphs have no edges between them"
+        )
+
+
+def _graphs(graph: np.ndarray, nodes: int, where: str) -> np.ndarray:
+    graph_of = _integers(graph, nodes, (0, 2**31 - 1), where, f"x has {nodes} rows; one graph a node").astype(np.int64)
+    if not nodes:
+        raise ShoalError(f"{where}: no node; there is nothing to learn")
+    steps = np.diff(graph_of, prepend=-1)
+    wrong = np.flatnonzero((steps < 0) | (steps > 1))
+    if len(wrong):
+        row = int(wrong[0])
+        raise ShoalError(
+            f"{where}: row {row} is {graph_of[row]}; graphs are numbered from 0 without a gap, and their nodes lie in "
+            "this order"
+        )
+    return graph_of
+
+
+def _features(x: Any, where: str) -> Any:
+    if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiub":
+        raise ShoalError(f"{where}: features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
+    if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
+        return x
+    # a value too large for float32 becomes infinity, which is refused later
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
+
+
+def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -> np.ndarray:
+    """Names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
+    if names.ndim != 1 or len(names) != (len(names) if count is None else count) or names.dtype.kind != "U":
+        wanted = "[C]" if count is None else f"[{count}]"
+        raise ShoalError(f"{where}: must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
+    found, counts = np.unique(names, return_counts=True)
+    if (counts > 1).any():
+        raise ShoalError(f"{where}: {str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
+    return np.asarray(names)
+
+
+def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim == 2:
+        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class each")
+    if y.dtype.kind == "f":
+        y = np.where(np.isnan(y), -1, y)
+    return _integers(y, items, (-1, 2**31 - 1), where, what).astype(np.int64)
+
+
+def _integers(values: np.ndarray, items: int, bounds: tuple[int, int], where: str, what: str) -> np.ndarray:
+    """`values` if they are integers within `bounds`, one for each item, of which `what` says how many there are."""
+    low, high = bounds
+    if values.shape != (items,):
+        raise ShoalError(f"{where}: shape {list(values.shape)}, but {what}")
+    if values.dtype.kind not in "iubf":
+        raise ShoalError(f"{where}: values must be integers, found {values.dtype}")
+    for fault, rule in (
+        (values != np.floor(values) if values.dtype.kind == "f" else None, "an integer"),
+        ((values < low) | (values > high), f"in {low}..{high}"),
+    ):
+        if fault is not None and fault.any():
+            row = int(fault.argmax())
+            raise ShoalError(f"{where}: row {row} is {values[row]}, not {rule}")
+    return values

@@ -1,0 +1,136 @@
+"""Graphs and features of many clients, gathered in as few passes over the whole graph as memory allows."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.mapped import read
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.induced import Induced, count_by_client, induced
+from shoal.storage.graph.layout import Layout
+from shoal.storage.graph.rows import CsrRows, Rows, csr_of
+from shoal.storage.progress import step
+
+ROWS_A_BLOCK = 65_536
+# row_of, kept and the assignment; the last two are arguments, but they take memory, too.
+OF_NODE = 12
+# Ids in three orders, and row pointers.
+OF_ROW = 56
+# A client's columns and, once more, in their final order.
+OF_ENTRY = 8
+# What an edge weighs.
+OF_WEIGHT = 4
+# A row pointer, and columns beside values: as they are found, and in the types that are written.
+OF_SPARSE_ROW, OF_VALUE = 12, 16
+
+
+def gathered(
+    graph: Graph,
+    assignment: np.ndarray,
+    kept: np.ndarray,
+    clients: Sequence[int],
+    dtype: str,
+    memory_limit: int,
+    layout: Layout = "dense",
+) -> Iterator[tuple[int, Induced, Rows]]:
+    """Every client with its graph and its features, `dtype` `[N, F]`, the rows in the order of the graph.
+
+    Files of the whole graph are read front to back, once for every group of clients that fits into memory together.
+
+    Args:
+        graph: The whole graph; its arrays may be memory maps, its features a SciPy CSR, or drawn when read.
+        assignment: Client of every node, integers `[nodes]`.
+        kept: See `kept_entries`.
+        clients: Numbers of the clients, in the order in which they are given.
+        dtype: `float32` or `float16`; a feature that does not fit becomes infinite.
+        memory_limit: Bytes to use beside the interpreter, a graph in memory, and blocks of about 50 MB.
+        layout: `sparse` for sparse rows, of a graph whose features are in memory.
+
+    Raises:
+        ShoalError: The limit does not hold one client.
+    """
+    sparse = csr_of(graph.x) if layout == "sparse" else None
+    row_bytes = graph.features * np.dtype(dtype).itemsize if sparse is None else OF_SPARSE_ROW
+    values = 0 if sparse is None else np.bincount(assignment, weights=np.diff(sparse.indptr))
+    for group in _groups(graph, assignment, kept, clients, row_bytes, values, memory_limit):
+        parts = list(induced(graph.indptr, graph.indices, assignment, kept, group))
+        if sparse is not None:
+            for client in group:
+                part = parts.pop(0)
+                yield client, part, _sparse_rows(sparse, part.node, dtype)
+            continue
+        x = _features(graph.x, np.concatenate([part.node for part in parts]), len(group), dtype)
+        ends = np.cumsum([len(part.node) for part in parts])
+        # Copies, since views would keep the arrays of the group in memory while the next group is gathered.
+        for client, end in zip(group, ends):
+            part = parts.pop(0)
+            yield client, part, x[end - len(part.node) : end].copy()
+        del x, part
+
+
+def _groups(
+    graph: Graph,
+    assignment: np.ndarray,
+    kept: np.ndarray,
+    clients: Sequence[int],
+    row_bytes: int,
+    values: Any,
+    memory_limit: int,
+) -> list[list[int]]:
+    """Consecutive clients that fit into memory together; `values` are those of sparse features, `[clients]`."""
+    nodes, entries = np.zeros((2, int(assignment.max(initial=-1)) + 1), dtype=np.int64)
+    count_by_client(assignment, kept, nodes, entries)
+    of_entry = OF_ENTRY + (0 if graph.edge_weight is None else OF_WEIGHT)
+    needed = nodes * (row_bytes + OF_ROW) + entries * of_entry + values * OF_VALUE
+    fixed = OF_NODE * graph.nodes
+    groups: list[list[int]] = []
+    room = 0
+    for client in clients:
+        if needed[client] > memory_limit - fixed:
+            least = -(-int(fixed + needed[clients].max()) >> 20)
+            raise ShoalError(
+                f"engine.memory_limit is {-(-memory_limit >> 20)}MiB, but the shard of client {client} "
+                f"({nodes[client]} nodes) does not fit: raise it to {least}MiB or use more clients"
+            )
+        if needed[client] > room:
+            groups.append([])
+            room = memory_limit - fixed
+        groups[-1].append(client)
+        room -= needed[client]
+    return groups
+
+
+def _features(x: Any, ids: np.ndarray, clients: int, dtype: str) -> np.ndarray:
+    """Rows of x for the ids of some clients, read block by block in ascending order."""
+    order = np.argsort(ids)
+    ids = ids[order]
+    found = np.empty((len(ids), x.shape[1]), dtype=dtype)
+    cuts = np.searchsorted(ids, np.arange(0, x.shape[0] + ROWS_A_BLOCK, ROWS_A_BLOCK))
+    with step(f"features of {clients} clients", len(ids), "nodes") as advance:
+        for number, (low, high) in enumerate(pairwise(cuts)):
+            if low < high:
+                with np.errstate(over="ignore"):
+                    found[order[low:high]] = _rows(x, number * ROWS_A_BLOCK, ids[low:high])
+                advance(int(high - low))
+    return found
+
+
+def _sparse_rows(x: Any, ids: np.ndarray, dtype: str) -> CsrRows:
+    """Rows of a SciPy CSR for some ids, in their order; columns ascend."""
+    rows = x[ids]
+    rows.sum_duplicates()
+    with np.errstate(over="ignore"):
+        values = rows.data.astype(dtype, copy=False)
+    return CsrRows(rows.indptr.astype(np.int32), rows.indices.astype(np.int32, copy=False), values, x.shape[1])
+
+
+def _rows(x: Any, first: int, ids: np.ndarray) -> np.ndarray:
+    """Some rows of one block, ascending."""
+    if isinstance(x, np.memmap):
+        return read(x, first, min(first + ROWS_A_BLOCK, len(x)))[ids - first]
+    rows = x[ids]
+    return rows.toarray() if sp.issparse(rows) else rows

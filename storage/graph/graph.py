@@ -1,0 +1,159 @@
+"""A whole graph in memory, before any client exists, in the one form every later step relies on."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from shoal.storage.errors import ShoalError
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What was removed and added: by `clean_edges` in directed entries; nodes that were dropped before."""
+
+    entries_read: int
+    self_loops: int
+    duplicates: int
+    reversed_added: int
+    nodes_dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One of several graphs that were put behind one another; no edge joins two of them.
+
+    Attributes:
+        name: Of the graph.
+        nodes: Its nodes, which follow those of the domains before it.
+    """
+
+    name: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph with labels: undirected, without self loops or duplicates, stored as CSR.
+
+    Labels, split and clients are those of items: of nodes, or, where the dataset is many small graphs behind one
+    another, of these graphs.
+
+    Attributes:
+        name: What the dataset is called in a config.
+        indptr: Row pointer, int64 `[N + 1]`.
+        indices: Neighbours of every node in ascending order, int32 `[E]`; every edge appears both ways.
+        x: Features `[N, F]`, float32 or float16: a NumPy array (or memory map), or a float32 SciPy CSR array.
+        y: Label of every item, int64 `[items]`; -1 means unlabelled.
+        classes: Number of classes C; labels lie in `0..C-1`.
+        split: The dataset's own split, int8 `[items]` of UNASSIGNED, TRAIN, VAL, TEST; None if it has none.
+        assignment: The dataset's own client of every item, int32 `[items]`; None if it has none.
+        cleaning: What was done to the edges as published.
+        synthetic: True if the graph was generated and not published; reported with every result on it.
+        domains: The graphs that it consists of, where there are several.
+        vocabulary: What every column of x stands for, texts `[F]`; None if that is not known.
+        graph_of: The small graph of every node, int64 `[N]`, ascending from 0 to G - 1 without a gap; no edge joins
+            two of them. None: this is one graph, and its items are nodes.
+        label_names: What every class is called, C texts; None if classes are numbers.
+        edge_weight: Weight of every entry of `indices`, float32 `[E]`, positive, the same both ways; None: edges have
+            none, and count alike.
+    """
+
+    name: str
+    indptr: np.ndarray
+    indices: np.ndarray
+    x: Any
+    y: np.ndarray
+    classes: int
+    split: np.ndarray | None = None
+    assignment: np.ndarray | None = None
+    cleaning: Cleaning = field(default_factory=lambda: Cleaning(0, 0, 0, 0))
+    synthetic: bool = False
+    domains: tuple[Domain, ...] = ()
+    vocabulary: np.ndarray | None = None
+    graph_of: np.ndarray | None = None
+    label_names: tuple[str, ...] | None = None
+    edge_weight: np.ndarray | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes N."""
+        return len(self.indptr) - 1
+
+    @property
+    def items(self) -> int:
+        """What has a label each: nodes, or small graphs."""
+        return len(self.y)
+
+    @property
+    def item_name(self) -> str:
+        """What an item is, for messages."""
+        return "node" if self.graph_of is None else "graph"
+
+    def of_nodes(self, values: np.ndarray) -> np.ndarray:
+        """What every node has of its item, `[N]`, where `values` are of items, `[items]`."""
+        return values if self.graph_of is None else values[self.graph_of]
+
+    def of_items(self, values: np.ndarray) -> np.ndarray:
+        """What every item has, `[items]`, of `values` `[N]` that are the same for all nodes of an item."""
+        return values if self.graph_of is None else values[first_rows(self.graph_of)[:-1]]
+
+    @property
+    def entries(self) -> int:
+        """Number of directed entries: twice the number of undirected edges."""
+        return int(self.indptr[-1])
+
+    @property
+    def features(self) -> int:
+        """Width F of the features."""
+        return int(self.x.shape[1])
+
+    def without_nodes(self, dropped: int) -> "Graph":
+        """The same graph, which says that some nodes were dropped when it was read."""
+        return replace(self, cleaning=replace(self.cleaning, nodes_dropped=dropped))
+
+
+def first_rows(graph_of: np.ndarray) -> np.ndarray:
+    """The first row of every run of equal numbers in `[N]`, and N as the last: int64 `[runs + 1]`."""
+    changes = np.flatnonzero(graph_of[1:] != graph_of[:-1]) + 1
+    return np.concatenate([np.zeros(min(1, len(graph_of)), dtype=np.int64), changes, [len(graph_of)]])
+
+
+def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndarray, np.ndarray, Cleaning]:
+    """Makes edges undirected and simple: `(indptr int64 [N + 1], indices int32 [E], counts)`.
+
+    Args:
+        edge_index: Sources and targets, any integer type `[2, E]`; an edge may be given one way or both ways.
+        nodes: Number of nodes N.
+        where: File or dataset that an error names.
+
+    Raises:
+        ShoalError: An end of an edge is not a node.
+    """
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
+        found = f"{edge_index.dtype} {list(edge_index.shape)}"
+        raise ShoalError(f"{where}: edge_index must be integers of shape [2, E], found {found}")
+    source, target = edge_index
+    if edge_index.size:
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0 or high >= nodes:
+            outside = low if low < 0 else high
+            raise ShoalError(f"{where}: edge_index names node {outside}, but the {nodes} nodes count from 0")
+    proper = source != target
+    loops = int(len(source) - proper.sum())
+    source, target = source[proper], target[proper]
+    ones = np.ones(len(source), dtype=np.int8)
+    given = sp.coo_array((ones, (source, target)), shape=(nodes, nodes)).tocsr()
+    given.sum_duplicates()
+    distinct = int(given.nnz)
+    given.data[:] = 1
+    both = (given + given.T).tocsr()
+    both.sort_indices()
+    counts = Cleaning(
+        entries_read=int(edge_index.shape[1]),
+        self_loops=loops,
+        duplicates=len(source) - distinct,
+        reversed_added=int(both.nnz) - distinct,
+    )
+    return both.indptr.astype(np.int64), both.indices.astype(np.int32), counts

@@ -1,0 +1,203 @@
+"""The graph of each client: its nodes, ordered so that neighbours are close, and the edges among them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from shoal.storage.files.mapped import read, row_blocks
+from shoal.storage.kernels.prefetch import fetch_ahead
+from shoal.storage.progress import step
+
+ENTRIES_A_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Induced:
+    """An induced subgraph.
+
+    Attributes:
+        node: Global id of every row, int64 `[N]`.
+        indptr: Row pointer, int64 `[N + 1]`.
+        indices: Rows of the neighbours, int32 `[E]`, ascending in a row.
+    """
+
+    node: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+
+
+def kept_entries(
+    indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, block: int = ENTRIES_A_BLOCK
+) -> np.ndarray:
+    """Neighbours of every node inside its own client, int32 `[N]`.
+
+    Args:
+        indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.
+        indices: Neighbours in the whole graph, int32 `[entries]`.
+        assignment: Client of every node, integers `[N]`.
+        block: Entries to read at a time.
+    """
+    kept = np.zeros(len(indptr) - 1, dtype=np.int32)
+    with step("edges inside clients", int(indptr[-1]), "entries") as advance:
+        for first, pointer, low, high in row_blocks(indptr, block):
+            _count(first, pointer, read(indices, low, high), assignment, kept)
+            advance(high - low)
+    return kept
+
+
+def induced(
+    indptr: np.ndarray, indices: np.ndarray, assignment: np.ndarray, kept: np.ndarray, clients: Sequence[int]
+) -> Iterator[Induced]:
+    """Induces the subgraphs of some clients in one pass over the edges; edges between clients are dropped.
+
+    Rows of a client are in breadth-first order from its smallest node, ties by global id, component after component.
+    All clients asked for are in memory at once: 4 bytes for each of their entries, 8 for each of their nodes, and 12
+    for each node of the whole graph.
+
+    Args:
+        indptr: Row pointer of the whole graph, `[N + 1]`; it and `indices` may be memory maps, read front to back.
+        indices: Neighbours in the whole graph, int32 `[entries]`.
+        assignment: Client of every node, integers `[N]`.
+        kept: See `kept_entries`.
+        clients: Numbers of the clients, in the order in which they are given.
+    """
+    counts = np.zeros((2, max(int(assignment.max(initial=-1)), *clients, -1) + 1), dtype=np.int64)
+    count_by_client(assignment, kept, *counts)
+    node_ends, entry_ends = (np.concatenate([[0], np.cumsum(count[list(clients)])]) for count in counts)
+    slot = np.full(counts.shape[1], -1, dtype=np.int32)
+    slot[list(clients)] = np.arange(len(clients))
+    row_of = np.empty(len(assignment), dtype=np.int32)
+    node = np.empty(node_ends[-1], dtype=np.int64)
+    _number(assignment, slot, node_ends[:-1].copy(), node_ends, row_of, node)
+    columns = np.empty(entry_ends[-1], dtype=np.int32)
+    cursor = entry_ends[:-1].copy()
+    with step(f"edges of {len(clients)} clients", int(indptr[-1]), "entries") as advance:
+        for first, pointer, low, high in row_blocks(indptr, ENTRIES_A_BLOCK):
+            _fill(first, pointer, read(indices, low, high), assignment, slot, row_of, cursor, columns)
+            advance(high - low)
+    for number in range(len(clients)):
+        ids = node[node_ends[number] : node_ends[number + 1]]
+        pointer = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum(kept[ids], out=pointer[1:])
+        yield breadth_first(ids, pointer, columns[entry_ends[number] : entry_ends[number + 1]])
+
+
+def breadth_first(ids: np.ndarray, pointer: np.ndarray, columns: np.ndarray) -> Induced:
+    """Puts the rows of a graph in breadth-first order from the first one, component after component.
+
+    Args:
+        ids: Global id of every row, int64 `[N]`, ascending.
+        pointer: Row pointer, int64 `[N + 1]`.
+        columns: Rows of the neighbours, int32 `[E]`, ascending in a row.
+    """
+    order = _breadth_first(pointer, columns)
+    row_of = np.empty(len(ids), dtype=np.int32)
+    row_of[order] = np.arange(len(ids), dtype=np.int32)
+    new_pointer = np.zeros(len(ids) + 1, dtype=np.int64)
+    np.cumsum(np.diff(pointer)[order], out=new_pointer[1:])
+    new_columns = np.empty_like(columns)
+    _permute(pointer, columns, order, row_of, new_pointer, new_columns)
+    return Induced(ids[order], new_pointer, new_columns)
+
+
+@numba.njit(cache=True)
+def _count(first: int, pointer: np.ndarray, indices: np.ndarray, assignment: np.ndarray, kept: np.ndarray) -> None:
+    for row in range(len(pointer) - 1):
+        client, same = assignment[first + row], 0
+        for e in range(pointer[row], pointer[row + 1]):
+            fetch_ahead(assignment, indices, e)
+            same += assignment[indices[e]] == client
+        kept[first + row] = same
+
+
+@numba.njit(cache=True)
+def count_by_client(assignment: np.ndarray, kept: np.ndarray, nodes: np.ndarray, entries: np.ndarray) -> None:
+    """Adds the nodes and kept entries of every client to int64 `[clients]`."""
+    for v in range(len(assignment)):
+        nodes[assignment[v]] += 1
+        entries[assignment[v]] += kept[v]
+
+
+@numba.njit(cache=True)
+def _number(
+    assignment: np.ndarray,
+    slot: np.ndarray,
+    cursor: np.ndarray,
+    ends: np.ndarray,
+    row_of: np.ndarray,
+    node: np.ndarray,
+) -> None:
+    """Numbers the nodes of each client in ascending order, and lists them client by client."""
+    for v in range(len(assignment)):
+        s = slot[assignment[v]]
+        if s >= 0:
+            node[cursor[s]] = v
+            row_of[v] = cursor[s] - ends[s]
+            cursor[s] += 1
+
+
+@numba.njit(cache=True)
+def _fill(
+    first: int,
+    pointer: np.ndarray,
+    indices: np.ndarray,
+    assignment: np.ndarray,
+    slot: np.ndarray,
+    row_of: np.ndarray,
+    cursor: np.ndarray,
+    columns: np.ndarray,
+) -> None:
+    for row in range(len(pointer) - 1):
+        client = assignment[first + row]
+        s = slot[client]
+        if s >= 0:
+            at = cursor[s]
+            for e in range(pointer[row], pointer[row + 1]):
+                fetch_ahead(assignment, indices, e)
+                if assignment[indices[e]] == client:
+                    columns[at] = row_of[indices[e]]
+                    at += 1
+            cursor[s] = at
+
+
+@numba.njit(cache=True)
+def _breadth_first(pointer: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    nodes = len(pointer) - 1
+    order = np.empty(nodes, dtype=np.int64)
+    seen = np.zeros(nodes, dtype=np.bool_)
+    end = 0
+    at = 0
+    for root in range(nodes):
+        if seen[root]:
+            continue
+        seen[root] = True
+        order[end] = root
+        end += 1
+        while at < end:
+            row = order[at]
+            at += 1
+            for e in range(pointer[row], pointer[row + 1]):
+                if not seen[columns[e]]:
+                    seen[columns[e]] = True
+                    order[end] = columns[e]
+                    end += 1
+    return order
+
+
+@numba.njit(cache=True)
+def _permute(
+    pointer: np.ndarray,
+    columns: np.ndarray,
+    order: np.ndarray,
+    row_of: np.ndarray,
+    new_pointer: np.ndarray,
+    new_columns: np.ndarray,
+) -> None:
+    for row in range(len(order)):
+        start = pointer[order[row]]
+        low, high = new_pointer[row], new_pointer[row + 1]
+        for k in range(high - low):
+            new_columns[low + k] = row_of[columns[start + k]]
+        new_columns[low:high].sort()

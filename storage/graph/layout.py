@@ -1,0 +1,42 @@
+"""Whether a store keeps its features dense or sparse."""
+
+from typing import Any, Literal
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.rows import dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
+from shoal.storage.options.dataset_names import may_be_sparse
+
+Layout = Literal["dense", "sparse"]
+
+
+def chosen_layout(x: Any, layout: str, dataset: object, path: object, dtype: str) -> Layout:
+    """The layout of a store.
+
+    Args:
+        x: Features of the whole graph `[N, F]`: an array, a SciPy CSR, or drawn when read.
+        layout: `dense`, `sparse`, or `auto`: the one in which features in memory are smaller.
+        dataset: Name of the dataset, or of several.
+        path: The graph of dataset `files`, or one for each.
+        dtype: How features are stored.
+    """
+    smaller = layout == "auto" and may_be_sparse(dataset, path) and is_smaller_sparse(x, dtype)
+    return "sparse" if smaller or layout == "sparse" else "dense"
+
+
+def stored_bytes(x: Any, layout: Layout, dtype: str) -> int:
+    """Bytes of features `[N, F]` as they are stored."""
+    rows, features = x.shape
+    return sparse_bytes(rows, entries_of(x), dtype) if layout == "sparse" else dense_bytes(rows, features, dtype)
+
+
+def require_possible(layout: str, dataset: object, path: object) -> None:
+    """Refuses a sparse store of features that are not in memory.
+
+    Raises:
+        ShoalError: It is one.
+    """
+    if layout == "sparse" and not may_be_sparse(dataset, path):
+        raise ShoalError(
+            f"data.layout: sparse needs features that are read into memory, and those of dataset '{dataset}' are not; "
+            "set auto or dense"
+        )

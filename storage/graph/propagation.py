@@ -1,0 +1,177 @@
+"""Hops of a graph: X, ÃX, Ã²X, … computed once, before any training."""
+
+import warnings
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.edge_weights import degrees
+from shoal.storage.graph.rows import CsrRows, Rows
+from shoal.storage.graph.sparse_hops import next_hop
+from shoal.storage.kernels.spmm import converts_halves, spmm
+from shoal.storage.options.propagation import Kernel
+
+
+def propagate(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: np.ndarray,
+    r: float,
+    out: np.ndarray,
+    path: Literal["numba", "torch"] = "numba",
+    column_block: int = 256,
+    weight: np.ndarray | None = None,
+) -> None:
+    """One hop: out = D^(r-1) (A + I) D^(-r) x, D being the degrees with self loop (FedGTA, equation 1).
+
+    Where edges have weights, they are the entries of A, and a degree is the sum of a row of A + I.
+
+    Beside the arrays given, Shoal's own kernel needs under 50 bytes a node, torch three float32 blocks
+    `[N, column_block]` and four bytes an entry of A. The two differ in the order of their sums. A column's bits
+    depend on no other column, and on no number of threads.
+
+    Args:
+        indptr: Row pointer of A, int32 or int64 `[N + 1]`; fewer than 2^31 entries.
+        indices: Neighbours, int32 `[E]`; A is symmetric and has no self loops.
+        x: Features, float32 or float16 `[N, F]`, C-contiguous; may be a read-only memory map.
+        r: Exponent of the normalisation, in [0, 1].
+        out: Written, float32 or float16 `[N, F]`, C-contiguous, no part of x; sums are float32 and rounded once.
+        path: `numba`, Shoal's kernel on one core (`kernels/spmm.py`), or `torch`, its reference, on torch's threads;
+            also used for float16 on a processor that cannot convert it.
+        column_block: Columns of x that torch works on at a time.
+        weight: Entries of A, float32 `[E]`; None: all are 1, and so are the bits of the result.
+
+    Raises:
+        ShoalError: A value of the result is too large for a float16 `out`.
+    """
+    assert x.shape == out.shape, (x.shape, out.shape)
+    assert len(indptr) == len(x) + 1, (len(indptr), len(x))
+    assert int(indptr[-1]) == len(indices) < 2**31, (int(indptr[-1]), len(indices))
+    for array in (x, out):
+        assert array.dtype in (np.float32, np.float16), array.dtype
+        assert array.flags.c_contiguous, array.strides
+    assert not np.may_share_memory(x, out)
+    sent, received = _scalings(indptr, r, weight)
+    if path == "numba" and (converts_halves() or np.float16 not in (x.dtype, out.dtype)):
+        peak = _by_numba(indptr, indices, x, sent, received, out, weight)
+    else:
+        peak = _by_torch(indptr, indices, x, sent, received, out, column_block, weight)
+    limit = float(np.finfo(out.dtype).max)
+    if out.dtype == np.float16 and peak > limit:
+        raise ShoalError(f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
+
+
+def hops(
+    indptr: np.ndarray, indices: np.ndarray, x: Rows, kernel: Kernel, weight: np.ndarray | None = None
+) -> list[Rows]:
+    """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `kernel.dtype`; see `propagate`.
+
+    A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
+    features are sparse as long as that is smaller.
+    """
+    result: list[Rows] = []
+    for _ in range(kernel.hops):
+        last = result[-1] if result else x
+        if isinstance(last, CsrRows):
+            scalings = _scalings(indptr, kernel.r, weight)
+            result.append(next_hop(indptr, indices, last, *scalings, kernel.dtype, weight))
+            continue
+        out = np.empty(last.shape, dtype=kernel.dtype)
+        propagate(indptr, indices, last, kernel.r, out, weight=weight)
+        result.append(out)
+    return result
+
+
+def _scalings(indptr: np.ndarray, r: float, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """D^(-r) and D^(r-1), float32 `[N]` each."""
+    if weight is not None:
+        own = degrees(indptr, weight)
+        return (own**-r).astype(np.float32), (own ** (r - 1)).astype(np.float32)
+    neighbours = np.diff(indptr)
+    # Most nodes share their degree with others: powers of a table, not of every node.
+    degree = np.arange(1.0, neighbours.max(initial=0) + 2)
+    sent, received = (degree**-r).astype(np.float32), (degree ** (r - 1)).astype(np.float32)
+    return sent[neighbours], received[neighbours]
+
+
+def _by_numba(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: np.ndarray,
+    sent: np.ndarray,
+    received: np.ndarray,
+    out: np.ndarray,
+    weight: np.ndarray | None,
+) -> float:
+    peak = spmm(
+        _read_only(indptr),
+        _read_only(indices.astype(np.int32, copy=False)),
+        _read_only(_numba_view(x)),
+        _read_only(sent),
+        _read_only(received),
+        _numba_view(out),
+        None if weight is None else _read_only(weight),
+    )
+    return float(np.int32(peak).view(np.float32))
+
+
+def _by_torch(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    x: np.ndarray,
+    sent: np.ndarray,
+    received: np.ndarray,
+    out: np.ndarray,
+    column_block: int,
+    weight: np.ndarray | None,
+) -> float:
+    adjacency = _adjacency(indptr, indices, weight)
+    source, target = _shared(x), torch.from_numpy(out)
+    scale, rescale = _shared(sent)[:, None], _shared(received)[:, None]
+    peak = 0.0
+    for start in range(0, x.shape[1], column_block):
+        columns = slice(start, start + column_block)
+        scaled = torch.empty(source[:, columns].shape)
+        scaled.copy_(source[:, columns]).mul_(scale)
+        # A third faster than `adjacency @ scaled` on one core, and needs no MKL.
+        result = torch.sparse.mm(adjacency, scaled, "sum")
+        result.add_(scaled).mul_(rescale)
+        if target.dtype == torch.float16 and len(result):
+            low, high = result.aminmax()
+            peak = max(peak, -float(low), float(high))
+        target[:, columns] = result
+    return peak
+
+
+def _numba_view(array: np.ndarray) -> np.ndarray:
+    """float16 seen as uint16, as numba has no float16; float32 as it is."""
+    return array.view(np.uint16) if array.dtype == np.float16 else array
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """A read-only view, so that memory maps and arrays in memory share one compiled kernel."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _adjacency(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray | None) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            _shared(indptr.astype(np.int32, copy=False)),
+            _shared(indices.astype(np.int32, copy=False)),
+            torch.ones(len(indices)) if weight is None else _shared(weight),
+            size=(len(indptr) - 1, len(indptr) - 1),
+            check_invariants=False,
+        )
+
+
+def _shared(array: np.ndarray) -> Tensor:
+    """A tensor over the memory of an array, without torch's warning that the array may be read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

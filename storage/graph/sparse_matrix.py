@@ -1,0 +1,217 @@
+"""A sparse matrix that dense ones are multiplied by, in training, too: its transpose is made once and not in a step."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+
+def ranges(starts: Tensor, counts: Tensor) -> Tensor:
+    """Every range's start, start + 1, …, as many as it counts, int64 `[sum of counts]`.
+
+    Args:
+        starts: First number of every range, int64 `[n]`.
+        counts: How many numbers it has, int64 `[n]`.
+    """
+    places = torch.arange(int(counts.sum()), device=starts.device)
+    places += (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
+    return places
+
+
+# Said once a process, of all matrices.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+class SparseMatrix:
+    """CSR `[N, M]`: features of nodes, or what nodes hear of others. Its numbers are constants, not parameters.
+
+    Attributes:
+        csr: Row starts and columns int32, values float32 or float16, as a tensor of torch.
+    """
+
+    def __init__(self, csr: Tensor, transposed: Tensor | None = None) -> None:
+        """Wraps a CSR tensor.
+
+        Args:
+            csr: `[N, M]`, columns ascending in a row.
+            transposed: The same numbers as CSR `[M, N]`, where they are known: `csr` itself if it is symmetric. None:
+                made when a gradient first needs it.
+        """
+        self.csr = csr
+        self._transposed = transposed
+
+    @classmethod
+    def of(
+        cls, indptr: Any, indices: Any, values: Any, columns: int, transposed: Tensor | None = None
+    ) -> "SparseMatrix":
+        """Over arrays or tensors, without a copy.
+
+        Args:
+            indptr: Row starts, int32 `[N + 1]`.
+            indices: Columns, int32 `[E]`, ascending in a row.
+            values: float32 or float16 `[E]`.
+            columns: Width M.
+            transposed: The same numbers as CSR `[M, N]`, where they are known.
+        """
+        return cls(_csr(indptr, indices, values, columns), transposed)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.csr.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.csr.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.csr.device
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of its arrays and of its transpose, made or not."""
+        indptr, indices, values = self.parts()
+        own = indptr.nbytes + indices.nbytes + values.nbytes
+        return own if self._transposed is self.csr else 2 * own + 4 * (self.shape[1] - self.shape[0])
+
+    def __len__(self) -> int:
+        return int(self.csr.shape[0])
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Row starts, columns, values."""
+        return _parts(self.csr)
+
+    @property
+    def transposed(self) -> Tensor:
+        """The transpose as CSR `[M, N]`."""
+        if self._transposed is None:
+            indptr, indices, values = (part.cpu().numpy() for part in self.parts())
+            half = values.dtype == np.float16  # SciPy has no such matrices
+            found = sp.csr_array((values.astype(np.float32) if half else values, indices, indptr), self.shape).tocsc()
+            kept = found.data.astype(values.dtype, copy=False)
+            made = _csr(found.indptr.astype(np.int32), found.indices.astype(np.int32), kept, len(self))
+            self._transposed = made.to(self.device)
+        return self._transposed
+
+    def prepared(self) -> "SparseMatrix":
+        """Itself, with its transpose made."""
+        _ = self.transposed
+        return self
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with a float32 `[M, H]`, which may be differentiated."""
+        if torch.is_autocast_enabled(dense.device.type):
+            with torch.autocast(dense.device.type, enabled=False):
+                return self @ dense.float()
+        if torch.is_grad_enabled() and dense.requires_grad:
+            return _Product.apply(dense, self)
+        return _product(self.csr, dense)
+
+    def to(self, device: torch.device) -> "SparseMatrix":
+        """On a device; itself, if it is there."""
+        if device == self.device:
+            return self
+        csr, transposed = self.csr.to(device), self._transposed
+        if transposed is not None:
+            transposed = csr if transposed is self.csr else transposed.to(device)
+        return SparseMatrix(csr, transposed)
+
+    def float(self) -> "SparseMatrix":
+        """With float32 values; itself, if it has them."""
+        if self.dtype == torch.float32:
+            return self
+        indptr, indices, values = self.parts()
+        return SparseMatrix.of(indptr, indices, values.float(), self.shape[1])
+
+    def block(self, start: int, stop: int) -> "SparseMatrix":
+        """Successive rows, sharing columns and values; itself, if they are all."""
+        if start == 0 and stop == len(self):
+            return self
+        indptr, indices, values = self.parts()
+        rows = indptr[start : stop + 1]
+        low, high = int(rows[0]), int(rows[-1])
+        return SparseMatrix.of(rows - rows[0], indices[low:high], values[low:high], self.shape[1])
+
+    def rows(self, rows: Tensor) -> "SparseMatrix":
+        """Some rows, int64 `[n]`, in the order asked for."""
+        indptr, indices, values = self.parts()
+        starts = indptr[rows].long()
+        counts = indptr[rows + 1].long() - starts
+        places = ranges(starts, counts)
+        return SparseMatrix.of(_starts(counts), indices[places], values[places], self.shape[1])
+
+    def diagonal_blocks(self, first: Tensor, blocks: Tensor) -> "SparseMatrix":
+        """Some square blocks on the diagonal of a matrix that has no other entries, as a matrix of these alone.
+
+        Args:
+            first: First row of every block and the end of the last, int64 `[G + 1]`.
+            blocks: Numbers of the blocks, int64 `[g]`, in the order asked for.
+        """
+        found = _diagonal_blocks(self.csr, first, blocks)
+        known = self._transposed
+        if known is not None:
+            known = found if known is self.csr else _diagonal_blocks(known, first, blocks)
+        return SparseMatrix(found, known)
+
+    def to_dense(self) -> Tensor:
+        """The matrix as a dense tensor `[N, M]` of its type."""
+        return self.csr.to_dense()
+
+
+# What a model multiplies by a weight: rows of features, dense or sparse.
+Features = Tensor | SparseMatrix
+
+
+class _Product(torch.autograd.Function):
+    """torch's own product transposes, and so sorts, the sparse matrix in every backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, matrix: SparseMatrix) -> Tensor:
+        ctx.matrix = matrix
+        return _product(matrix.csr, dense)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _product(ctx.matrix.transposed, gradients[0]), None
+
+
+def _product(csr: Tensor, dense: Tensor) -> Tensor:
+    # `csr @ dense` first fills its result with zeros, and copies them.
+    out = dense.new_empty(csr.shape[0], dense.shape[1])
+    return torch.addmm(out, csr, dense, beta=0, out=out)
+
+
+def _csr(indptr: Any, indices: Any, values: Any, columns: int) -> Tensor:
+    starts, places, numbers = (
+        torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in (indptr, indices, values)
+    )
+    size = (len(starts) - 1, columns)
+    # Where its parts lie, whatever device a block around this has chosen.
+    device = numbers.device
+    return torch.sparse_csr_tensor(starts, places, numbers, size=size, device=device, check_invariants=False)
+
+
+def _diagonal_blocks(csr: Tensor, first: Tensor, blocks: Tensor) -> Tensor:
+    indptr, indices, values = _parts(csr)
+    top, end = first[blocks], first[blocks + 1]
+    rows = ranges(top, end - top)
+    entry = indptr[top].long()
+    entries = indptr[end].long() - entry
+    places = ranges(entry, entries)
+    # How far a block moves up and to the left.
+    moved = top - (end - top).cumsum(0) + (end - top)
+    columns = indices[places] - moved.repeat_interleave(entries).int()
+    return _csr(_starts(indptr[rows + 1] - indptr[rows]), columns, values[places], len(rows))
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Row starts, int32 `[n + 1]`, of rows with so many entries, `[n]`."""
+    ends = counts.cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends]).int()
+
+
+def _parts(csr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return csr.crow_indices(), csr.col_indices(), csr.values()

@@ -1,0 +1,1 @@
+"""Compiled kernels over edges and rows."""

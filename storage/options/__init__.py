@@ -1,0 +1,1 @@
+"""Options of stores and datasets, checked without reading data."""

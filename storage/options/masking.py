@@ -1,0 +1,40 @@
+"""What clients lack of their data, as a config says it: the section `data.sparsity`."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from shoal.storage.options.types import CLOSED, Number, Seed
+
+Share = Annotated[Number, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, config=CLOSED)
+class Sparsity:
+    """What clients lack of their data: keys of `data.sparsity` in a config.
+
+    Attributes:
+        features: Every value of every node's features is set to zero with this probability.
+        edges: Every undirected edge is removed, in both directions, with this probability.
+        labels: Share of each client's training items, rounded down, that are of no part any more. Validation and test
+            items stay.
+        seed: Of all three.
+    """
+
+    features: Share = 0.0
+    edges: Share = 0.0
+    labels: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    seed: Seed = 0
+
+    @property
+    def of_shards(self) -> dict[str, Any]:
+        """What makes other shards: the shares of features and edges and the seed; nothing if both shares are 0."""
+        if not self.features and not self.edges:
+            return {}
+        return {"features": self.features, "edges": self.edges, "seed": self.seed}
+
+    @property
+    def of_split(self) -> str:
+        """What the name of a split without some training items ends with."""
+        return f"-less{100 * self.labels:.15g}-seed{self.seed}" if self.labels else ""

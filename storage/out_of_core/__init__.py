@@ -1,0 +1,1 @@
+"""Sorting and building CSR in files with bounded memory."""

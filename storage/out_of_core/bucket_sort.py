@@ -1,0 +1,272 @@
+"""Scratch files of keys, one for every range of keys: a range that memory holds can be sorted by itself."""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import reopened, to_disk
+from shoal.storage.files.disk import require_disk
+from shoal.storage.kernels.edge_keys import (
+    KEY_BYTES,
+    KeyLayout,
+    as_signed,
+    distinct_pairs,
+    group_by_bucket,
+    keys_of,
+    sorted_keys,
+)
+from shoal.storage.out_of_core.csr_files import CsrWriter
+from shoal.storage.progress import step
+from shoal.storage.store.writer import Journal
+
+MAX_BUCKETS = 256
+MAX_CHUNK = 1 << 23
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A file of keys from `low` to `low + 2^shift - 1`, uint64, in any order and any number of times."""
+
+    path: Path
+    low: int
+    shift: int
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def keys(self) -> int:
+        """Number of keys."""
+        return self.bytes // KEY_BYTES
+
+    def read(self) -> np.ndarray:
+        return np.fromfile(self.path, dtype=np.uint64)
+
+    def chunks(self, limit: int) -> Iterator[np.ndarray]:
+        """The keys in the order of the file, at most `limit` at a time."""
+        with self.path.open("rb") as file:
+            while len(chunk := np.fromfile(file, dtype=np.uint64, count=min(limit, MAX_CHUNK))):
+                yield chunk
+
+
+def bucket_shift(bits: int, keys: int, capacity: int) -> int:
+    """Trailing bits that do not choose a bucket, such that an average bucket is a quarter full.
+
+    Args:
+        bits: Bits in which the keys differ.
+        keys: Number of keys.
+        capacity: Keys that memory holds at once.
+    """
+    buckets = min(MAX_BUCKETS, max(2, 4 * keys // capacity))
+    return max(1, bits - (buckets - 1).bit_length())
+
+
+def buckets_in(folder: Path, low: int, end: int, shift: int) -> list[Bucket]:
+    """Buckets for the keys from `low` to `end - 1`, 2^shift keys a bucket; no file is made."""
+    count = ((end - low - 1) >> shift) + 1
+    return [Bucket(folder / f"{number:03d}", low + (number << shift), shift) for number in range(count)]
+
+
+class BucketWriter:
+    """Open files of successive buckets of one shift.
+
+    Attributes:
+        unsaved: Bytes written since the last `save`.
+    """
+
+    def __init__(self, buckets: list[Bucket], sizes: list[int]) -> None:
+        """Opens the files and cuts them to their sizes in bytes at the last save."""
+        self._buckets = buckets
+        self._stack = ExitStack()
+        self._files = [self._stack.enter_context(reopened(bucket.path)) for bucket in buckets]
+        for file, size in zip(self._files, sizes):
+            file.truncate(size)
+            file.seek(size)
+        self._space = np.empty(0, dtype=np.uint64)
+        self.unsaved = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def write(self, keys: np.ndarray) -> None:
+        """Appends each key to the file of its bucket."""
+        if len(self._space) < len(keys):
+            self._space = np.empty(len(keys), dtype=np.uint64)
+        low, shift = np.uint64(self._buckets[0].low), np.uint64(self._buckets[0].shift)
+        grouped = self._space[: len(keys)]
+        starts = group_by_bucket(keys, low, shift, len(self._files), grouped)
+        for file, first, last in zip(self._files, starts[:-1], starts[1:]):
+            if first < last:
+                file.write(grouped[first:last].data)
+        self.unsaved += keys.nbytes
+
+    def save(self) -> list[int]:
+        """Brings everything to disk and gives the sizes in bytes."""
+        for file in self._files:
+            to_disk(file)
+        self.unsaved = 0
+        return [file.tell() for file in self._files]
+
+
+Blocks = Callable[[int], Iterable[np.ndarray]]
+
+MAX_SLICE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The edges that a CSR is made of; attributes are arguments of `external_csr`."""
+
+    blocks: Blocks
+    nodes: int
+    count: int
+    where: str
+
+
+def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_limit: int, journal: Journal) -> None:
+    """Writes both keys of every edge that is no loop, and notes in the journal that it is done, and the loops.
+
+    Args:
+        edges: The edges; those that the journal has are not read again.
+        buckets: For all keys of the graph.
+        work: Folder of the CSR in the making.
+        memory_limit: Bytes of memory to use; about as many bytes of scratch are written between two journal entries.
+        journal: Its first entry is there.
+
+    Raises:
+        ShoalError: An end of an edge is not a node, the number of edges is another one, or the disk is too small.
+    """
+    layout = KeyLayout(edges.nodes)
+    start: dict[str, Any] = journal.entries[-1] if len(journal.entries) > 1 else {"edges": 0, "loops": 0}
+    read, loops = int(start["edges"]), int(start["loops"])
+    require_disk(work, 2 * KEY_BYTES * (edges.count - read), "the edges being sorted")
+    # An edge has two keys, and both are in memory twice while they are grouped by bucket.
+    slice_edges = min(MAX_SLICE, max(1, memory_limit // (8 * KEY_BYTES)))
+    writer = BucketWriter(buckets, start.get("bytes", [0] * len(buckets)))
+    keys = np.empty(2 * slice_edges, dtype=np.uint64)
+    with writer, step(f"{edges.where}: edges", edges.count, "edges", read) as advance:
+        for block in edges.blocks(read):
+            _check_form(block, edges.where)
+            for first in range(0, block.shape[1], slice_edges):
+                source, target = block[:, first : first + slice_edges]
+                found, wrong = keys_of(as_signed(source), as_signed(target), edges.nodes, layout.row_bits, keys)
+                if wrong >= 0:
+                    _refuse(source[wrong], target[wrong], edges)
+                loops += len(source) - found // 2
+                writer.write(keys[:found])
+            read += block.shape[1]
+            advance(block.shape[1])
+            if writer.unsaved >= memory_limit:
+                journal.append({"edges": read, "loops": loops, "bytes": writer.save()})
+        if read != edges.count:
+            raise ShoalError(f"{edges.where}: {read} edges, but {edges.count} are announced; get the file again")
+        writer.save()
+    journal.append({"distributed": True, "loops": loops})
+
+
+def _check_form(block: np.ndarray, where: str) -> None:
+    if block.ndim != 2 or len(block) != 2 or block.dtype.kind not in "iu":
+        found = f"{block.dtype} {list(block.shape)}"
+        raise ShoalError(f"{where}: edge_index must be integers of shape [2, E], found {found}")
+
+
+def _refuse(source: np.integer, target: np.integer, edges: Edges) -> None:
+    outside = next(int(end) for end in (source, target) if not 0 <= end < edges.nodes)
+    raise ShoalError(f"{edges.where}: edge_index names node {outside}, but the {edges.nodes} nodes count from 0")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the rows written so far hold.
+
+    Attributes:
+        indices: Entries of the CSR.
+        given: Directed edges that were given, loops left out.
+        distinct: Different ones among those.
+    """
+
+    indices: int = 0
+    given: int = 0
+    distinct: int = 0
+
+
+def buckets_to_rows(
+    buckets: list[Bucket], layout: KeyLayout, work: Path, capacity: int, journal: Journal, where: str
+) -> Counts:
+    """Writes `indptr.npy` and `indices.npy`, and deletes the buckets.
+
+    Args:
+        buckets: All keys of the graph.
+        layout: How keys hold source and target.
+        work: Folder of the CSR in the making.
+        capacity: Keys that memory holds at once.
+        journal: Says that all keys are in buckets, and which of these are done.
+        where: File or dataset, for the report of progress.
+
+    Raises:
+        ShoalError: The disk is too small.
+    """
+    begin = next(number for number, entry in enumerate(journal.entries) if "distributed" in entry)
+    done = journal.entries[begin + 1 :]
+    counts = Counts(**done[-1]) if done else Counts()
+    left = sum(bucket.bytes for bucket in buckets[len(done) :])
+    require_disk(work, left // 2 + (0 if done else KEY_BYTES * layout.nodes), "the sorted edges")
+    csr = CsrWriter(work, layout, counts.indices, capacity)
+    with csr, step(f"{where}: sort", len(buckets), "buckets", len(done)) as advance:
+        for bucket in buckets[len(done) :]:
+            given, distinct = _append_rows(csr, bucket, layout, capacity)
+            csr.save()
+            counts = Counts(csr.entries, counts.given + given, counts.distinct + distinct)
+            journal.append(asdict(counts))
+            bucket.path.unlink()
+            advance(1)
+        csr.finish()
+    return counts
+
+
+def _append_rows(csr: CsrWriter, bucket: Bucket, layout: KeyLayout, capacity: int) -> tuple[int, int]:
+    """Appends the rows of a bucket; given and distinct edges as `Counts` has them."""
+    if bucket.keys > capacity and bucket.shift > 1:
+        return _append_parts(csr, bucket, layout, capacity)
+    if bucket.keys > capacity:
+        # All are one pair of nodes, repeated.
+        given = sum(int((chunk & np.uint64(1) == 0).sum()) for chunk in bucket.chunks(capacity))
+        pairs, distinct = np.array([bucket.low >> 1], dtype=np.uint64), min(1, given)
+    else:
+        keys = sorted_keys(bucket.read(), bucket.shift)
+        count, given, distinct = distinct_pairs(keys)
+        pairs = keys[:count]
+    last = bucket.low + (1 << bucket.shift) - 1
+    csr.append(pairs, bucket.low >> layout.row_bits, min((last >> layout.row_bits) + 1, layout.nodes))
+    return given, distinct
+
+
+def _append_parts(csr: CsrWriter, bucket: Bucket, layout: KeyLayout, capacity: int) -> tuple[int, int]:
+    """Divides a bucket, and appends the rows of part after part."""
+    folder = bucket.path.with_name(bucket.path.name + ".parts")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    keys = bucket.keys
+    require_disk(folder, KEY_BYTES * keys, "the edges of one bucket")
+    shift = bucket_shift(bucket.shift, keys, capacity)
+    parts = buckets_in(folder, bucket.low, bucket.low + (1 << bucket.shift), shift)
+    with BucketWriter(parts, [0] * len(parts)) as writer:
+        for chunk in bucket.chunks(capacity):
+            writer.write(chunk)
+    given = distinct = 0
+    for part in parts:
+        counts = _append_rows(csr, part, layout, capacity)
+        given, distinct = given + counts[0], distinct + counts[1]
+        part.path.unlink()
+    folder.rmdir()
+    return given, distinct

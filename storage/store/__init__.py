@@ -1,0 +1,1 @@
+"""The store of a federation: shards, splits, hops, manifest, views."""

@@ -1,0 +1,231 @@
+"""One Arrow IPC file with one record batch: written atomically, opened as a private memory map without a copy."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+from shoal.storage.files.digest import digest
+from shoal.storage.files.reading import cannot_read, system_error
+from shoal.storage.graph.rows import CsrRows, Rows
+
+FORMAT = 1
+# How many columns sparse rows have; their own numbers need not name the last.
+WIDTH = b"width"
+AGAIN = "run `shoal verify` to see what else is damaged, delete the file and run `shoal prepare` again"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and XXH3-128 of a finished file, as the manifest keeps them."""
+
+    bytes: int
+    xxh3: str
+
+
+def record_of(path: Path) -> FileRecord:
+    """The record of a file as it is now.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return FileRecord(path.stat().st_size, digest(path))
+
+
+def require_content(path: Path, record: FileRecord, where: str = "the manifest") -> None:
+    """Reads a whole file, and compares it with its record, which stands in `where`.
+
+    Raises:
+        ShoalError: It is missing, cannot be read, or is not as it was written.
+    """
+    try:
+        size = path.stat().st_size
+        if size != record.bytes:
+            raise ShoalError(f"{path}: {size} bytes, {where} says {record.bytes}; {AGAIN}")
+        # Read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
+        if digest(path) != record.xxh3:
+            raise ShoalError(f"{path}: checksum does not match {where}; {AGAIN}")
+    except FileNotFoundError:
+        raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+def require_none(path: Path, faults: Sequence[str]) -> None:
+    """Refuses a file with faults.
+
+    Raises:
+        ShoalError: There is one.
+    """
+    if faults:
+        raise ShoalError(f"{path}: {faults[0]}; {AGAIN}")
+
+
+def fixed_rows(array: np.ndarray) -> pa.FixedSizeListArray:
+    """A `[N, F]` array as an Arrow column of N lists of length F, without a copy if it is contiguous."""
+    rows, width = array.shape
+    flat = np.ascontiguousarray(array).reshape(-1)
+    values = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
+    return pa.FixedSizeListArray.from_arrays(values, width) if rows else pa.array([], pa.list_(values.type, width))
+
+
+def rows_column(x: Rows) -> pa.Array:
+    """Features `[N, F]` as an Arrow column, without a copy: N lists of length F, or of columns beside their values."""
+    if isinstance(x, np.ndarray):
+        return fixed_rows(x)
+    fields = [
+        pa.field("column", pa.int32(), metadata={WIDTH: str(x.features)}),
+        pa.field("value", pa.from_numpy_dtype(x.dtype)),
+    ]
+    entries = pa.StructArray.from_arrays([pa.array(x.columns), pa.array(x.values)], fields=fields)
+    return pa.ListArray.from_arrays(pa.array(x.indptr), entries)
+
+
+def write(path: Path, kind: str, columns: Mapping[str, pa.Array]) -> FileRecord:
+    """Writes columns as one record batch; the file appears under its name only when it is complete.
+
+    Args:
+        path: Where to write; the folder is made.
+        kind: What the file holds (`shard`, `split`, `hops`), checked by `open_file`.
+        columns: Arrow columns of equal length.
+
+    Raises:
+        ShoalError: The file cannot be written, because the disk is full for instance.
+    """
+    metadata = {"shoal.kind": kind, "shoal.format": str(FORMAT)}
+    schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()], metadata=metadata)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    with replacing(path) as unfinished:
+        with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+            writer.write_batch(batch)
+        return record_of(unfinished)
+
+
+class MappedFile:
+    """The columns of an Arrow file as NumPy arrays over one private (copy-on-write) memory map.
+
+    Pages are shared by all processes of a machine through the page cache. Writing into an array changes a private
+    copy of the page, never the file.
+    """
+
+    def __init__(self, path: Path, kind: str, record: FileRecord | None = None) -> None:
+        """Maps a file.
+
+        Raises:
+            ShoalError: The file is missing, cannot be read, is truncated, damaged, or not of this kind and format.
+        """
+        self.path = path
+        self._bytes = _mapped(path, record)
+        try:
+            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._bytes)))
+            self._batch = reader.get_batch(0)
+            self._batch.validate()
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise ShoalError(f"{path}: truncated or not an Arrow file ({error}); {AGAIN}") from error
+        metadata = reader.schema.metadata or {}
+        if metadata.get(b"shoal.kind") != kind.encode() or metadata.get(b"shoal.format") != str(FORMAT).encode():
+            raise ShoalError(f"{path}: not a {kind} of format {FORMAT}; {AGAIN}")
+
+    @property
+    def rows(self) -> int:
+        return int(self._batch.num_rows)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._batch.schema.names)
+
+    def primitive(self, name: str) -> np.ndarray:
+        """A column of numbers, `[N]`."""
+        return self._array(self._column(name, pa.types.is_primitive))
+
+    def lists(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """A column of lists: offsets int32 `[N + 1]` and values."""
+        column = self._column(name, pa.types.is_list)
+        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
+        return offsets, self._array(column.values)
+
+    def structs(self, name: str) -> tuple[np.ndarray, ...]:
+        """A column of lists of numbers of several kinds: offsets int32 `[N + 1]`, and the values of each kind."""
+        column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
+        offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
+        kinds = range(column.type.value_type.num_fields)
+        return offsets, *(self._array(column.values.field(number)) for number in kinds)
+
+    def matrix(self, name: str) -> np.ndarray:
+        """A column of fixed-size lists: `[N, F]`."""
+        column = self._column(name, pa.types.is_fixed_size_list)
+        return self._array(column.values).reshape(self.rows, column.type.list_size)
+
+    def features(self, name: str) -> Rows:
+        """A column of features, dense or sparse: `[N, F]`.
+
+        Raises:
+            ShoalError: It is neither, or the row pointer does not end where the values do.
+        """
+        if not _is_sparse(self._batch.schema.field(name).type if name in self.names else None):
+            return self.matrix(name)
+        lists = self._batch.column(name)
+        indptr = self._view(lists.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
+        columns, values = (self._array(lists.values.field(number)) for number in range(2))
+        if len(indptr) != self.rows + 1 or indptr[0] != 0 or indptr[-1] != len(columns):
+            raise ShoalError(
+                f"{self.path}: the row pointer of {name!r} does not fit its values; delete the file and run "
+                "`shoal prepare` again"
+            )
+        width = int(lists.type.value_type.field(0).metadata[WIDTH])
+        return CsrRows(indptr, columns, values, width)
+
+    def _column(self, name: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
+        if name not in self.names or not fits(self._batch.schema.field(name).type):
+            found = f"is {self._batch.schema.field(name).type}" if name in self.names else "is missing"
+            raise ShoalError(f"{self.path}: column {name!r} {found}; delete the file and run `shoal prepare` again")
+        return self._batch.column(name)
+
+    def _array(self, column: pa.Array) -> np.ndarray:
+        return self._view(column.buffers()[1], np.dtype(column.type.to_pandas_dtype()))[: len(column)]
+
+    def _view(self, buffer: pa.Buffer | None, dtype: np.dtype) -> np.ndarray:
+        """The part of the map that an Arrow buffer points to, as an array that may be written to privately."""
+        if buffer is None or not buffer.size:
+            return np.empty(0, dtype)  # an empty buffer has an address outside the map
+        start = buffer.address - self._bytes.ctypes.data
+        if start < 0 or start + buffer.size > len(self._bytes):
+            raise ShoalError(f"{self.path}: compressed; Shoal maps files without a copy, write it uncompressed")
+        return self._bytes[start : start + buffer.size - buffer.size % dtype.itemsize].view(dtype)
+
+
+def _is_sparse(type_: pa.DataType | None) -> bool:
+    """Whether a column is what `rows_column` makes of sparse rows."""
+    if type_ is None or not pa.types.is_list(type_) or not pa.types.is_struct(type_.value_type):
+        return False
+    fields = list(type_.value_type)
+    width = (fields[0].metadata or {}).get(WIDTH, b"") if fields else b""
+    types = [field.type for field in fields]
+    return width.isdigit() and types in ([pa.int32(), pa.float32()], [pa.int32(), pa.float16()])
+
+
+def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
+    """The bytes of a file, uint8, in a private map.
+
+    Raises:
+        ShoalError: It is missing, cannot be read or mapped, or has another size than its record says.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+        if record is not None and size != record.bytes:
+            raise ShoalError(f"{path}: {size} bytes, the manifest says {record.bytes}; {AGAIN}")
+        # Private, like mmap.ACCESS_COPY, but without a file descriptor that stays open: a host maps thousands.
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    except FileNotFoundError:
+        raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    except RuntimeError as error:
+        raise cannot_read(path, system_error(error) or OSError(str(error))) from error

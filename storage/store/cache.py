@@ -1,0 +1,213 @@
+"""A host's cache of tensors that it can build again from shards."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+
+# Of the limit, for entries that only pass.
+PASSING_SHARE = 1 / 8
+
+
+@dataclass
+class _Entry:
+    """Something that is kept.
+
+    Attributes:
+        value: It.
+        bytes: What it takes.
+        writes: How often its tensors had been written to when it came.
+        asked: When it was asked for.
+    """
+
+    value: Any
+    bytes: int
+    writes: tuple[int, ...]
+    asked: "_Asked"
+
+
+class _Asked(NamedTuple):
+    """When something was asked for.
+
+    Attributes:
+        last: The last turn.
+        before: The last turn before that one; -1: none.
+    """
+
+    last: int = -1
+    before: int = -1
+
+    def now(self, turn: int) -> "_Asked":
+        """The same after it was asked for in a turn."""
+        return self if self.last == turn else _Asked(turn, self.last)
+
+
+class Memo:
+    """Keeps what fits; of more than that, one part stays and the rest passes.
+
+    Clients are visited in turn. A cache that drops what was used longest ago drops every entry shortly before it is
+    wanted again, and finds nothing as soon as a little is too much. Here an entry that does not fit takes the place of
+    those that nobody has asked for since the turn before this one in which it was asked for itself. While all are
+    visited in turn there are none, and it passes: it is kept in a small part of the room until other ones come. Once
+    others are visited, there are only such.
+
+    Attributes:
+        limit: Bytes of tensors to keep; the newest entry is kept whatever its size.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """Starts empty."""
+        self.limit = limit
+        self._ones = torch.ones(0)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drops all entries, and forgets what was asked for."""
+        self._staying: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._passing: OrderedDict[Hashable, _Entry] = OrderedDict()
+        # When entries that were dropped, or did not fit, had been asked for.
+        self._asked: OrderedDict[Hashable, _Asked] = OrderedDict()
+        self._staying_bytes = self._passing_bytes = self._turn = 0
+
+    def begin_turn(self) -> None:
+        """Says that others are visited now: what is asked for twice in a turn is so for one reason."""
+        self._turn += 1
+
+    @property
+    def bytes(self) -> int:
+        return self._staying_bytes + self._passing_bytes
+
+    def ones(self, count: int) -> Tensor:
+        """A view of the one buffer of ones that all adjacencies of a host share, float32 `[count]`."""
+        if len(self._ones) < count:
+            self._ones = torch.ones(count, device="cpu")
+        return self._ones[:count]
+
+    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Returns the entry, building it if it is not there."""
+        for entries in (self._staying, self._passing):
+            if key in entries:
+                entries.move_to_end(key)
+                entries[key].asked = entries[key].asked.now(self._turn)
+                return entries[key].value
+        value = build()
+        entry = _Entry(value, self.size_of(value), writes(value), self._ask(key))
+        if self._make_room(entry.asked, entry.bytes):
+            self._staying[key] = entry
+            self._staying_bytes += entry.bytes
+        else:
+            self._passing[key] = entry
+            self._passing_bytes += entry.bytes
+            self._shrink()
+        self._asked.pop(key, None)
+        return value
+
+    def written(self, key: Hashable) -> bool:
+        """Whether an entry was written to since it was built; one that was dropped is built again."""
+        entry = self._staying.get(key) or self._passing.get(key)
+        return entry is not None and writes(entry.value) != entry.writes
+
+    def keep(self, key: Hashable, size: int, build: Callable[[], Any]) -> Any:
+        """Returns the entry, building it if it can stay; else None."""
+        if key in self._staying or key in self._passing or self._make_room(self._ask(key), size):
+            return self.get(key, build)
+        return None
+
+    def _ask(self, key: Hashable) -> _Asked:
+        """Notes that something that is not there is asked for."""
+        self._asked[key] = asked = self._asked.get(key, _Asked()).now(self._turn)
+        self._asked.move_to_end(key)
+        return asked
+
+    def _make_room(self, asked: _Asked, size: int) -> bool:
+        """Whether an entry can stay, after dropping what nobody asked for since it was asked for, and what passes."""
+        while self.bytes + size > self.limit and self._staying and self._oldest().asked.last < asked.before:
+            self._drop(self._staying)
+        if self._staying_bytes + size <= self.limit - PASSING_SHARE * self.limit:
+            while self.bytes + size > self.limit:
+                self._drop(self._passing)
+        return self.bytes + size <= self.limit
+
+    def _shrink(self) -> None:
+        """Drops the oldest of what passes but the newest, and then of what stays, until the limit is kept."""
+        while self._passing_bytes > PASSING_SHARE * self.limit and len(self._passing) > 1:
+            self._drop(self._passing)
+        while self.bytes > self.limit and self._staying:
+            self._drop(self._staying)
+
+    def _drop(self, entries: "OrderedDict[Hashable, _Entry]") -> None:
+        key, entry = entries.popitem(last=False)
+        if entries is self._staying:
+            self._staying_bytes -= entry.bytes
+        else:
+            self._passing_bytes -= entry.bytes
+        self._asked[key] = entry.asked
+        self._asked.move_to_end(key)
+        # What was asked for before anything that stays was used can take the place of nothing.
+        while self._staying and self._asked and next(iter(self._asked.values())).last < self._oldest().asked.last:
+            self._asked.popitem(last=False)
+
+    def _oldest(self) -> _Entry:
+        return next(iter(self._staying.values()))
+
+    def size_of(self, value: Any) -> int:
+        """Bytes that an entry takes beside the maps of shards."""
+        if isinstance(value, SparseMatrix):
+            return value.most_bytes
+        if not isinstance(value, Tensor):
+            return sum(map(self.size_of, value)) if isinstance(value, tuple | list) else 0
+        if value.layout != torch.sparse_csr:
+            return value.nbytes
+        values = value.values()
+        if values.untyped_storage().data_ptr() == self._ones.untyped_storage().data_ptr():
+            return 0  # the adjacency of a view: its indices lie in the map of the shard
+        return values.nbytes + value.crow_indices().nbytes + value.col_indices().nbytes
+
+
+def write_count(tensor: Tensor) -> int:
+    """How often a tensor was written to, as torch counts it; it does not count for inference tensors."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def writes(value: Any) -> tuple[int, ...]:
+    """How often each tensor of an entry was written to."""
+    if isinstance(value, Tensor):
+        return (write_count(value),)
+    if isinstance(value, SparseMatrix):
+        # The three arrays of a matrix share one count; a transpose may be made at any time.
+        return writes(value.csr)
+    return tuple(count for part in value for count in writes(part)) if isinstance(value, tuple | list) else ()
+
+
+T = TypeVar("T")
+NAME = "keeper"
+
+
+def apart(make: Callable[[], T]) -> T:
+    """Makes something that stays in memory, in the process's keeper thread, and waits for it.
+
+    A step of training allocates and frees blocks of megabytes. If a small block that stays is placed between them, the
+    free space that they leave is split, and the next step needs new memory. A thread of its own has a heap of its own
+    in glibc. Without this, a client's first visit makes the process some such blocks larger, with their page faults.
+    """
+    if threading.current_thread().name.startswith(NAME):
+        return make()
+    return _keeper(NAME).submit(make).result()
+
+
+def ahead(make: Callable[[], T]) -> "Future[T]":
+    """Begins to make something in a second such thread; only the result's `result()` waits for it."""
+    return _keeper(f"{NAME}-ahead").submit(make)
+
+
+@cache
+def _keeper(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix=name)

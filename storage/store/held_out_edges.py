@@ -1,0 +1,138 @@
+"""Pairs of nodes as items: the edges of a client, of which a share is held out, and as many pairs without an edge.
+
+Edges are undirected and counted once. Between two of `nodes` rows there are nodes (nodes - 1) / 2 pairs, numbered from
+0: those of rows one apart, counted round a circle, then two apart, and so on, each in the order of where they start.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.pairs import EDGE, NO_EDGE, Pairs
+from shoal.storage.options.split import SplitOptions
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+from shoal.storage.store.split import random_split, to_codes
+
+# Of the stream that pairs without an edge are drawn from, beside that of the split.
+WITHOUT_EDGE = 1
+# Bytes of an undirected edge while pairs are drawn and held-out edges are taken away, measured and rounded up.
+OF_EDGE = 192
+
+
+def draw_pairs(part: Induced, client: int, options: SplitOptions) -> Pairs:
+    """Divides the edges of a client by the shares of a split, and draws as many pairs without an edge for every part.
+
+    These are drawn uniformly from the pairs that are no edge of the client's whole graph, held-out edges included; no
+    pair is in two parts. Where fewer exist, all of them are dealt to the parts in proportion. What belongs to no part,
+    because the shares sum to less than one, is an edge of the graph and no item. Shares are rounded as those of nodes.
+
+    Args:
+        part: The rows and all edges of the client.
+        client: Its number; with `options.split_seed` it keys the random streams.
+        options: The shares and the seed.
+    """
+    nodes = len(part.node)
+    edges = _edges(part)
+    code = to_codes(random_split(np.zeros(len(edges)), np.arange(len(edges)), client, options), len(edges))
+    wanted = [int((code == each).sum()) for each in (TRAIN, VAL, TEST)]
+    rng = np.random.default_rng([options.split_seed, client, WITHOUT_EDGE])
+    others = _without_edge(edges, nodes, sum(wanted), rng)
+    # As many of each as there are edges, if enough exist.
+    ends = np.cumsum([0, *wanted]) * len(others) // max(sum(wanted), 1)
+    return _pairs(
+        nodes,
+        np.concatenate([edges[code > 0], others]),
+        np.repeat(np.array([EDGE, NO_EDGE], dtype=np.int8), [sum(wanted), len(others)]),
+        np.concatenate([code[code > 0], np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), np.diff(ends))]),
+    )
+
+
+def union_of(nodes: int, clients: Iterable[tuple[np.ndarray, Pairs]]) -> Pairs:
+    """The pairs of all clients that hold the nodes of one graph, with the label and the part that they have there.
+
+    Args:
+        nodes: Rows of the graph.
+        clients: The row in the graph of every row of a client, integers, and the client's pairs.
+    """
+    empty = np.empty((0, 2), np.int64), np.empty(0, np.int8), np.empty(0, np.int8)
+    every = [empty, *((np.sort(row_of[pairs.ends], axis=1), pairs.label, pairs.part) for row_of, pairs in clients)]
+    return _pairs(nodes, *(np.concatenate(arrays) for arrays in zip(*every)))
+
+
+def without_held_out(part: Induced, pairs: Pairs) -> Induced:
+    """The same rows, in their order, and the edges among them but the held-out ones, in both directions."""
+    nodes = len(part.node)
+    row = np.repeat(np.arange(nodes), np.diff(part.indptr))
+    key = np.minimum(row, part.indices) * nodes + np.maximum(row, part.indices)
+    smaller, larger = pairs.ends[pairs.held_out].astype(np.int64).T
+    kept = ~np.isin(key, smaller * nodes + larger)
+    before = np.concatenate([[0], np.cumsum(kept)])
+    return Induced(part.node, before[part.indptr], part.indices[kept])
+
+
+def require_room(client: int, entries: int, limit: int) -> None:
+    """Refuses to draw the pairs of a client that would need more memory than there is.
+
+    Args:
+        client: Its number.
+        entries: Directed entries of its graph.
+        limit: Bytes.
+
+    Raises:
+        ShoalError: It would.
+    """
+    needed = OF_EDGE * (entries // 2)
+    if needed > limit:
+        raise ShoalError(
+            f"engine.memory_limit is {limit >> 20}MiB, but to hold out edges of client {client} takes "
+            f"{-(-needed >> 20)}MiB: raise it or use more clients"
+        )
+
+
+def _edges(part: Induced) -> np.ndarray:
+    """Every edge once, the smaller row first, int64 `[E, 2]`, ascending."""
+    row = np.repeat(np.arange(len(part.node)), np.diff(part.indptr))
+    once = row < part.indices
+    return np.stack([row[once], part.indices[once].astype(np.int64)], axis=1)
+
+
+def _without_edge(edges: np.ndarray, nodes: int, wanted: int, rng: np.random.Generator) -> np.ndarray:
+    """So many pairs that are no edge, or all there are, int64 `[n, 2]`, in random order, the smaller row first."""
+    taken = np.sort(_numbers(edges, nodes))
+    free = nodes * (nodes - 1) // 2 - len(taken)
+    place = _distinct(free, min(wanted, free), rng)
+    # taken[i] - i free pairs have a smaller number than taken[i]; so many are passed over on the way to a place.
+    return _ends(place + np.searchsorted(taken - np.arange(len(taken)), place, side="right"), nodes)
+
+
+def _distinct(end: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """So many different numbers below `end`, uniformly, int64, in random order, in memory of a few times their own."""
+    if 2 * count >= end:
+        return rng.permutation(end)[:count]
+    found = np.empty(0, dtype=np.int64)
+    while len(found) < count:
+        found = np.union1d(found, rng.integers(end, size=count - len(found)))
+    return rng.permutation(found)
+
+
+def _numbers(ends: np.ndarray, nodes: int) -> np.ndarray:
+    """The number of every pair `[n, 2]`, the smaller row first; each pair is that of its shorter way round."""
+    first, second = ends.T
+    apart = second - first
+    far = 2 * apart > nodes
+    return (np.where(far, nodes - apart, apart) - 1) * nodes + np.where(far, second, first)
+
+
+def _ends(numbers: np.ndarray, nodes: int) -> np.ndarray:
+    """The inverse of `_numbers`."""
+    first = numbers % nodes
+    return np.sort(np.stack([first, (first + numbers // nodes + 1) % nodes], axis=1), axis=1)
+
+
+def _pairs(nodes: int, ends: np.ndarray, label: np.ndarray, part: np.ndarray) -> Pairs:
+    """Pairs `[n, 2]` in any order, the smaller row first, as a shard keeps them."""
+    order = np.lexsort((ends[:, 1], ends[:, 0]))
+    starts = np.searchsorted(ends[order, 0], np.arange(nodes + 1)).astype(np.int32)
+    return Pairs(starts, ends[order, 1].astype(np.int32), label[order], part[order])

@@ -1,0 +1,286 @@
+"""manifest.json: what a store holds. It is written after what it names; a folder without it has no finished shards."""
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import replacing
+from shoal.storage.files.checksummed_json import SEAL, sealed, unsealed
+from shoal.storage.files.digest import text_digest
+from shoal.storage.files.reading import cannot_read
+from shoal.storage.graph.layout import Layout
+from shoal.storage.graph.rows import dense_bytes, sparse_bytes
+from shoal.storage.store.arrow_file import FileRecord
+from shoal.storage.store.bounds import Limits
+
+FORMAT = 2
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """What a client's shard holds, known without opening it.
+
+    Attributes:
+        client: Number of the client.
+        nodes: Rows of the shard.
+        entries: Directed entries of its adjacency.
+        labelled: Items with a label.
+        classes: Number of labelled items of every class, `[C]`.
+        file: Size and checksum of the shard.
+        graphs: Graphs in the shard, where labels are of graphs; None: they are of nodes, or of pairs of them.
+        pairs: Pairs in the shard, where labels are of pairs of nodes.
+    """
+
+    client: int
+    nodes: int
+    entries: int
+    labelled: int
+    classes: list[int]
+    file: FileRecord
+    graphs: int | None = None
+    pairs: int | None = None
+
+    @property
+    def items(self) -> int:
+        """What has a label each: nodes, graphs, or pairs of nodes."""
+        return count_of_items(self.nodes, self.graphs, self.pairs)
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """Training, validation and test items of every client, and what no client can learn from it.
+
+    Attributes:
+        counts: `[clients][3]` items that train, validate, test.
+        without_training: Clients without a training item.
+        unreachable: Test items whose class has no training item at their client, over all clients.
+        files: Size and checksum of the split of every client.
+    """
+
+    counts: list[list[int]]
+    without_training: list[int]
+    unreachable: int
+    files: list[FileRecord]
+
+
+@dataclass(frozen=True)
+class DomainRecord:
+    """One of several graphs that a store's clients come from.
+
+    Attributes:
+        name: Of the graph.
+        nodes: Nodes of the whole graph, with those that no client holds.
+        clients: The first of its clients, and how many there are, in the order of their numbers.
+    """
+
+    name: str
+    nodes: int
+    clients: list[int]
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of its clients."""
+        first, count = self.clients
+        return range(first, first + count)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.numbers
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything a run needs to know of a store before it opens a shard.
+
+    Attributes:
+        identity: What this store was made from (dataset and partition), compared with a config.
+        name: Name of the dataset.
+        synthetic: True if the graph was generated and not published.
+        nodes: Nodes of the graph, or of all graphs.
+        features: Width F of the features.
+        classes: Number of classes C.
+        dtype: How features are stored.
+        cleaning: What was done to the edges as published.
+        quality: Cut, balance, skew of the partition.
+        clients: One record a client, by number.
+        splits: Finished splits by name.
+        hops: Finished hop features: a record a client, by kernel name.
+        provenance: Versions and date.
+        published: Digest of every published file of the dataset, by its path below the data root.
+        layout: Whether shards keep features dense or sparse; each hop of sparse ones is kept as it is smaller.
+        feature_values: Values that all shards keep of sparse features; 0 for dense ones.
+        domains: The graphs that clients come from, where there are several.
+        graphs: Graphs of the dataset, where labels are of graphs; None: they are of nodes, or of pairs of them.
+        pairs: Pairs of all clients, where labels are of pairs of nodes.
+        label_names: What every class is called; None: classes are numbers.
+        weighted: Edges have weights.
+    """
+
+    identity: dict[str, Any]
+    name: str
+    synthetic: bool
+    nodes: int
+    features: int
+    classes: int
+    dtype: str
+    cleaning: dict[str, int]
+    quality: dict[str, Any]
+    clients: list[ClientRecord]
+    splits: dict[str, SplitRecord] = field(default_factory=dict)
+    hops: dict[str, list[FileRecord]] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
+    published: dict[str, str] = field(default_factory=dict)
+    layout: Layout = "dense"
+    feature_values: int = 0
+    domains: list[DomainRecord] = field(default_factory=list)
+    graphs: int | None = None
+    pairs: int | None = None
+    label_names: list[str] | None = None
+    weighted: bool = False
+
+    @property
+    def items(self) -> int:
+        """What has a label each: nodes, graphs, or pairs of nodes."""
+        return count_of_items(self.nodes, self.graphs, self.pairs)
+
+    @property
+    def item_name(self) -> str:
+        """What an item is, for messages."""
+        return "pair" if self.pairs is not None else "node" if self.graphs is None else "graph"
+
+    @property
+    def task(self) -> str:
+        """The task of runs on this store."""
+        return "edge" if self.pairs is not None else self.item_name
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features of all shards."""
+        if self.layout == "sparse":
+            return sparse_bytes(self.nodes, self.feature_values, self.dtype)
+        return dense_bytes(self.nodes, self.features, self.dtype)
+
+    @property
+    def limits(self) -> Limits:
+        """What holds for the files of all clients."""
+        pairs = self.pairs is not None
+        return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
+
+    def content(self, split: str, kernel: str | None) -> str:
+        """32 digits of all that a run reads of the store: two stores with the same give the same run.
+
+        Args:
+            split: Name of the run's split.
+            kernel: Name of its hops; None: it uses the features only.
+
+        Raises:
+            KeyError: The split or the hops were not prepared.
+        """
+        read = {
+            "identity": self.identity,
+            "nodes": self.nodes,
+            "features": self.features,
+            "classes": self.classes,
+            "dtype": self.dtype,
+            "clients": [_plain(client) for client in self.clients],
+            "split": asdict(self.splits[split]),
+            "hops": [asdict(record) for record in self.hops[kernel]] if kernel else [],
+        }
+        if self.layout != "dense":
+            read["layout"] = self.layout
+        if self.domains:
+            read["domains"] = [asdict(domain) for domain in self.domains]
+        return text_digest(json.dumps(read, sort_keys=True))
+
+    def write(self, store: Path) -> None:
+        """Writes the manifest atomically, with its seal.
+
+        Raises:
+            ShoalError: The disk is full.
+        """
+        fields = asdict(self)
+        if self.layout == "dense":
+            # As they were written before there were sparse ones.
+            del fields["layout"], fields["feature_values"]
+        if not self.domains:
+            del fields["domains"]
+        if self.label_names is None:
+            del fields["label_names"]
+        if not self.weighted:
+            del fields["weighted"]
+        # As they were written before items were anything but nodes.
+        _without_none(fields)
+        fields["clients"] = [_plain(client) for client in self.clients]
+        with replacing(store / NAME) as unfinished:
+            unfinished.write_text(sealed({"format": FORMAT, **fields}, indent=1))
+
+
+def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
+    """How many items there are: pairs or graphs, where these have labels, else nodes."""
+    return next(count for count in (pairs, graphs, nodes) if count is not None)
+
+
+def _plain(client: ClientRecord) -> dict[str, Any]:
+    """The fields of a record as they are written."""
+    fields = asdict(client)
+    _without_none(fields)
+    return fields
+
+
+def _without_none(fields: dict[str, Any]) -> None:
+    """Graphs and pairs are named only where these have labels."""
+    for name in ("graphs", "pairs"):
+        if fields[name] is None:
+            del fields[name]
+
+
+def read_manifest(store: Path) -> Manifest:
+    """Reads the manifest of a store.
+
+    Raises:
+        ShoalError: There is none, it cannot be read, is not as it was written, or is of another version.
+    """
+    path = store / NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ShoalError(f"{store}: no {NAME}, so no finished store; run `shoal prepare` on the config") from None
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    damaged = "delete it and run `shoal prepare` again, finished shards are kept"
+    try:
+        raw = unsealed(text)
+    except ValueError as error:
+        if _is_older(text):
+            raise ShoalError(
+                f"{path}: made by an older Shoal, which noted no checksums that can be compared at every run; "
+                f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder"
+            ) from None
+        raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error
+    if raw.pop("format", None) != FORMAT:
+        raise ShoalError(
+            f"{path}: not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
+            "or set data.store to another folder"
+        )
+    try:
+        raw["clients"] = [ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]]
+        raw["splits"] = {
+            name: SplitRecord(**{**s, "files": [FileRecord(**f) for f in s["files"]]})
+            for name, s in raw["splits"].items()
+        }
+        raw["hops"] = {name: [FileRecord(**f) for f in files] for name, files in raw["hops"].items()}
+        raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
+        return Manifest(**raw)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error
+
+
+def _is_older(text: bytes) -> bool:
+    """Whether this is a manifest from before there were seals."""
+    with suppress(ValueError, RecursionError):
+        plain = json.loads(text)
+        return isinstance(plain, dict) and plain.get("format") == 1 and SEAL not in plain
+    return False

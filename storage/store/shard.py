@@ -1,0 +1,273 @@
+"""One client's graph: one memory-mapped Arrow file."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import first_rows
+from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.pairs import Pairs
+from shoal.storage.graph.rows import CsrRows, Rows
+from shoal.storage.store import arrow_file
+from shoal.storage.store.arrow_file import FileRecord, MappedFile, require_content, require_none
+from shoal.storage.store.bounds import (
+    Limits,
+    check_adjacency,
+    check_graphs,
+    check_ids,
+    check_labels,
+    check_pairs,
+    check_rows,
+    check_weights,
+)
+
+MAX_ENTRIES = 2**31
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The graph of one client, zero-copy over its file: one graph of nodes, or many small ones behind one another.
+
+    Where items are pairs of nodes, its edges are those that are not held out.
+
+    Attributes:
+        client: Number of the client.
+        node: Global id of every row, int64 `[N]`.
+        label: Label of every row, int32 `[N]`; -1 is unlabelled; that of its graph, where labels are of graphs; -1
+            where they are of pairs.
+        indptr: Row pointer, int32 `[N + 1]`.
+        indices: Rows of the neighbours, int32 `[E]`, both directions of every edge, ascending in a row.
+        x: Features, float32 or float16 `[N, F]`, dense or sparse.
+        graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes, or pairs.
+        pairs: Pairs of rows, where these have labels; None: items are nodes, or graphs.
+        edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count alike.
+    """
+
+    client: int
+    node: np.ndarray
+    label: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+    x: Rows
+    graph: np.ndarray | None = None
+    pairs: Pairs | None = None
+    edge_weight: np.ndarray | None = None
+
+    @property
+    def nodes(self) -> int:
+        return len(self.node)
+
+    @property
+    def entries(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def graph_ptr(self) -> np.ndarray:
+        """First row of every graph and the end of the last, int64 `[G + 1]`; graphs of nodes have none.
+
+        Raises:
+            ValueError: Items are no graphs.
+        """
+        if self.graph is None:
+            raise ValueError(f"client {self.client}: its items are {self.kind}, and it holds one graph")
+        return first_rows(self.graph)
+
+    @property
+    def kind(self) -> str:
+        """What items are, for messages."""
+        return "pairs" if self.pairs is not None else "nodes" if self.graph is None else "graphs"
+
+    @property
+    def items(self) -> int:
+        """What has a label each: rows, graphs, or pairs of rows."""
+        if self.pairs is not None:
+            return len(self.pairs)
+        return self.nodes if self.graph is None else len(self.graph_ptr) - 1
+
+    def first_row_of(self, item: int) -> int:
+        """The row of an item, or the first of several."""
+        if self.pairs is not None:
+            return int(np.searchsorted(self.pairs.starts, item, side="right")) - 1
+        return item if self.graph is None else int(self.graph_ptr[item])
+
+    @property
+    def item(self) -> np.ndarray:
+        """Global number of every item, int64 `[items]`: of rows that of their node, or that of every graph.
+
+        Raises:
+            ValueError: Items are pairs, which have none.
+        """
+        if self.pairs is not None:
+            raise ValueError(f"client {self.client}: its items are pairs of nodes, which have no numbers")
+        return self.node if self.graph is None else self.graph[self.graph_ptr[:-1]]
+
+    @property
+    def item_label(self) -> np.ndarray:
+        """Label of every item, int32 `[items]`; -1 is unlabelled."""
+        if self.pairs is not None:
+            return self.pairs.label.astype(np.int32)
+        return self.label if self.graph is None else self.label[self.graph_ptr[:-1]]
+
+
+def write_shard(
+    path: Path,
+    client: int,
+    part: Induced,
+    label: np.ndarray,
+    x: Rows,
+    graph_of: np.ndarray | None = None,
+    pairs: Pairs | None = None,
+    edge_weight: np.ndarray | None = None,
+) -> FileRecord:
+    """Writes one client's shard.
+
+    Args:
+        path: File to write.
+        client: Number of the client, for errors.
+        part: The client's rows and induced edges.
+        label: Label of every node of the whole graph, `[nodes]`.
+        x: Features of the client's rows, float32 or float16 `[N, F]`, dense or sparse; infinity stands for one too
+            large for float16.
+        graph_of: Graph of every node of the dataset, `[nodes]`, ascending, where labels are of graphs.
+        pairs: Pairs of rows, where these have labels; the edges of `part` are then those that are not held out.
+        edge_weight: Weights of the edges of `part`, float32 `[E]`, where they have any.
+
+    Raises:
+        ShoalError: 2^31 entries or more, of edges or of sparse features, a feature that did not fit float16, or the
+            disk is full.
+    """
+    if len(part.indices) >= MAX_ENTRIES:
+        raise ShoalError(
+            f"client {client}: {len(part.indices)} adjacency entries, a shard holds fewer than 2^31; use more clients"
+        )
+    if isinstance(x, CsrRows) and x.entries >= MAX_ENTRIES:
+        raise ShoalError(
+            f"client {client}: {x.entries} feature values, a sparse shard holds fewer than 2^31; use more clients or "
+            "data.layout dense"
+        )
+    if x.dtype == np.float16 and np.isinf(x if isinstance(x, np.ndarray) else x.values).any():
+        raise ShoalError(
+            f"data.dtype: float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; "
+            "use float32"
+        )
+    columns = _columns(part, label[part.node], x, edge_weight)
+    if graph_of is not None:
+        graph = graph_of[part.node].astype(np.int64)
+        # Breadth-first order goes from one component to the next by their smallest nodes, and so graph by graph.
+        assert not (graph[1:] < graph[:-1]).any()
+        columns["graph"] = pa.array(graph)
+    if pairs is not None:
+        values = {"partner": pairs.partner, "label": pairs.label, "part": pairs.part}
+        each = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
+        columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), each)
+    return arrow_file.write(path, "shard", columns)
+
+
+def write_training_shard(
+    path: Path, part: Induced, label: np.ndarray, x: Rows, edge_weight: np.ndarray | None = None
+) -> FileRecord:
+    """Writes some nodes of a client, of which a shard was made, as a shard of their own.
+
+    Args:
+        path: File to write.
+        part: The nodes, and the edges among them.
+        label: Label of every node of `part`, `[N]`.
+        x: Their features as they are stored, `[N, F]`, dense or sparse.
+        edge_weight: As for `write_shard`.
+
+    Raises:
+        ShoalError: The disk is full.
+    """
+    return arrow_file.write(path, "shard", _columns(part, label, x, edge_weight))
+
+
+def _columns(part: Induced, label_N: np.ndarray, x_NF: Rows, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+    neighbors = pa.ListArray.from_arrays(
+        pa.array(part.indptr.astype(np.int32)), pa.array(part.indices.astype(np.int32))
+    )
+    return {
+        "node": pa.array(part.node),
+        "label": pa.array(label_N.astype(np.int32)),
+        "neighbors": neighbors,
+        "x": arrow_file.rows_column(x_NF),
+        **weights_column(part, edge_weight),
+    }
+
+
+def weights_column(part: Induced, edge_weight: np.ndarray | None) -> dict[str, pa.Array]:
+    """The column of the weights of edges, beside that of the neighbours; none where edges have none."""
+    if edge_weight is None:
+        return {}
+    return {"weights": pa.ListArray.from_arrays(pa.array(part.indptr.astype(np.int32)), pa.array(edge_weight))}
+
+
+def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
+    """Weights of the edges of a mapped shard, or part of one, float32 `[E]`; None where they have none.
+
+    Raises:
+        ShoalError: They are of other edges than the neighbours.
+    """
+    if "weights" not in file.names:
+        return None
+    starts, weight = file.lists("weights")
+    if weight.dtype != np.float32 or not np.array_equal(starts, indptr):
+        raise ShoalError(
+            f"{file.path}: the weights do not fit the neighbours; delete the file and run `shoal prepare` again"
+        )
+    return weight
+
+
+def open_shard(path: Path, client: int, record: FileRecord | None = None, limits: Limits | None = None) -> Shard:
+    """Maps a shard and checks size, columns and the ends of the row pointer.
+
+    Args:
+        path: The file.
+        client: Number of the client.
+        record: What the manifest says of the file.
+        limits: Given, every byte and every number but the features is checked first.
+
+    Raises:
+        ShoalError: The file is missing, damaged, or another kind of file.
+    """
+    if limits is not None:
+        if record is not None:
+            require_content(path, record)
+        # In a map of its own: what is read here and by no model shall not stay in the memory of this process.
+        require_none(path, bounds_of(_mapped(path, client, record), limits))
+    return _mapped(path, client, record)
+
+
+def bounds_of(shard: Shard, limits: Limits) -> list[str]:
+    """Reads the whole adjacency, all ids and all labels, and says what is out of bounds."""
+    faults: list[str] = []
+    check_ids(shard.node, limits.nodes, "node id", faults.append)
+    check_labels(shard.label, limits.classes, faults.append)
+    check_adjacency(shard.indptr, shard.indices, shard.nodes, faults.append)
+    if shard.kind != ("pairs" if limits.pairs else "nodes" if limits.graphs is None else "graphs"):
+        faults.append(f"its items are {shard.kind}")
+    elif shard.graph is not None and limits.graphs is not None and not faults:
+        check_graphs(shard.graph, shard.label, shard.indptr, shard.indices, limits.graphs, faults.append)
+    elif shard.pairs is not None and not faults:
+        check_pairs(shard.pairs, shard.indptr, shard.indices, faults.append)
+    check_weights(shard.edge_weight, limits.weighted, faults.append)
+    check_rows("x", shard.x, shard.nodes, limits.features, faults.append)
+    if isinstance(shard.x, CsrRows) != (limits.layout == "sparse"):
+        faults.append(f"x is not {limits.layout}")
+    return faults
+
+
+def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
+    file = MappedFile(path, "shard", record)
+    indptr, indices = file.lists("neighbors")
+    if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
+        raise ShoalError(
+            f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
+        )
+    graph = file.primitive("graph") if "graph" in file.names else None
+    pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None
+    x, weight = file.features("x"), weights_of(file, indptr)
+    return Shard(client, file.primitive("node"), file.primitive("label"), indptr, indices, x, graph, pairs, weight)

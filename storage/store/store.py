@@ -1,0 +1,182 @@
+"""The folder that `prepare` writes: shards, splits and hops of every client behind one manifest."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.rows import Rows
+from shoal.storage.options.propagation import kernel_of
+from shoal.storage.store.arrow_file import FileRecord, MappedFile
+from shoal.storage.store.bounds import Limits
+from shoal.storage.store.hops import only_labelled, open_hops
+from shoal.storage.store.manifest import NAME, Manifest, read_manifest
+from shoal.storage.store.shard import Shard, open_shard
+from shoal.storage.store.split import Split, open_split
+
+WHOLE, DOMAINS, TRAINING = "whole", "domains", "training"
+T = TypeVar("T")
+
+
+def shard_path(client: int) -> Path:
+    """Path of a client's shard inside a store."""
+    return Path("clients") / f"{client:05d}.arrow"
+
+
+def split_path(split: str, client: int) -> Path:
+    """Path of a client's split inside a store."""
+    return Path("splits") / split / f"{client:05d}.arrow"
+
+
+def hops_path(kernel: str, client: int) -> Path:
+    """Path of a client's hops inside a store."""
+    return Path("hops") / kernel / f"{client:05d}.arrow"
+
+
+def training_path(split: str) -> Path:
+    """Path inside a store of the store of what training sees where it sees the training nodes of a split alone."""
+    return Path(TRAINING) / split
+
+
+def stores_below(store: Path) -> list[Path]:
+    """Folders of the finished stores inside the folder of a store, and inside each other, in the order of names."""
+    # No split and no hops lie so deep, and no shard lies in a folder of these names.
+    kinds = (WHOLE, DOMAINS, f"{TRAINING}/*", f"{WHOLE}/{TRAINING}/*")
+    return sorted(path.parent for kind in kinds for path in store.glob(f"{kind}/{NAME}"))
+
+
+class Store:
+    """A finished store, opened for reading; every file is checked when it is opened for the first time."""
+
+    def __init__(self, path: Path, first_read: bool = True, manifest: Manifest | None = None) -> None:
+        """Reads the manifest.
+
+        Args:
+            path: Folder of the store.
+            first_read: Check every byte and every index of a file at its first opening; else only its size and form.
+            manifest: The manifest, where it is known.
+
+        Raises:
+            ShoalError: There is no finished store, or one of another version.
+        """
+        self.path = path
+        self.manifest = read_manifest(path) if manifest is None else manifest
+        self._first_read = first_read
+        self._checked: set[Path] = set()
+        self._checking = threading.Lock()
+
+    @property
+    def clients(self) -> int:
+        return len(self.manifest.clients)
+
+    def whole(self) -> "Store":
+        """The same nodes as one client that keeps every edge (made for centralised training).
+
+        Raises:
+            ShoalError: It was not prepared.
+        """
+        return Store(self.path / WHOLE)
+
+    def domain_graphs(self) -> "Store":
+        """The graphs that clients come from, each whole and with all its edges: client d is that of domain d.
+
+        Raises:
+            ShoalError: They were not prepared.
+        """
+        return Store(self.path / DOMAINS, self._first_read)
+
+    def training(self, split: str) -> "Store":
+        """The same clients with the training nodes of a split alone, and what these alone make of edges and hops.
+
+        Raises:
+            ShoalError: It was not prepared.
+        """
+        return Store(self.path / training_path(split), self._first_read)
+
+    def shard(self, client: int) -> Shard:
+        """Maps a client's shard.
+
+        Raises:
+            ShoalError: No such client, or its file is missing or damaged.
+        """
+        self._require(client)
+        path, record = self.path / shard_path(client), self.manifest.clients[client].file
+        return self._open(path, lambda limits: open_shard(path, client, record, limits))
+
+    def split(self, name: str, client: int) -> Split:
+        """Maps a client's split.
+
+        Raises:
+            ShoalError: The split was not prepared, there is no such client, or its file is missing or damaged.
+        """
+        if name not in self.manifest.splits:
+            raise ShoalError(f"{self.path}: no split {name!r}; run `shoal prepare` on the config")
+        self._require(client)
+        path, record = self.path / split_path(name, client), self.manifest.splits[name].files[client]
+        items = self.manifest.clients[client].items
+        return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
+
+    def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
+        """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
+
+        Raises:
+            ShoalError: Something was not prepared, there is no such client, or a file is missing or damaged.
+        """
+        shard, rows = self.shard(client), self.split(split, client)
+        if kernel is None:
+            return shard, rows, []
+        file = self.hops_file(kernel, client)
+        return only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(kernel, client))
+
+    def hops(self, kernel: str, client: int) -> list[Rows]:
+        """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse.
+
+        Raises:
+            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
+        """
+        file = self.hops_file(kernel, client)
+        nodes = self.manifest.clients[client].nodes
+        if file.rows != nodes:
+            raise ShoalError(
+                f"{file.path}: {file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
+            )
+        return [file.features(name) for name in file.names]
+
+    def hops_file(self, kernel: str, client: int) -> MappedFile:
+        """Maps a client's hops as they are stored, of all rows or of labelled ones.
+
+        Raises:
+            ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
+        """
+        if kernel not in self.manifest.hops:
+            raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
+        self._require(client)
+        path, record = self.path / hops_path(kernel, client), self.manifest.hops[kernel][client]
+        nodes = self.manifest.clients[client].nodes
+        return self._open(path, lambda limits: open_hops(path, nodes, kernel_of(kernel), record, limits))
+
+    def _open(self, path: Path, open_file: Callable[[Limits | None], T]) -> T:
+        """Opens a file, the first time with the limits that its numbers must keep."""
+        if not self._first_read:
+            return open_file(None)
+        # Other threads wait, so that each file is read once.
+        with self._checking:
+            opened = open_file(None if path in self._checked else self.manifest.limits)
+            self._checked.add(path)
+        return opened
+
+    def _require(self, client: int) -> None:
+        if not 0 <= client < self.clients:
+            raise ShoalError(f"{self.path}: no client {client}; it has clients 0 to {self.clients - 1}")
+
+    def files(self) -> Iterator[tuple[Path, FileRecord]]:
+        """Every file of the store with its record, path relative to the store."""
+        for client in self.manifest.clients:
+            yield shard_path(client.client), client.file
+        for name, split in self.manifest.splits.items():
+            for client_number, record in enumerate(split.files):
+                yield split_path(name, client_number), record
+        for kernel, records in self.manifest.hops.items():
+            for client_number, record in enumerate(records):
+                yield hops_path(kernel, client_number), record

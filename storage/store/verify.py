@@ -1,0 +1,72 @@
+"""Every file of a store against what was written of it."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.arrow_file import FileRecord, require_content
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import Store, stores_below
+from shoal.storage.store.writer import PROGRESS, noted_files
+
+OF_A_STORE = (NAME, PROGRESS, ".lock")
+
+
+def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
+    """Reads every byte of a store: its journal, all files that manifest or journal name, and the bounds of indices.
+
+    Args:
+        store: The store to check; its manifest was checked when it was opened.
+        step: Called once a file, for a progress bar.
+
+    Returns:
+        One line for each fault; empty if there is none.
+    """
+    faults: list[str] = []
+    for check in _checks(store, faults):
+        try:
+            check()
+        except ShoalError as error:
+            # What to do is said once, for all faults.
+            faults.append(error.line.rpartition("; ")[0])
+        step()
+    return faults
+
+
+def files_to_verify(store: Store) -> int:
+    """How many steps `verify` takes."""
+    return len(list(_checks(store, [])))
+
+
+def unnamed_files(store: Store) -> list[Path]:
+    """Files below a store that neither manifest nor journal name; those of stores below it are theirs."""
+    known = {store.path / name for name in OF_A_STORE} | {store.path / path for path, _ in store.files()}
+    known |= {store.path / path for path in _noted(store, [])}
+    found = (path for path in store.path.rglob("*") if path.is_file() and path not in known)
+    below = stores_below(store.path)
+    return sorted(path for path in found if not any(path.is_relative_to(folder) for folder in below))
+
+
+def _checks(store: Store, faults: list[str]) -> Iterator[Callable[[], object]]:
+    # Opened anew, so that what was read before is read again.
+    fresh = Store(store.path, manifest=store.manifest)
+    for client in range(store.clients):
+        yield partial(fresh.shard, client)
+        for split in store.manifest.splits:
+            yield partial(fresh.split, split, client)
+        for kernel in store.manifest.hops:
+            yield partial(fresh.hops_file, kernel, client)
+    named = {path for path, _ in store.files()}
+    for path, record in _noted(store, faults).items():
+        # What the manifest does not name is made again where it is missing.
+        if path not in named and (store.path / path).exists():
+            yield partial(require_content, store.path / path, record, PROGRESS)
+
+
+def _noted(store: Store, faults: list[str]) -> dict[Path, FileRecord]:
+    try:
+        return noted_files(store.path)
+    except ShoalError as error:
+        faults.append(error.line.rpartition("; ")[0])
+        return {}

@@ -1,0 +1,384 @@
+"""One client's data for a federated method: tensors over the memory map or on a GPU."""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.storage.graph.edge_weights import degrees
+from shoal.storage.graph.rows import CsrRows, Rows
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.store.cache import Memo, apart, write_count, writes
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+
+PAGE = 4096
+
+
+def touch(hop: Features, rows: Tensor | None) -> None:
+    """Reads a value of each page of a hop, or of some of its rows."""
+    if isinstance(hop, Tensor):
+        pages_NF = hop[:, :: max(PAGE // hop.element_size(), 1)]
+        (pages_NF if rows is None else pages_NF.index_select(0, rows)).sum()
+    elif rows is None:
+        for part in hop.parts():
+            part[:: PAGE // part.element_size()].sum()
+    else:
+        hop.rows(rows)
+
+
+CPU = torch.device("cpu")
+
+
+class View:
+    """The data of one client.
+
+    Attributes:
+        client: Number of the client.
+        classes: Number of classes C of the whole federation.
+        nodes: Rows N of the shard.
+        items: What has a label each: rows, the graphs of the shard, or pairs of rows.
+        graph_ptr: First row of every graph and the end of the last, int64 `[G + 1]`; None: items are no graphs.
+        device: Where its tensors are, except those that are said to be in the map.
+        kernel: How its hops were computed; None: nothing was.
+        train, val, test: Numbers of items, int64.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        shard: Shard,
+        split: Split,
+        hops: Sequence[Rows],
+        classes: int,
+        memo: Memo,
+        device: torch.device = CPU,
+        kernel: Kernel | None = None,
+    ) -> None:
+        """Wraps what the store mapped.
+
+        Args:
+            key: Different for every view that shares the memo.
+            shard: The client's graph.
+            split: Its rows.
+            hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse.
+            classes: Number of classes C.
+            memo: The host's cache, in the memory of the device.
+            device: The processor, where tensors use the memory of the map, or a GPU.
+            kernel: Of the hops.
+        """
+        self.client = shard.client
+        self.classes = classes
+        self.nodes, self.items = shard.nodes, shard.items
+        self.entries = shard.entries
+        self.device = device
+        self.kernel = kernel
+        self._key = key
+        self._shard = shard
+        self._memo = memo
+        parts = [torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)]
+        self.train, self.val, self.test = (rows.to(device) for rows in parts)
+        self._parts = list(zip((self.train, self.val, self.test), parts))
+        self._hops = [_features(rows) for rows in (shard.x, *hops)]
+        self.graph_ptr = None if shard.graph is None else torch.from_numpy(shard.graph_ptr).to(device)
+        self._row = shard.first_row_of(int(split.train[0])) if len(split.train) else 0
+        self._samples: dict[int, tuple[list[np.ndarray], bytes]] = {}
+        self._used: set[Hashable] = set()
+        self._edges: list[tuple[Tensor, Tensor]] = []
+        self._mapped_adjacency: list[tuple[Tensor, tuple[int, ...]]] = []
+        self._complete = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_complete" in self.__dict__:
+            raise AttributeError(f"the data of a client is read-only: {name} cannot be set")
+        super().__setattr__(name, value)
+
+    def written(self) -> str | None:
+        """What of the data was written to since it was opened, as a method calls it; None: nothing.
+
+        Torch counts the writes into a tensor. Of features and hops the numbers of one row are compared as well, which
+        sees whole arrays that were overwritten behind torch's back.
+        """
+        named = {"train": self.train, "val": self.val, "test": self.test, "graph_ptr": self.graph_ptr}
+        named |= {name: self.__dict__.get(name) for name in ("label", "train_label", "pairs")}
+        for name, tensor in named.items():
+            # No tensor of these is made by writing into it.
+            if tensor is not None and write_count(tensor):
+                return name
+        for k, hop in enumerate(self._hops):
+            if any(writes(hop)) or (k in self._samples and _bytes_of(self._samples[k][0]) != self._samples[k][1]):
+                return f"hop({k})" if k else "x"
+        if any(any(writes(pair)) for pair in self._edges):
+            return "edges"
+        if any(writes(adjacency) != before for adjacency, before in self._mapped_adjacency):
+            return "adjacency"
+        for key in self._used:
+            if self._memo.written((self._key, key)):
+                return key if isinstance(key, str) else f"memo({key!r})"
+        self._used.clear()
+        return None
+
+    def _sample(self, k: int) -> list[np.ndarray]:
+        """Some numbers of a training row, in the map, whose page training reads anyway."""
+        hop = self._hops[k]
+        if isinstance(hop, Tensor):
+            return [hop[self._row : self._row + 1, :16].numpy()]
+        starts, *parts = hop.parts()
+        start = int(starts[self._row])
+        return [starts[self._row : self._row + 2].numpy(), *(part[start : start + 16].numpy() for part in parts)]
+
+    def _lent(self, k: int) -> Features:
+        """Hop k in the map, noted as in the hands of a method."""
+        if k not in self._samples:
+            sample = self._sample(k)
+            self._samples[k] = sample, _bytes_of(sample)
+        return self._hops[k]
+
+    @property
+    def items_are_rows(self) -> bool:
+        """Whether what is predicted are the nodes themselves, so that their edges are those of items."""
+        return self.graph_ptr is None and self.pairs is None
+
+    @property
+    def features(self) -> int:
+        """Width F of the features."""
+        return int(self._hops[0].shape[1])
+
+    @property
+    def x(self) -> Features:
+        """Features as stored, in the map, float32 or float16 `[N, F]`, dense or sparse."""
+        return self._lent(0)
+
+    def hop(self, k: int) -> Features:
+        """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x."""
+        return self._lent(k)
+
+    def block(self, k: int, start: int = 0, stop: int | None = None) -> Features:
+        """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
+        hop = self._on_device_if_it_fits(k)
+        if isinstance(hop, Tensor):
+            return _sent(hop[start:stop], self.device)
+        low, high, _ = slice(start, stop).indices(len(hop))
+        return hop.block(low, max(low, high)).to(self.device)
+
+    def rows(self, k: int, rows: Tensor) -> Features:
+        """Some rows of hop k on the device, float32 `[n, F]`."""
+        hop = self._on_device_if_it_fits(k)
+        rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
+        chosen = _chosen(hop, rows, self.device) if isinstance(hop, Tensor) else hop.rows(rows)
+        return _sent(chosen, self.device).float()
+
+    def _rows_here(self, rows: Tensor) -> Tensor:
+        """Numbers of rows on the processor; those of a part are there, and a device need not be asked."""
+        return next((here for there, here in self._parts if there is rows), rows).cpu()
+
+    def whole(self, k: int) -> Features:
+        """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the memo keeps."""
+        hop = self._lent(k)
+        if isinstance(hop, Tensor):
+            return self.block(k).float()
+        if self.device.type != "cpu":
+            found: SparseMatrix = self.memo(("whole", k), lambda: self._copy(k).prepared())
+            return found
+        # Columns stay in the map, which shall end with the view.
+        values, transposed = self.memo(("whole", k), lambda: _apart_of_the_map(hop))
+        if values is None:
+            return SparseMatrix(hop.csr, transposed)
+        indptr, indices, _ = hop.parts()
+        return SparseMatrix.of(indptr, indices, values, self.features, transposed)
+
+    def _copy(self, k: int) -> SparseMatrix:
+        """A sparse hop on the device, float32."""
+        copy = self._on_device_if_it_fits(k)
+        assert isinstance(copy, SparseMatrix)
+        return copy.to(self.device).float()
+
+    def _on_device_if_it_fits(self, k: int) -> Features:
+        """Hop k on the device if it is there or fits, else in the map."""
+        hop = self._lent(k)
+        if self.device.type == "cpu":
+            return hop
+        self._used.add(("hop", k))
+        size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
+        copy: Features | None = self._memo.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
+        return hop if copy is None else copy
+
+    @cached_property
+    def label(self) -> Tensor:
+        """Label of every item, int64 `[items]`; -1 is unlabelled. A method may read it at training items only."""
+        return self._build(lambda: torch.from_numpy(self._shard.item_label).long().to(self.device))
+
+    @cached_property
+    def train_label(self) -> Tensor:
+        """Label of every training item, int64."""
+        chosen = self.train.cpu()
+        label = self._shard.item_label
+        return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
+
+    @cached_property
+    def train_counts(self) -> Tensor:
+        """Training items of every class, int32 `[C]`, on the processor."""
+        label = self._shard.item_label[self.train.cpu().numpy()]
+        return torch.from_numpy(np.bincount(label[label >= 0], minlength=self.classes).astype(np.int32))
+
+    @cached_property
+    def pairs(self) -> Tensor | None:
+        """Both rows of every item, int64 `[items, 2]`, the smaller one first; None: items are no pairs of rows."""
+        pairs = self._shard.pairs
+        return None if pairs is None else self._build(lambda: torch.from_numpy(pairs.ends).long().to(self.device))
+
+    def rows_of(self, items: Tensor) -> Tensor:
+        """Rows of some items, int64: the items themselves, the nodes of every graph, or both rows of every pair."""
+        if self.pairs is not None:
+            return self.pairs[items].flatten()
+        if self.graph_ptr is None:
+            return items
+        first = self.graph_ptr[items]
+        return ranges(first, self.graph_ptr[items + 1] - first)
+
+    def touch(self, hops: Sequence[int], training: bool, edges: bool = False) -> None:
+        """Brings pages of the map into memory before they are needed, by reading a value of each; makes `train_label`.
+
+        Args:
+            hops: Numbers of hops.
+            training: Their training rows only.
+            edges: Also the adjacency.
+        """
+        _ = self.train_label
+        for k in hops:
+            touch(self._hops[k], self.rows_of(self.train).cpu() if training else None)
+        if edges:
+            weights = [] if self._shard.edge_weight is None else [self._shard.edge_weight]
+            for part in (self._shard.indptr, self._shard.indices, *weights):
+                part[:: PAGE // part.itemsize].sum()
+
+    @property
+    def node(self) -> np.ndarray:
+        """Global id of every row, int64 `[N]`, read-only."""
+        return _read_only(self._shard.node)
+
+    @property
+    def csr(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row starts `[N + 1]` and columns, ascending in rows, of A without loops, int32, in the map, read-only."""
+        return _read_only(self._shard.indptr), _read_only(self._shard.indices)
+
+    @property
+    def edge_weight(self) -> np.ndarray | None:
+        """Weight of every entry of `csr`, float32 `[E]`, in the map, read-only; None: edges have none."""
+        weight = self._shard.edge_weight
+        return None if weight is None else _read_only(weight)
+
+    @property
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """The arrays of `csr` as tensors on the device."""
+        if not self._edges:
+            self._edges.append((torch.from_numpy(self._shard.indptr), torch.from_numpy(self._shard.indices)))
+        starts, columns = self._edges[0]
+        if self.device.type == "cpu":
+            return starts, columns
+        return self.memo("edges", lambda: (starts.to(self.device), columns.to(self.device)))
+
+    @property
+    def adjacency(self) -> Tensor:
+        """A without self loops: float32 CSR `[N, N]` with int32 indices; zero-copy on the processor.
+
+        Its values are ones, or the weights of edges.
+        """
+        if self.device.type != "cpu":
+            return self.memo("adjacency", self._adjacency)
+        # No entry of the memo: the map of the shard stays open as long as this does, and shall end with the view.
+        if not self._mapped_adjacency:
+            built = self._build(self._adjacency)
+            self._mapped_adjacency.append((built, writes(built)))
+        return self._mapped_adjacency[0][0]
+
+    def _adjacency(self) -> Tensor:
+        weight = self._shard.edge_weight
+        values = (self._memo.ones(self.entries) if weight is None else torch.from_numpy(weight)).to(self.device)
+        return torch.sparse_csr_tensor(*self.edges, values, size=(self.nodes, self.nodes), check_invariants=False)
+
+    @property
+    def degree(self) -> Tensor:
+        """Degree with self loop, float32 `[N]`: the sum of its edges' weights and 1, where edges have weights."""
+        return self.memo("degree", self._degree)
+
+    def _degree(self) -> Tensor:
+        return torch.from_numpy(degrees(self._shard.indptr, self._shard.edge_weight)).float().to(self.device)
+
+    def smooth(self, y_NC: Tensor) -> Tensor:
+        """D^{-1/2} (A + I) D^{-1/2} y, float32 `[N, C]`, on the processor by the hops' kernel; y is float32."""
+        if self.device.type != "cpu":
+            return smoothed(self.adjacency, self.degree, y_NC)
+        # Loading the kernel takes a third of a second and 140 MB: only a host that needs it loads it.
+        from shoal.storage.graph.propagation import propagate
+
+        out = torch.empty_like(y_NC, memory_format=torch.contiguous_format)
+        shard, y = self._shard, y_NC.contiguous().numpy()
+        propagate(shard.indptr, shard.indices, y, 0.5, out.numpy(), weight=shard.edge_weight)
+        return out
+
+    def memo(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed.
+
+        Args:
+            key: Name of the entry for this client.
+            build: Makes it: a tensor or a tuple of tensors.
+        """
+        self._used.add(key)
+        return self._memo.get((self._key, key), lambda: self._build(build))
+
+    def _build(self, build: Callable[[], Any]) -> Any:
+        return apart(build) if self.device.type == "cpu" else build()
+
+
+def _bytes_of(sample: list[np.ndarray]) -> bytes:
+    return b"".join(part.tobytes() for part in sample)
+
+
+def _features(rows: Rows) -> Features:
+    """Tensors over the memory of arrays."""
+    if isinstance(rows, CsrRows):
+        return SparseMatrix.of(rows.indptr, rows.columns, rows.values, rows.features)
+    return torch.from_numpy(rows)
+
+
+def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Some rows of a hop in the map, as stored; for a GPU in memory that it can read by itself."""
+    if device.type != "cuda":
+        return hop.index_select(0, rows)
+    out = torch.empty(len(rows), hop.shape[1], dtype=hop.dtype, device="cpu", pin_memory=True)
+    return torch.index_select(hop, 0, rows, out=out)
+
+
+def _sent(features: Features, device: torch.device) -> Features:
+    """On a device; nobody waits for a dense one."""
+    return features.to(device, non_blocking=True) if isinstance(features, Tensor) else features.to(device)
+
+
+def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:
+    """What `View.whole` adds to a matrix in the map: float32 values, where others are stored, and the transpose."""
+    whole = SparseMatrix(hop.csr).float()
+    return None if whole.dtype == hop.dtype else whole.parts()[2], whole.transposed
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def smoothed(adjacency: Tensor, degree_N: Tensor, y_NC: Tensor) -> Tensor:
+    """D^{-1/2} (A + I) D^{-1/2} y by torch's sparse product.
+
+    Args:
+        adjacency: A, float32 CSR.
+        degree_N: Degrees with self loop, float32.
+        y_NC: float32.
+    """
+    root_N1 = degree_N.rsqrt()[:, None]
+    scaled_NC = root_N1 * y_NC
+    return root_N1 * (torch.sparse.mm(adjacency, scaled_NC) + scaled_NC)

@@ -1,0 +1,1 @@
+"""Classes loaded from a user's files."""

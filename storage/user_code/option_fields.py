@@ -1,0 +1,69 @@
+"""Options that are the fields of a dataclass: values of a config become those of the fields' types."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, TypeAdapter, ValidationError
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.types import checked, message_of, quoted
+from shoal.storage.suggestions import did_you_mean
+from shoal.storage.user_code.tracebacks import in_words
+
+NO_TYPE = (PydanticSchemaGenerationError, PydanticUndefinedAnnotation)
+
+
+def field_values(cls: type, options: Mapping[str, Any], section: str, name: str, where: str) -> dict[str, Any]:
+    """The values of options, as the types of the fields; one that is left out is not among them.
+
+    Args:
+        cls: A dataclass; its fields that are no parameters of the constructor are no options.
+        options: As written.
+        section: What stands before an option in an error, as `algorithm.`.
+        name: What an error calls the class.
+        where: Its file and line.
+
+    Raises:
+        ShoalError: An option is unknown or of a wrong type, a default is, or a type cannot be found.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except Exception as error:
+        raise ShoalError(f"{where}: the types of {cls.__name__} cannot be found: {in_words(error)}") from error
+    for key in options:
+        if key not in fields:
+            known = ", ".join(fields) or "no option"
+            raise ShoalError(f"{section}{key}: unknown; {name} has {known}{did_you_mean(key, fields)}")
+    values = {}
+    for key, value in options.items():
+        try:
+            values[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"{section}{key}: {error}, found {quoted(value)}") from None
+        except NO_TYPE:
+            raise ShoalError(f"{section}{key}: {name} gives it a type that no config can hold") from None
+    for key, field in fields.items():
+        if key not in options and field.default is not dataclasses.MISSING:
+            _require_default(f"{where}: the default of {cls.__name__}.{key}", hints[key], field.default)
+    return values
+
+
+def require_all(cls: type, values: Mapping[str, Any], section: str) -> None:
+    """Raises:
+    ShoalError: A field of a dataclass that has no default has no value.
+    """
+    for field in dataclasses.fields(cls):
+        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.init and missing and field.name not in values:
+            raise ShoalError(f"{section}{field.name}: missing")
+
+
+def _require_default(which: str, hint: Any, default: Any) -> None:
+    try:
+        TypeAdapter(hint).validate_python(default)
+    except ValidationError as error:
+        raise ShoalError(f"{which}: {message_of(error)}, found {default!r}") from None
+    except NO_TYPE:
+        return

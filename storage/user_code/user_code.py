@@ -1,0 +1,169 @@
+"""The texts of a user's file and of what it imports beside it, and the class that they hold."""
+
+import ast
+import json
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.digest import text_digest
+from shoal.storage.files.reading import read_text
+from shoal.storage.user_code.local_imports import Beside, collect
+from shoal.storage.user_code.tracebacks import in_words, innermost_line, raised_by_itself
+
+LARGEST_SOURCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """A user's file as it travels to the hosts and is kept with a run.
+
+    Attributes:
+        name: `my_file.py:Name`.
+        source: Text of the file.
+        helpers: Texts of the modules beside it that it imports, by dotted name (see `beside.collect`).
+    """
+
+    name: str
+    source: str
+    helpers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """Where it lay."""
+        return self.name.rpartition(":")[0]
+
+    @property
+    def digest(self) -> str:
+        """Of the texts, 32 digits, wherever they lie."""
+        return text_digest(json.dumps([self.source, sorted(self.helpers.items())]))
+
+    @property
+    def identity(self) -> str:
+        """What tells one from another: of two classes in one file each is itself."""
+        return f"{self.digest}:{self.name.rpartition(':')[2]}"
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Where all texts lay."""
+        return frozenset({self.file, *(str(Path(self.file).parent / path) for path in map(path_of, self.helpers))})
+
+    def load(self) -> Any:
+        """What stands in the file under the name; the file runs once in a process.
+
+        Raises:
+            ShoalError: The file fails or ends the process, or has no such class; names the line.
+        """
+        return _loaded(self.name, self.source, tuple(sorted(self.helpers.items())))
+
+    @property
+    def place(self) -> str:
+        """File and line of the class; only the file where the text does not say."""
+        name = self.name.rpartition(":")[2]
+        for node in ast.walk(ast.parse(self.source)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return f"{self.file}, line {node.lineno}"
+        return self.file
+
+    @contextmanager
+    def at_work(self, key: str) -> Iterator[None]:
+        """Inside of the block this code runs; whatever it raises becomes one line that names its file and line.
+
+        Args:
+            key: Of the config, that names the code.
+
+        Raises:
+            ShoalError: It failed, or called `sys.exit`; has the traceback as its detail.
+        """
+        try:
+            yield
+        except ShoalError:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, self.files):
+                raise
+            if type(error).__name__ == "OutOfMemoryError":
+                raise
+            detail = "".join(traceback.format_exception(error))
+            where = innermost_line(self.files, error.__traceback__) or self.place
+            raise ShoalError(f"{key}: {where}: {in_words(error)}", detail) from error
+
+    def fault(self, key: str, what: str) -> ShoalError:
+        """The error for a class that is or gives something wrong."""
+        return ShoalError(f"{key}: {self.place}: {what}")
+
+
+def path_of(module: str) -> Path:
+    """Where the text of a module lies below the folder of the file, from its dotted name as `collect` gives it."""
+    path = Path(*module.split("."))
+    return path.with_name(f"{path.name}.py")
+
+
+def read_own(key: str, name: str) -> OwnCode:
+    """Reads a user's file, and what it imports beside it: hosts on other machines need not see them.
+
+    Args:
+        key: Of the config, that names the code.
+        name: `my_file.py:Name`.
+
+    Raises:
+        ShoalError: A file cannot be read.
+    """
+    file = name.rpartition(":")[0]
+    try:
+        source = read_text(file, LARGEST_SOURCE)
+    except OSError as error:
+        raise ShoalError(f"{key}: {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ShoalError(f"{key}: {file} cannot be read: not a text in UTF-8") from error
+    except ValueError as error:
+        raise ShoalError(f"{key}: {file} cannot be read: {error}") from error
+    return OwnCode(name, source, collect(Path(file), source, key))
+
+
+@cache
+def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any:
+    file, _, wanted = name.rpartition(":")
+    # Two files of one text know different folders.
+    module_name = f"shoal_own_{text_digest(json.dumps([file, source, helpers]))}"
+    return read_class(Beside(module_name, Path(file).parent, dict(helpers)), file, source, wanted)
+
+
+def read_class(beside: Beside, file: str, source: str, name: str) -> Any:
+    """Runs a user's file and takes a class out of it.
+
+    Raises:
+        ShoalError: The file fails or ends the process; names the line in it, or in the helper that fails.
+    """
+    try:
+        module = beside.run(file, source)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, beside.files | {file}):
+            raise
+        where = _place_of_failure(error, file, beside.files)
+        raise ShoalError(
+            f"{where}: fails while it is read: {_reason(error)}", "".join(traceback.format_exception(error))
+        ) from error
+    cls = getattr(module, name, None)
+    if cls is None:
+        found = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+        raise ShoalError(f"{file}: has no class {name}; it has {', '.join(found) or 'none'}")
+    return cls
+
+
+def _place_of_failure(error: BaseException, file: str, helpers: frozenset[str]) -> str:
+    """The innermost line of the file, or of a helper beside it, that a failure of its import came through."""
+    files = helpers | {file}
+    if isinstance(error, SyntaxError) and error.filename in files:
+        return f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)
+    return innermost_line(files, error.__traceback__) or file
+
+
+def _reason(error: BaseException) -> str:
+    # Its words would repeat file and line.
+    return f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else in_words(error)

@@ -1,0 +1,312 @@
+"""FGGP's generated view against a dense n x n one in float64, with gradients, and against counts of many draws."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from other_device import load
+from torch import Tensor
+
+from shoal.algorithms.graphs import candidates as candidates_module
+from shoal.algorithms.graphs import drawn_operator as operator_module
+from shoal.algorithms.graphs import pairs as pairs_module
+from shoal.algorithms.graphs.candidates import Candidates, draw_candidates
+from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed
+from shoal.algorithms.graphs.drawn_operator import DrawnOperator
+from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, draw_edges
+from shoal.algorithms.graphs.pairs import PairDots, cross_dots
+
+CPU = torch.device("cpu")
+NODES, WIDTH = 11, 6
+# Enough draws to meet every pair of so few nodes.
+ALL = 400
+
+
+def graph_of(pairs: list[tuple[int, int]], nodes: int = NODES) -> CompletedGraph:
+    a = np.zeros((nodes, nodes), dtype=bool)
+    for i, j in pairs:
+        a[i, j] = a[j, i] = True
+    indptr = np.concatenate([[0], a.sum(1).cumsum()]).astype(np.int32)
+    return completed(indptr, np.nonzero(a)[1].astype(np.int32), torch.empty(nodes, 0, dtype=torch.int32), CPU)
+
+
+# Node 10 has no edge.
+PAIRS = [(0, 1), (0, 2), (1, 2), (1, 5), (2, 3), (3, 4), (4, 9), (5, 6), (6, 7), (7, 8), (8, 9)]
+
+
+def rows(seed: int = 0, nodes: int = NODES) -> Tensor:
+    """F out of a ReLU; node 3 is dead."""
+    f = torch.randn(nodes, WIDTH, generator=rng(seed)).relu()
+    f[3:4] = 0
+    return f
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def dense_view(
+    graph: CompletedGraph, f: Tensor, options: EdgeOptions, u: dict[tuple[int, int], float]
+) -> tuple[Tensor, Tensor]:
+    """The normalised matrix of the view and L_reg, written with n x n matrices in float64; u as it was drawn."""
+    n = len(f)
+    known = torch.zeros(n, n, dtype=torch.float64)
+    low, high = graph.pairs_2M.long()
+    known[low, high] = known[high, low] = 1
+    gram = f @ f.T
+    if options.similarity == "cosine":
+        unit = f / f.norm(dim=1, keepdim=True).clamp_min(1e-8)
+        omega = (unit @ unit.T).relu()
+    else:
+        omega = gram / gram[~torch.eye(n, dtype=torch.bool)].max()
+    b = (options.lam * known + (1 - options.lam) * omega).clamp(1e-6, 1 - 1e-6)
+    uniform = torch.full((n, n), 0.5, dtype=torch.float64)
+    for (i, j), value in u.items():
+        uniform[i, j] = uniform[j, i] = value
+    if options.draw == "logistic":
+        soft = torch.sigmoid((b.log() - (1 - b).log() + uniform.log() - (1 - uniform).log()) / options.temperature)
+    else:
+        soft = torch.sigmoid((b.log() - (-uniform.log()).log()) / options.temperature)
+    chosen = (soft + 0.5).floor().detach() + soft - soft.detach()
+    chosen = chosen * (1 - torch.eye(n, dtype=torch.float64))
+    loops = chosen + torch.eye(n, dtype=torch.float64)
+    root = torch.diag(loops.sum(1) ** -0.5)
+    terms: dict[bool, list[Tensor]] = {True: [], False: []}
+    for i, j in itertools.combinations(range(n), 2):
+        level = gram[i, j] / math.sqrt(f.shape[1])
+        chance = torch.sigmoid(level)
+        is_known = bool(known[i, j])
+        terms[is_known].append(-torch.log(chance if is_known else 1 - chance))
+    means = [torch.stack(part).mean() for part in terms.values() if part]
+    return root @ loops @ root, sum(means) / len(means)  # type: ignore[return-value]
+
+
+def drawn_uniforms(view: GeneratedGraph, options: EdgeOptions, seed: int) -> dict[tuple[int, int], float]:
+    """The uniform numbers behind a view: what its generator gave after the candidates."""
+    again = rng(seed)
+    torch.randint(NODES - 1, (options.random_pairs * NODES,), generator=again)
+    numbers = torch.rand(view.candidates.pairs_2S.shape[1], generator=again).tolist()
+    return {(i, j): u for (i, j), u in zip(view.candidates.pairs_2S.T.tolist(), numbers)}
+
+
+OPTIONS = [
+    {},
+    {"lam": 0.0},
+    {"lam": 0.8, "temperature": 0.4},
+    {"lam": 1.0},
+    {"similarity": "max"},
+    {"draw": "gumbel"},
+    {"draw": "gumbel", "similarity": "max", "temperature": 2.0, "lam": 0.3},
+]
+
+
+@pytest.mark.parametrize("keys", OPTIONS, ids=str)
+@pytest.mark.parametrize("pairs", [PAIRS, [], list(itertools.combinations(range(NODES), 2))], ids=["some", "no", "all"])
+@pytest.mark.parametrize("kernels", ["numba", "torch"])
+def test_on_all_pairs_it_is_the_dense_one(
+    keys: dict[str, Any], pairs: list[tuple[int, int]], kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers and L_reg: values, and gradients with respect to F and to what is multiplied."""
+    if kernels == "torch":
+        by_torch(monkeypatch)
+    options = EdgeOptions(random_pairs=ALL, **keys)
+    graph = graph_of(pairs)
+    f, x = rows().requires_grad_(), torch.randn(NODES, 3, generator=rng(5)).requires_grad_()
+    direction = torch.randn(NODES, 3, generator=rng(6))
+    view = GeneratedGraph(graph, f, rng(7), options)
+    assert view.candidates.pairs_2S.T.tolist() == [list(p) for p in itertools.combinations(range(NODES), 2)]
+    out = view.operator @ torch.tanh(view.operator @ x)
+    ((out * direction).sum() + 3 * view.regularizer()).backward()
+
+    f64, x64 = (t.detach().double().requires_grad_() for t in (f, x))
+    matrix, regularizer = dense_view(graph, f64, options, drawn_uniforms(view, options, 7))
+    wanted = matrix @ torch.tanh(matrix @ x64)
+    ((wanted * direction).sum() + 3 * regularizer).backward()
+    torch.testing.assert_close(view.operator.to_dense().double(), matrix.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(view.regularizer().double(), regularizer, rtol=1e-5, atol=1e-6)
+    assert x.grad is not None
+    assert f.grad is not None
+    torch.testing.assert_close(x.grad.double(), x64.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(f.grad.double(), f64.grad, rtol=1e-3, atol=1e-5)
+    assert view.edges == int((matrix.detach().triu(1) > 0).sum())
+
+
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes every path that a GPU takes, in blocks of a few pairs."""
+    monkeypatch.setattr(pairs_module, "BLOCK", 4)
+    for module in (pairs_module, candidates_module, operator_module):
+        monkeypatch.setattr(module, "compiled", lambda tensor: False)
+
+
+@pytest.mark.parametrize("kernels", ["numba", "torch"])
+def test_gradients_to_edges_are_differences(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With respect to a and x, the matrix being written for any a, by numeric differences in float64."""
+    if kernels == "torch":
+        by_torch(monkeypatch)
+    pairs = torch.tensor([[0, 0, 1, 1, 3], [1, 4, 2, 3, 4]], dtype=torch.int32)
+    a = torch.tensor([1.0, 0, 1, 1, 0]).requires_grad_()
+    x = torch.randn(6, 2, generator=rng(1)).requires_grad_()
+    direction = torch.randn(6, 2, generator=rng(2)).double()
+
+    def value(a: np.ndarray, x: np.ndarray) -> float:
+        dense = np.eye(6)
+        for (i, j), weight in zip(pairs.T.tolist(), a):
+            dense[i, j] += weight
+            dense[j, i] += weight
+        root = dense.sum(1) ** -0.5
+        p = root[:, None] * dense * root
+        return float((direction.numpy() * (p @ (p @ x) ** 2)).sum())
+
+    operator = DrawnOperator(pairs, a, 6)
+    ((operator @ (operator @ x).square()) * direction).sum().backward()
+    start = [t.detach().double().numpy() for t in (a, x)]
+    for number, leaf in enumerate((a, x)):
+        assert leaf.grad is not None
+        for place in np.ndindex(leaf.shape):
+            ends = []
+            for step in (1e-6, -1e-6):
+                moved = [part.copy() for part in start]
+                moved[number][place] += step
+                ends.append(value(*moved))
+            assert float(leaf.grad[place]) == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize(("draw", "temperature"), [("logistic", 1.0), ("logistic", 0.2), ("gumbel", 1.0)])
+def test_how_often_an_edge_is_there(chance: float, draw: Any, temperature: float) -> None:
+    """P = B, and 1 - exp(-B) for equation 7 as it is written; within five standard errors of 200,000 draws."""
+    count = 200_000
+    options = EdgeOptions(draw=draw, temperature=temperature)
+    edges = draw_edges(torch.full((count,), chance), rng(3), options)
+    wanted = chance if draw == "logistic" else 1 - math.exp(-chance)
+    assert set(edges.tolist()) == {0.0, 1.0}
+    assert abs(float(edges.mean()) - wanted) < 5 * math.sqrt(wanted * (1 - wanted) / count)
+
+
+def test_candidates() -> None:
+    """Those of the graph always, others at random, each once, ascending, and all equally often."""
+    graph = graph_of(PAIRS)
+    counts = np.zeros((NODES, NODES))
+    for seed in range(600):
+        found = draw_candidates(graph, 1, rng(seed))
+        pairs = [tuple(pair) for pair in found.pairs_2S.T.tolist()]
+        assert pairs == sorted(set(pairs))
+        assert all(i < j for i, j in pairs)
+        assert [pair for pair, known in zip(pairs, found.known_S.tolist()) if known] == PAIRS
+        assert len(pairs) <= len(PAIRS) + NODES
+        for i, j in pairs:
+            counts[i, j] += 1
+    free = [counts[p] for p in itertools.combinations(range(NODES), 2) if p not in PAIRS]
+    # A pair is met unless both of its nodes drew others.
+    chance = 1 - (1 - 1 / (NODES - 1)) ** 2
+    error = math.sqrt(chance * (1 - chance) * 600)
+    assert all(abs(count - 600 * chance) < 5 * error for count in free)
+    assert abs(np.mean(free) - 600 * chance) < 5 * error / math.sqrt(len(free))
+    none = draw_candidates(graph, 0, rng(0))
+    assert none.pairs_2S.T.tolist() == [list(pair) for pair in PAIRS]
+
+
+@pytest.mark.parametrize("random_pairs", [0, 1, 4])
+@pytest.mark.parametrize("pairs", [PAIRS, []])
+def test_candidates_are_the_same_by_torch(
+    random_pairs: int, pairs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = draw_candidates(graph_of(pairs), random_pairs, rng(4))
+    by_torch(monkeypatch)
+    other = draw_candidates(graph_of(pairs), random_pairs, rng(4))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other))
+
+
+def loop_regularizer(f: np.ndarray, found: Candidates) -> float:
+    sums: dict[bool, list[float]] = {True: [], False: []}
+    for (i, j), known in zip(found.pairs_2S.T.tolist(), found.known_S.tolist()):
+        chance = 1 / (1 + math.exp(-float(f[i] @ f[j]) / math.sqrt(f.shape[1])))
+        sums[known].append(-math.log(chance if known else 1 - chance))
+    means = [sum(part) / len(part) for part in sums.values() if part]
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize(("pairs", "random_pairs"), [(PAIRS, 2), (PAIRS, 0), ([], 2)])
+def test_regularizer_against_a_loop(pairs: list[tuple[int, int]], random_pairs: int) -> None:
+    view = GeneratedGraph(graph_of(pairs), rows(), rng(1), EdgeOptions(random_pairs=random_pairs))
+    wanted = loop_regularizer(rows().double().numpy(), view.candidates)
+    assert float(view.regularizer()) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_without_any_edge(nodes: int) -> None:
+    """Nodes alone hear themselves; L_reg of no pairs is zero, and has a gradient, of zeros."""
+    f = torch.zeros(nodes, WIDTH).requires_grad_()
+    x = torch.randn(nodes, 3)
+    view = GeneratedGraph(graph_of([], nodes), f, rng(1), EdgeOptions(random_pairs=0))
+    out = view.operator @ x
+    assert torch.equal(out, x)
+    assert view.edges == 0
+    (out.sum() + view.regularizer()).backward()
+    assert not view.regularizer()
+    assert f.grad is not None
+    assert not f.grad.any()
+    drawn = GeneratedGraph(graph_of([], nodes), f, rng(1), EdgeOptions())
+    assert drawn.candidates.pairs_2S.shape[1] <= nodes * (nodes - 1) // 2
+    assert bool((drawn.probability_S == 1e-6).all())
+    drawn.regularizer().backward()
+    assert bool(f.grad.isfinite().all())
+
+
+def test_the_same_numbers_again() -> None:
+    one, two, other = (
+        GeneratedGraph(graph_of(PAIRS), rows(), rng(seed), EdgeOptions(random_pairs=2)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one.operator.to_dense(), two.operator.to_dense())
+    assert not torch.equal(one.operator.to_dense(), other.operator.to_dense())
+
+
+def test_wide_rows_and_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels prefetch: rows of any width, more pairs than are fetched ahead; torch's blocks beside them."""
+    for width in (1, 16, 33, 128):
+        x, y = torch.randn(300, width, generator=rng(1)), torch.randn(300, width, generator=rng(2))
+        pairs = torch.combinations(torch.arange(300))[::7].T.int().contiguous()
+        weight = torch.randn(pairs.shape[1], generator=rng(3))
+        i, j = pairs.long()
+        wide, found = x.double().requires_grad_(), x.clone().requires_grad_()
+        ((wide[i] * wide[j]).sum(1) * weight).sum().backward()
+        dots = PairDots.apply(found, pairs)
+        (dots * weight).sum().backward()
+        torch.testing.assert_close(dots.double(), (wide[i] * wide[j]).sum(1).detach(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.grad.double(), wide.grad, rtol=1e-4, atol=1e-4)
+        cross = (x[i] * y[j] + x[j] * y[i]).double().sum(1)
+        torch.testing.assert_close(cross_dots(x, y, pairs).double(), cross, rtol=1e-4, atol=1e-4)
+
+
+def test_on_another_device() -> None:
+    """Every tensor stays there, and the numbers are those of the processor."""
+    there = load()
+    found = []
+    for device in (CPU, there):
+        graph = graph_of(PAIRS)._replace(pairs_2M=graph_of(PAIRS).pairs_2M.to(device))
+        f, x = (t.to(device).requires_grad_() for t in (rows(), torch.randn(NODES, 3, generator=rng(5))))
+        with torch.autograd.set_multithreading_enabled(False):
+            view = GeneratedGraph(graph, f, rng(1), EdgeOptions(random_pairs=2))
+            ((view.operator @ (view.operator @ x).tanh()).square().sum() + view.regularizer()).backward()
+        assert view.operator.device == device
+        found.append([view.operator.plain().to(CPU).to_dense(), view.regularizer().cpu(), f.grad, x.grad])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other.cpu())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"random_pairs": -1}, "random_pairs must not be negative"),
+        ({"lam": 1.5}, "lam must lie in"),
+        ({"lam": -0.1}, "lam must lie in"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+    ],
+)
+def test_options_out_of_range(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EdgeOptions(**keys)

@@ -1,0 +1,191 @@
+"""Views against clients that were cut by hand: edges removed from the list, columns set to zero, hops computed anew."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sparse_rows import sparse
+from torch import Tensor
+
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.graphs.graph_views import GraphViews, pairs, smoothing_over
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
+from shoal.algorithms.models.names import BACKBONES
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.propagation import Kernel
+from shoal.storage.store.shard import Shard
+from shoal.storage.store.split import Split
+from shoal.storage.store.view import Memo, View
+
+NODES, FEATURES, CLASSES, HOPS = 14, 6, 3, 2
+NAMES = [*BACKBONES, "sgc, adapted", "gamlp, one layer", "gbp, one layer"]
+
+
+def view_of(edges: np.ndarray, x: np.ndarray, r: float, rows: str = "all") -> View:
+    """A client whose hops are dense algebra in double precision."""
+    a = np.zeros((NODES, NODES))
+    a[tuple(edges.T)] = a[tuple(edges.T[::-1])] = 1
+    indices = np.nonzero(a)[1].astype(np.int32)
+    indptr = np.concatenate([[0], a.sum(1).cumsum()]).astype(np.int32)
+    columns, hop = [], x.astype(np.float64)
+    degree = a.sum(1) + 1
+    for _ in range(HOPS):
+        hop = degree[:, None] ** (r - 1) * ((a + np.eye(NODES)) @ (degree[:, None] ** -r * hop))
+        columns.append(hop.astype(np.float32))
+    shard = Shard(0, np.arange(NODES), np.zeros(NODES, np.int32), indptr, indices, x)
+    split = Split(*(np.asarray(part, np.int32) for part in ([0, 4, 5], [1], [2])))
+    return View("client", shard, split, columns, CLASSES, Memo(2**20), kernel=replace(Kernel(HOPS, r), rows=rows))
+
+
+@pytest.fixture
+def edges() -> np.ndarray:
+    """Ascending pairs, first node first; node 13 has no edge."""
+    return np.argwhere(np.triu(np.random.default_rng(1).random((NODES, NODES)) < 0.4, 1)[:, : NODES - 1])
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(2).standard_normal((NODES, FEATURES)).astype(np.float32)
+
+
+def model_of(name: str, view: View, by_column: bool = False) -> ClientModel:
+    torch.manual_seed(3)
+    backbone, _, kind = name.partition(", ")
+    options: dict[str, Any] = {"layers": 1} if kind == "one layer" else {}
+    if name == "sgc":
+        options = {"layers": 2}
+    embedding = 8 if kind == "adapted" else None
+    module = build(backbone, FEATURES, CLASSES, HOPS, 0.0, {"hidden": 8, **options}, embedding)
+    return ClientModel(FlatModel(module, sparse=by_column), view, lambda purpose: 1)
+
+
+def cut(
+    edges: np.ndarray, x: np.ndarray, rng: torch.Generator, p: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a stream leaves: columns are drawn first, then edges."""
+    kept_F, kept_M = ((torch.rand(n, generator=rng) >= q).numpy() for n, q in ((FEATURES, p[1]), (len(edges), p[0])))
+    assert 0 < kept_F.sum() < FEATURES
+    assert 0 < kept_M.sum() < len(edges)
+    return edges[kept_M], x * kept_F
+
+
+@pytest.mark.parametrize("r", [0.5, 0.2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_view_is_the_graph_that_was_cut_by_hand(name: str, r: float, edges: np.ndarray, x: np.ndarray) -> None:
+    whole = view_of(edges, x, r)
+    model = model_of(name, whole)
+    rng, views = torch.Generator().manual_seed(9), GraphViews(model, torch.Generator().manual_seed(9))
+    for shares in ((0.4, 0.5), (0.7, 0.3)):
+        out = model(views.draw(*shares))
+        expected = model_of(name, view_of(*cut(edges, x, rng, shares), r))
+        plain = expected(expected.gathered("all"))
+        torch.testing.assert_close(out.logits_NC, plain.logits_NC, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out.embedding_NH, plain.embedding_NH, rtol=1e-4, atol=1e-5)
+    direction = torch.randn(NODES, CLASSES, generator=torch.Generator().manual_seed(4))
+    for found in (out, plain):
+        (found.logits_NC * direction).sum().backward()
+    torch.testing.assert_close(model.flat.w.grad, expected.flat.w.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sgc", "gamlp", "sign", "s2gc", "gbp"])
+def test_sparse_features_give_what_dense_ones_give(name: str, edges: np.ndarray, x: np.ndarray) -> None:
+    few = np.where(np.abs(x) > 0.5, x, 0)
+    dense = view_of(edges, few, 0.5)
+    words = view_of(edges, few, 0.5)
+    words._hops[0] = sparse(torch.from_numpy(few))
+    outs = []
+    for view, by_column in ((dense, False), (words, True)):
+        model = model_of(name, view, by_column)
+        views = GraphViews(model, torch.Generator().manual_seed(9))
+        outs.append(model(views.draw(0.3, 0.5)))
+    torch.testing.assert_close(outs[0].logits_NC, outs[1].logits_NC)
+
+
+def test_rates_are_of_undirected_edges_and_of_columns(edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5)
+    model = model_of("gin", view)
+    views = GraphViews(model, torch.Generator().manual_seed(0))
+    left, kept, before = 0, 0, view.entries
+    for _ in range(300):
+        around = views.draw(0.25, 0.4)
+        assert isinstance(around, Neighbourhood)
+        a = around.operators[0].to_dense()
+        assert torch.equal(a, a.T)
+        left += int(a.sum())
+        assert isinstance(around.x_NF, AlteredFeatures)
+        kept += int(around.x_NF._kept_F.sum())
+    assert left / (300 * before) == pytest.approx(0.75, abs=0.02)
+    assert kept / (300 * FEATURES) == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sgc"])
+def test_nothing_removed_is_the_graph_itself(name: str, edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5)
+    model = model_of(name, view)
+    found = model(GraphViews(model, torch.Generator()).draw(0.0, 0.0)).logits_NC
+    torch.testing.assert_close(found, model(model.gathered("all")).logits_NC)
+
+
+def test_a_graph_without_edges(x: np.ndarray) -> None:
+    view = view_of(np.zeros((0, 2), np.int64), x, 0.5)
+    for name in ("gat", "sgc"):
+        model = model_of(name, view)
+        found = model(GraphViews(model, torch.Generator()).draw(0.5, 0.0)).logits_NC
+        torch.testing.assert_close(found, model(model.gathered("all")).logits_NC)
+
+
+def test_hops_of_labelled_rows_have_no_views(edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5, rows="labelled")
+    for name in ("gcn", "mlp"):
+        GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
+    with pytest.raises(ShoalError, match=r"propagation\.rows: labelled"):
+        GraphViews(model_of("sgc", view), torch.Generator())
+
+
+def test_features_alone_need_no_hops(edges: np.ndarray, x: np.ndarray, make_view: Callable[..., View]) -> None:
+    view = make_view(NODES, edges, [0] * NODES, [0], CLASSES, x)
+    assert view.kernel is None
+    for name in ("gcn", "mlp"):
+        GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
+
+
+def test_edges_are_numbered_once(edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5)
+    GraphViews(model_of("gcn", view), torch.Generator()).draw(0.1, 0.1)
+    assert len(view.memo("pairs", lambda: pytest.fail("numbered again"))) == view.entries
+
+
+def test_both_entries_of_an_edge_have_its_number(edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5)
+    indptr, indices = view.csr
+    number = pairs(indptr, indices)
+    rows = np.repeat(np.arange(NODES), np.diff(indptr))
+    found = {(int(i), int(j)): int(k) for i, j, k in zip(rows, indices, number)}
+    for k, (i, j) in enumerate(edges.tolist()):
+        assert found[i, j] == found[j, i] == k
+
+
+@pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
+def test_the_smoothing_and_its_transpose(r: float, edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, r)
+    matrix = smoothing_over(*view.csr, r)
+    torch.testing.assert_close(matrix @ view.whole(0), view.whole(1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(matrix.transposed.to_dense(), matrix.to_dense().T)
+
+
+def test_a_view_holds_no_features(edges: np.ndarray, x: np.ndarray) -> None:
+    view = view_of(edges, x, 0.5)
+    model = model_of("gamlp", view)
+    for hop in GraphViews(model, torch.Generator()).draw(0.2, 0.2):
+        assert isinstance(hop, AlteredFeatures)
+        assert isinstance(hop._x, Tensor)
+        assert hop._x.data_ptr() == view.whole(0).data_ptr()
+    coupled = model_of("gcn", view)
+    around = GraphViews(coupled, torch.Generator()).draw(0.2, 0.2)
+    assert around.x_NF._x.data_ptr() == all_nodes(view, "symmetric", 1).x_NF.data_ptr()

@@ -1,0 +1,285 @@
+"""What FedGTA says of propagated labels: its formulas by hand, and its two paths against float64."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shoal.algorithms.methods.fedgta import label_sketch
+from shoal.algorithms.methods.fedgta.label_sketch import (
+    Sketch,
+    SketchForm,
+    confidence,
+    moments,
+    sketch_by_tiles,
+    sketch_by_torch,
+    sketch_labels,
+)
+from shoal.storage.store.view import View
+
+DEGREE = torch.tensor([1.0, 2.0, 4.0, 3.0])
+DEFAULTS: dict[str, Any] = {
+    "lp_steps": 3,
+    "lp_seed_weight": 0.3,
+    "rows": "stochastic",
+    "orders": 4,
+    "moments": "hybrid",
+    "moment_steps": "all",
+    "confidence": "paper",
+}
+
+
+def random_rows(rows: int, classes: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed)).mul(3).softmax(1)
+
+
+def test_nobody_says_nothing(make_view: Callable[..., View]) -> None:
+    someone, nobody = (make_view(nodes, [], [0] * nodes, [], 3) for nodes in (4, 0))
+    for changes in ({}, {"moments": "raw"}, {"moments": "central", "moment_steps": "last"}):
+        form = SketchForm(**{**DEFAULTS, **changes})
+        found = sketch_labels(nobody, random_rows(0, 3), form)
+        assert found.moments_SC.shape == sketch_labels(someone, random_rows(4, 3), form).moments_SC.shape
+        assert not found.moments_SC.any()
+        assert found.confidence == 0
+
+
+# Confidence
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7, 40])
+def test_confidence_of_certain_and_of_uniform_rows(classes: int) -> None:
+    certain = torch.eye(classes)[torch.tensor([0, 1, 1, 0])]
+    uniform = torch.full((4, classes), 1 / classes)
+    total = float(DEGREE.sum())
+    assert confidence(certain, DEGREE, "paper") == pytest.approx(total * classes / math.e, rel=1e-6)
+    assert confidence(uniform, DEGREE, "paper") == pytest.approx(
+        total * (classes / math.e - math.log(classes)), rel=1e-5, abs=1e-5
+    )
+    assert confidence(certain, DEGREE, "normalized") == pytest.approx(total)
+    assert confidence(uniform, DEGREE, "normalized") == pytest.approx(0, abs=1e-5)
+    assert confidence(uniform, DEGREE, "uniform") == 1
+
+
+def test_confidence_of_a_single_class() -> None:
+    assert confidence(torch.ones(4, 1), DEGREE, "normalized") == pytest.approx(10)
+    assert confidence(torch.ones(4, 1), DEGREE, "paper") == pytest.approx(10 / math.e)
+
+
+def test_confidence_by_hand() -> None:
+    y = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    entropy = 0.5 * math.log(2) + 0.5 * math.log(4)
+    assert confidence(y, torch.tensor([2.0, 3.0]), "paper") == pytest.approx(
+        2 * (3 / math.e - entropy) + 3 * (3 / math.e), rel=1e-6
+    )
+
+
+def test_confidence_of_rows_that_do_not_sum_to_one_by_hand() -> None:
+    # y log y is smallest at 1/e: the first row adds nothing, a hub's row more than a certain one.
+    y = torch.tensor([[1 / math.e, 1 / math.e], [2.0, 1.0]])
+    assert confidence(y[:1], torch.tensor([4.0]), "paper") == pytest.approx(0, abs=1e-6)
+    hub = 2 / math.e + 2 * math.log(2)
+    assert confidence(y, torch.tensor([4.0, 3.0]), "paper") == pytest.approx(3 * hub, rel=1e-6)
+    assert hub > 2 / math.e
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 50, width=32), min_size=1, max_size=8))
+def test_confidence_of_any_row_is_not_negative(row: list[float]) -> None:
+    assert confidence(torch.tensor([row]), torch.tensor([1.0]), "paper") >= -1e-6
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 50), st.integers(0, 2**31))
+def test_confidence_is_not_negative_and_ignores_the_order_of_nodes(classes: int, nodes: int, seed: int) -> None:
+    y = random_rows(nodes, classes, seed)
+    degree = torch.randint(1, 100, (nodes,), generator=torch.Generator().manual_seed(seed)).float()
+    order = torch.randperm(nodes, generator=torch.Generator().manual_seed(seed))
+    h = float(confidence(y, degree, "paper"))
+    assert h >= 0
+    assert confidence(y[order], degree[order], "paper") == pytest.approx(h, rel=1e-6)
+
+
+# Moments
+
+
+def test_moments_of_three_nodes_by_hand() -> None:
+    y = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
+    raw = [[1 / 2, 1 / 2], [1.25 / 3, 1.25 / 3], [1.125 / 3, 1.125 / 3]]
+    central = [[0.0, 0.0], [0.5 / 3, 0.5 / 3], [0.0, 0.0]]
+    torch.testing.assert_close(moments(y[None], 3, "raw"), torch.tensor([raw]))
+    torch.testing.assert_close(moments(y[None], 3, "central"), torch.tensor([central]))
+    torch.testing.assert_close(moments(y[None], 3, "hybrid"), torch.tensor([raw + central]))
+
+
+@pytest.mark.parametrize("nodes", [1023, 1024, 1025, 2500])
+def test_moments_of_many_nodes(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
+    """512 rows at a time."""
+    monkeypatch.setattr(label_sketch, "NUMBERS_AT_A_TIME", 2 * 3 * 512)
+    y = random_rows(nodes, 3)
+    rows = y.double().numpy()
+    expected = [np.mean((rows - origin) ** q, axis=0) for origin in (0, rows.mean(0)) for q in (1, 2, 3)]
+    np.testing.assert_allclose(moments(y[None], 3, "hybrid")[0], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_odd_central_moments_of_a_skewed_class() -> None:
+    # Mean 1/4: deviations -1/4, -1/4, -1/4, 3/4.
+    y = torch.tensor([[0.0], [0.0], [0.0], [1.0]])
+    expected = [[0.0], [3 / 16], [(27 - 3) / 256], [(81 + 3) / 1024]]
+    torch.testing.assert_close(moments(y[None], 4, "central"), torch.tensor([expected]))
+
+
+@pytest.mark.parametrize("kind", ["raw", "central", "hybrid"])
+def test_moments_ignore_the_order_of_nodes(kind: str) -> None:
+    y, order = random_rows(30, 4), torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(moments(y[None, order], 5, kind), moments(y[None], 5, kind), rtol=1e-5, atol=1e-7)
+
+
+def test_the_first_central_moment_vanishes() -> None:
+    assert moments(random_rows(50, 5)[None], 1, "central").abs().max() < 1e-7
+
+
+# Whole sketches
+
+
+@pytest.fixture
+def random_view(make_view: Callable[..., View]) -> Callable[..., View]:
+    """A client of some nodes, of which the last has no neighbour, with a hub and `degree` random entries a node."""
+
+    def random_view(nodes: int, classes: int, degree: float = 4, weights: str = "none") -> View:
+        rng = np.random.default_rng(nodes)
+        edges = rng.integers(max(nodes - 1, 1), size=(round(degree * nodes / 2), 2))
+        hub = [(0, v) for v in range(2, nodes - 1, 3)] if degree else []
+        edges = np.concatenate([edges[edges[:, 0] != edges[:, 1]], np.reshape(hub, (-1, 2)).astype(np.int64)])
+        upper = np.triu(rng.uniform(0.1, 5, (nodes, nodes)).astype(np.float32)) if weights == "drawn" else None
+        weight = {"none": None, "ones": np.ones((nodes, nodes), np.float32)}.get(weights, upper)
+        weight = weight + np.triu(weight, 1).T if weights == "drawn" else weight
+        return make_view(nodes, edges, [0] * nodes, [0], classes, weight=weight)
+
+    return random_view
+
+
+def exact(view: View, seed_NC: Tensor, form: SketchForm) -> tuple[np.ndarray, float]:
+    """Moments and confidence with every matrix written out, in float64."""
+    loops = view.adjacency.to_dense().double().numpy() + np.eye(view.nodes)
+    degree = loops.sum(1)
+    operator = loops / np.sqrt(np.outer(degree, degree))
+    y0 = seed_NC.double().numpy()
+    y, found = y0, []
+    for _ in range(form.lp_steps):
+        y = form.lp_seed_weight * y0 + (1 - form.lp_seed_weight) * operator @ y
+        rows = y / y.sum(1, keepdims=True) if form.rows == "stochastic" else y
+        origins = {"raw": [0], "central": [rows.mean(0)], "hybrid": [0, rows.mean(0)]}[form.moments]
+        found.append([np.mean((rows - o) ** q, axis=0) for o in origins for q in range(1, form.orders + 1)])
+    y_log_y = np.where(rows > 0, rows * np.log(np.where(rows > 0, rows, 1)), 0).sum(1)
+    classes = rows.shape[1]
+    h = {
+        "paper": degree @ (classes / np.e + y_log_y),
+        "normalized": degree @ (1 + y_log_y / np.log(max(classes, 2))),
+        "uniform": 1.0,
+    }
+    return np.concatenate(found if form.moment_steps == "all" else found[-1:]), float(h[form.confidence])
+
+
+def require_exact(found: Sketch, view: View, seed_NC: Tensor, form: SketchForm) -> None:
+    moments_SC, h = exact(view, seed_NC, form)
+    assert found.moments_SC.dtype == torch.float32
+    np.testing.assert_allclose(found.moments_SC, moments_SC, rtol=2e-5, atol=2e-7)
+    assert found.confidence == pytest.approx(h, rel=1e-5, abs=1e-4)
+
+
+FORMS = [
+    {},
+    {"rows": "raw"},
+    {"moments": "raw", "orders": 1},
+    {"moments": "central", "orders": 3},
+    {"moments": "hybrid", "orders": 5, "moment_steps": "last"},
+    {"moments": "central", "rows": "raw", "lp_steps": 1},
+    {"confidence": "normalized", "orders": 7, "lp_seed_weight": 0.8},
+    {"confidence": "uniform", "moment_steps": "last", "lp_steps": 6},
+    {"lp_seed_weight": 0.0, "lp_steps": 2},
+    {"lp_seed_weight": 1.0, "rows": "raw"},
+]
+
+
+@pytest.mark.parametrize("sketch", [sketch_by_tiles, sketch_by_torch])
+@pytest.mark.parametrize("changes", FORMS, ids=lambda form: " ".join(map(str, form.values())) or "defaults")
+@pytest.mark.parametrize(("nodes", "classes"), [(1, 3), (2, 1), (31, 16), (32, 17), (65, 40)])
+def test_both_paths_equal_dense_algebra(
+    random_view: Callable[..., View], sketch: Callable[..., Sketch], changes: dict[str, Any], nodes: int, classes: int
+) -> None:
+    form, view, seed = SketchForm(**{**DEFAULTS, **changes}), random_view(nodes, classes), random_rows(nodes, classes)
+    require_exact(sketch(view, seed, form), view, seed, form)
+
+
+@pytest.mark.parametrize("sketch", [sketch_by_tiles, sketch_by_torch])
+@pytest.mark.parametrize("nodes", [2, 33])
+def test_weights_are_the_entries_of_the_dense_matrix(
+    random_view: Callable[..., View], sketch: Callable[..., Sketch], nodes: int
+) -> None:
+    seed, form = random_rows(nodes, 5), SketchForm(**DEFAULTS)
+    view = random_view(nodes, 5, weights="drawn")
+    require_exact(sketch(view, seed, form), view, seed, form)
+    # Weights of one have the bits of no weights.
+    plain, ones = (sketch(random_view(nodes, 5, weights=weights), seed, form) for weights in ("none", "ones"))
+    assert torch.equal(plain.moments_SC, ones.moments_SC)
+    assert plain.confidence == ones.confidence
+
+
+@pytest.mark.parametrize("classes", [1, 2, 15, 33, 172])
+@pytest.mark.parametrize("degree", [0, 12])
+def test_tiles_of_any_number_of_classes_and_more_rows_than_a_block(
+    random_view: Callable[..., View], classes: int, degree: int
+) -> None:
+    form, view, seed = SketchForm(**DEFAULTS), random_view(1060, classes, degree), random_rows(1060, classes)
+    require_exact(sketch_by_tiles(view, seed, form), view, seed, form)
+
+
+@pytest.mark.parametrize("rows", ["stochastic", "raw"])
+def test_tiles_are_no_less_exact_than_torch(random_view: Callable[..., View], rows: str) -> None:
+    form = SketchForm(**{**DEFAULTS, "orders": 6, "lp_steps": 5, "rows": rows})
+    view, seed = random_view(3000, 40, 15), random_rows(3000, 40)
+    moments_SC, h = exact(view, seed, form)
+    tiles, torchs = sketch_by_tiles(view, seed, form), sketch_by_torch(view, seed, form)
+    errors = [np.linalg.norm(found.moments_SC.double().numpy() - moments_SC) for found in (tiles, torchs)]
+    assert errors[0] <= errors[1]
+    assert tiles.confidence == pytest.approx(h, rel=1e-7)
+
+
+def test_certain_rows_and_labels_that_no_node_has(random_view: Callable[..., View]) -> None:
+    form, view = SketchForm(**DEFAULTS), random_view(50, 20)
+    seed = torch.eye(20)[torch.arange(50) % 7]
+    found = sketch_by_tiles(view, seed, form)
+    require_exact(found, view, seed, form)
+    assert not found.moments_SC[:, 7:].any()
+
+
+def test_a_class_has_the_same_bits_beside_any_others_on_any_number_of_threads(
+    random_view: Callable[..., View],
+) -> None:
+    form, seed = SketchForm(**{**DEFAULTS, "rows": "raw"}), random_rows(300, 40)
+    everything = sketch_by_tiles(random_view(300, 40), seed, form).moments_SC
+    last = sketch_by_tiles(random_view(300, 21), seed[:, 19:], form).moments_SC
+    assert torch.equal(everything[:, 19:], last)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 if threads == 1 else 1)
+        again = sketch_by_tiles(random_view(300, 40), seed, form)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(again.moments_SC, everything)
+
+
+def test_a_seed_is_left_as_it_is_and_may_lie_across(random_view: Callable[..., View]) -> None:
+    form, view, seed = SketchForm(**DEFAULTS), random_view(70, 20), random_rows(70, 20)
+    before, across = seed.clone(), seed.T.contiguous().T
+    found = [sketch_labels(view, seed, form), sketch_by_tiles(view, across, form)]
+    assert torch.equal(seed, before)
+    assert torch.equal(found[0].moments_SC, found[1].moments_SC)
+    assert found[0].confidence == found[1].confidence
+    assert view.written() is None

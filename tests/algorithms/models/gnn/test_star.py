@@ -1,0 +1,213 @@
+"""FedStar's model against PyG's layers on PyG's batches, codes and batches cut from a client's graphs included."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_dropout import dropped
+from torch import Tensor, nn
+from torch_geometric.data import Batch, Data
+from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool
+
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build, width_of
+from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
+from shoal.algorithms.models.items import client_graphs as module_under_test
+from shoal.algorithms.models.items.client_graphs import ClientGraphs
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.store.view import View
+
+FEATURES, CLASSES, HIDDEN = 5, 3, 8
+GraphView = Callable[..., View]
+
+
+def make(seed: int = 0, dropout: float = 0.5, **options: object) -> Any:
+    """A model none of whose parameters is where it starts."""
+    torch.manual_seed(seed)
+    model = build("star", FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **options}, task="graph")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def graphs_of(view: View, model: nn.Module) -> ClientGraphs:
+    own = FlatModel(model)
+    assert view.graph_ptr is not None
+    return ClientGraphs(view, view.graph_ptr, own.inputs, own.coupled)
+
+
+def dense_codes(graph: Data) -> Tensor:
+    """The codes of a graph by their definition."""
+    a = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
+    a[tuple(graph.edge_index)] = 1
+    degree = a.sum(0)
+    p = a / degree.clamp_min(1)
+    walks = [torch.linalg.matrix_power(p, k).diagonal() for k in range(1, 17)]
+    hot = F.one_hot(degree.long().clamp(max=16), 17)[:, 1:]
+    return torch.cat([torch.stack(walks, 1), hot], 1).float()
+
+
+def by_pyg(model: Any, graphs: Sequence[Data], pool: Callable[..., Tensor], training: bool) -> tuple[Tensor, Tensor]:
+    """Logits and embeddings of graphs by PyG's layers, which hold the same weights."""
+    star = model.backbone
+    batch = Batch.from_data_list(list(graphs))
+    codes = torch.cat([dense_codes(graph) for graph in graphs])
+    x = F.linear(batch.x, star.lift.weight, star.lift.bias)
+    s = F.linear(codes, star.structure.lift.weight, star.structure.lift.bias)
+    for layer, (ours, of_structure) in enumerate(zip(star.convs, star.structure.convs)):
+        with torch.random.fork_rng(devices=[]):
+            mlp = nn.Sequential(
+                nn.Linear(2 * HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN)
+            )
+            gin, gcn = GINConv(mlp, train_eps=True), GCNConv(HIDDEN, HIDDEN)
+        gin.load_state_dict(ours.state_dict())
+        gcn.load_state_dict(of_structure.state_dict())
+        x = dropped(x, 0.5, training) if layer else x
+        x, s = F.relu(gin(torch.cat([x, s], 1), batch.edge_index)), torch.tanh(gcn(s, batch.edge_index))
+    embedding = pool(torch.cat([x, s], 1), batch.batch)
+    top = star.head.linears[0]
+    return F.linear(dropped(embedding, 0.5, training), top.weight, top.bias), embedding
+
+
+@pytest.mark.parametrize(("layers", "readout"), [(1, "mean"), (2, "sum"), (3, "mean")])
+@pytest.mark.parametrize("training", [False, True])
+def test_equals_pyg(graph_view: GraphView, pyg_graphs: list[Data], layers: int, readout: str, training: bool) -> None:
+    """Also in any order of graphs, one without edges and one of a single node among them."""
+    model = make(layers=layers, readout=readout).train(training)
+    graphs = graphs_of(graph_view(pyg_graphs), model)
+    pool = {"mean": global_mean_pool, "sum": global_add_pool}[readout]
+    for chosen in ([0, 1, 2, 3, 4], [4, 1, 0], [2], [1], [3, 2]):
+        torch.manual_seed(3)
+        out = model(graphs.some(torch.tensor(chosen)))
+        torch.manual_seed(3)
+        logits, embedding = by_pyg(model, [pyg_graphs[g] for g in chosen], pool, training)
+        torch.testing.assert_close(out.logits_NC, logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out.embedding_NH, embedding, rtol=1e-4, atol=1e-5)
+
+
+def test_all_parts_and_blocks_have_their_codes(
+    graph_view: GraphView, pyg_graphs: list[Data], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are made once, whatever is asked for."""
+    made = []
+
+    def counted(*args: Any) -> Tensor:
+        made.append(args)
+        return structure_codes(*args)
+
+    monkeypatch.setattr(module_under_test, "structure_codes", counted)
+    view = graph_view(pyg_graphs)
+    graphs = graphs_of(view, make())
+    batches = [graphs.all(), *graphs.successive(1), *map(graphs.part, ("train", "val", "test"))]
+    asked = [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1], [2], [3, 4]]
+    for _ in range(2):
+        batches.append(graphs.some(torch.tensor([4, 0])))
+        asked.append([4, 0])
+    for batch, chosen in zip(batches, asked, strict=True):
+        expected = torch.cat([dense_codes(pyg_graphs[g]) for g in chosen])
+        torch.testing.assert_close(batch.codes_NQ, expected, rtol=1e-5, atol=1e-6)
+    assert len(made) == 1
+    assert view.written() is None
+    gin = build("gin", FEATURES, CLASSES, 0, 0.0, {}, task="graph")
+    assert graphs_of(view, gin).all().codes_NQ is None
+
+
+def test_graphs_of_one_node_that_hear_themselves_have_no_code(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+    model = make()
+    batch = graphs_of(graph_view(pyg_graphs), model).alike(torch.randn(3, FEATURES))
+    assert batch.codes_NQ is not None
+    assert batch.codes_NQ.tolist() == [[0.0] * CODES] * 3
+    assert model(batch).logits_NC.shape == (3, CLASSES)
+
+
+def test_structure_hears_of_no_feature(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+    """The second half of the embedding stays, the first does not; the features' half hears of both."""
+    model = make(dropout=0.0).eval()
+    before = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
+    for graph in pyg_graphs:
+        graph.x = graph.x + 1
+    after = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
+    assert before.shape == (5, 2 * HIDDEN)
+    assert torch.equal(before[:, HIDDEN:], after[:, HIDDEN:])
+    assert not torch.equal(before[:, :HIDDEN], after[:, :HIDDEN])
+    with torch.no_grad():
+        model.backbone.structure.lift.bias.add_(1)
+    moved = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
+    assert not torch.equal(moved[:, :HIDDEN], after[:, :HIDDEN])
+
+
+def test_gradients_reach_every_parameter(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+    model = make().train()
+    view = graph_view(pyg_graphs)
+    F.cross_entropy(model(graphs_of(view, model).all()).logits_NC, view.label).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.any(), name
+
+
+def test_parameters() -> None:
+    """Two layers of width 64; the structure's are together, at the end."""
+    model = build("star", 100, 47, 0, 0.5, {}, task="graph")
+    mine = 100 * 64 + 64 + 2 * (128 * 64 + 64 + 64 * 64 + 64 + 2 * 64 + 1)
+    structure = 32 * 64 + 64 + 2 * (64 * 64 + 64)
+    assert sum(p.numel() for p in model.parameters()) == mine + structure + 128 * 47 + 47
+    names = [name for name, _ in model.named_parameters()]
+    inside = [name.startswith("backbone.structure.") for name in names]
+    assert inside == sorted(inside)
+    assert sum(p.numel() for p in model.backbone.structure.parameters()) == structure
+    assert width_of(model) == 128
+    assert not list(model.buffers())
+
+
+def test_reset_equals_a_fresh_model_and_draws_as_much() -> None:
+    def fresh(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return build("star", FEATURES, CLASSES, 0, 0.5, {"hidden": HIDDEN}, task="graph")
+
+    first = fresh(7)
+    after, model = torch.rand(2), fresh(8)
+    torch.manual_seed(7)
+    model.reset_parameters()
+    assert torch.equal(torch.rand(2), after)
+    for (name, p), q in zip(model.named_parameters(), first.parameters()):
+        assert torch.equal(p, q), name
+
+
+def test_sparse_features(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+    """The first weight lies by column, and the numbers are the same."""
+    torch.manual_seed(0)
+    dense = FlatModel(build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, task="graph"))
+    torch.manual_seed(0)
+    sparse = FlatModel(build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, task="graph"), sparse=True)
+    turned = [name for name, p in sparse.module.named_parameters() if not p.is_contiguous()]
+    assert turned == ["backbone.lift.weight"]
+    batch = graphs_of(graph_view(pyg_graphs), dense.module).all()
+    x = batch.hops[0].to_sparse_csr()  # type: ignore[union-attr]
+    rows = SparseMatrix.of(x.crow_indices().int(), x.col_indices().int(), x.values(), FEATURES)
+    same = type(batch)([rows], batch.operators, batch.first, batch.codes_NQ)
+    torch.testing.assert_close(sparse(same).logits_NC, dense(batch).logits_NC)
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "message"),
+    [
+        ({}, "node", r"model\.name: star reads codes of small graphs, for graph tasks \(task: graph\); take gin"),
+        ({"fanouts": [2, 2]}, "graph", r"model\.fanouts: star has no such option; it has head_dropout, hidden, layers"),
+        ({"layers": 0}, "graph", r"model\.layers: must be at least 1, found 0"),
+        ({"hidden": 0}, "graph", r"model\.hidden: must be at least 1, found 0"),
+    ],
+)
+def test_refused(options: dict[str, Any], task: str, message: str) -> None:
+    with pytest.raises(ShoalError, match=f"^{message}"):
+        build("star", FEATURES, CLASSES, 0, 0.5, options, task=task)
+
+
+def test_an_adapter_may_stand_on_it(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+    model = build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, embedding=6, task="graph")
+    out = model(graphs_of(graph_view(pyg_graphs), model).all())
+    assert out.logits_NC.shape == (5, CLASSES)
+    assert out.embedding_NH.shape == (5, 6)

@@ -1,0 +1,177 @@
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.algorithms.models.inputs.neighbourhood import Operator, alike, all_nodes, sampled
+from shoal.storage.store.view import View
+
+OPERATORS = get_args(Operator)
+
+
+@pytest.fixture
+def view(make_view: Callable[..., View]) -> View:
+    rng = np.random.default_rng(3)
+    edges = np.argwhere(np.triu(rng.random((25, 25)) < 0.25, 1))
+    edges = edges[(edges != 4).all(1)]
+    x = rng.standard_normal((25, 6)).astype(np.float16)
+    return make_view(25, edges, [0] * 25, [4, 0, 9], 2, x)
+
+
+def dense(view: View, operator: str) -> torch.Tensor:
+    """The matrix by its definition, in double precision."""
+    a = view.adjacency.to_dense().double()
+    loops = a + torch.eye(view.nodes)
+    root = loops.sum(1).rsqrt()
+    mean = a / a.sum(1, keepdim=True).clamp_min(1)
+    return {"sum": a, "mean": mean, "attention": loops, "symmetric": root[:, None] * loops * root}[operator]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_whole_graph_is_its_definition(view: View, operator: Operator) -> None:
+    around = all_nodes(view, operator, 3)
+    assert around.rows is None
+    assert len(around.operators) == 3
+    assert around.x_NF.dtype == torch.float32
+    torch.testing.assert_close(around.operators[2].to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
+    again = all_nodes(view, operator, 1).operators[0]
+    assert again.csr is around.operators[0].csr
+    # What a gradient is multiplied by, without anything being sorted for it.
+    transposed = torch.zeros_like(dense(view, operator))
+    matrix = around.operators[0].transposed
+    transposed[np.repeat(np.arange(25), matrix.crow_indices().diff()), matrix.col_indices().long()] = (
+        matrix.values().double()
+    )
+    torch.testing.assert_close(transposed, dense(view, operator).t(), rtol=1e-6, atol=1e-7)
+    assert matrix.col_indices().data_ptr() == around.operators[0].csr.col_indices().data_ptr()
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_all_neighbours_drawn_are_rows_of_the_whole(view: View, operator: Operator) -> None:
+    around = sampled(view, operator, [-1, 100], view.train, np.random.default_rng(0))
+    first, last = (matrix.to_dense().double() for matrix in around.operators)
+    full = dense(view, operator)
+    torch.testing.assert_close(
+        last @ first @ around.x_NF.double(), (full @ full @ view.x.double())[view.train], rtol=1e-5, atol=1e-6
+    )
+    assert last.shape[0] == 3
+    assert last.shape[1] == first.shape[0]
+    assert first.shape[1] == len(around.x_NF)
+
+
+@pytest.mark.parametrize("operator", ["sum", "symmetric"])
+def test_the_mean_over_draws_is_the_whole_graph(view: View, operator: Operator) -> None:
+    rng = np.random.default_rng(1)
+    draws = [sampled(view, operator, [2], view.train, rng) for _ in range(4000)]
+    products = torch.stack([d.operators[0].to_dense().double() @ d.x_NF.double() for d in draws])
+    expected = (dense(view, operator) @ view.x.double())[view.train]
+    deviation = products.std(0) / 4000**0.5
+    assert ((products.mean(0) - expected).abs() <= 5 * deviation + 1e-6).all()
+    assert deviation.max() > 1e-3
+
+
+@pytest.fixture
+def star(make_view: Callable[..., View]) -> View:
+    """Node 0 has four neighbours, which have no other; node 5 has none."""
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    return make_view(6, [(0, i) for i in range(1, 5)], [0] * 6, [0, 5], 2, x)
+
+
+STAR: dict[str, tuple[float, float, float]] = {
+    # The centre hears itself, each of two neighbours drawn of four, and the node without neighbours hears itself.
+    "sum": (0.0, 4 / 2, 0.0),
+    "mean": (0.0, 1 / 2, 0.0),
+    "symmetric": (1 / 5, 4 / 2 / (5 * 2) ** 0.5, 1.0),
+    "attention": (1.0, 1.0, 1.0),
+}
+
+
+# A node without neighbours divides nothing by zero.
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
+    own, heard, alone = STAR[operator]
+    around = sampled(star, operator, [2], star.train, np.random.default_rng(0))
+    (matrix,) = around.operators
+    expected = torch.tensor([[own, 0.0, heard, heard], [0.0, alone, 0.0, 0.0]])
+    torch.testing.assert_close(matrix.to_dense(), expected)
+    assert matrix.dtype == torch.float32
+    assert around.rows is None
+    assert torch.equal(around.x_NF[:2], star.x[[0, 5]])
+    drawn = (around.x_NF[2:, 0] / 2).int().tolist()
+    assert len(set(drawn)) == 2
+    assert set(drawn) <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_alike_nodes_hear_themselves_once(operator: Operator) -> None:
+    x = torch.randn(3, 2)
+    around = alike(x, operator, 2)
+    assert around.x_NF is x
+    assert around.rows is None
+    assert len(around.operators) == 2
+    for matrix in around.operators:
+        assert torch.equal(matrix.to_dense(), torch.eye(3))
+
+
+def test_every_operator_of_a_view_is_kept_apart(view: View) -> None:
+    found = {operator: all_nodes(view, operator, 1).operators[0] for operator in OPERATORS}
+    for operator, matrix in found.items():
+        torch.testing.assert_close(matrix.to_dense().double(), dense(view, operator), rtol=1e-6, atol=1e-7)
+        assert all_nodes(view, operator, 1).operators[0].csr is matrix.csr
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_indices_have_32_bits(view: View, operator: Operator) -> None:
+    rng = np.random.default_rng(0)
+    for around in (
+        all_nodes(view, operator, 1),
+        sampled(view, operator, [2], view.train, rng),
+        alike(view.x, operator, 1),
+    ):
+        (matrix,) = around.operators
+        assert matrix.csr.crow_indices().dtype == matrix.csr.col_indices().dtype == torch.int32
+
+
+def test_the_last_layer_draws_first(view: View) -> None:
+    """Of three layers with 1, 2 and all neighbours from the last one on; layers meet in their numbers of nodes."""
+    first, middle, last = sampled(view, "mean", [1, 2, -1], view.train, np.random.default_rng(0)).operators
+    counts = [matrix.parts()[0].diff().max() for matrix in (last, middle, first)]
+    assert counts[:2] == [1, 2]
+    assert counts[2] > 2
+    assert (last.shape[0], last.shape[1], middle.shape[1]) == (3, middle.shape[0], first.shape[0])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_drawn_rows_come_in_the_order_that_was_asked_for(view: View, operator: Operator) -> None:
+    for rows in (torch.tensor([9, 0, 4]), torch.tensor([0])):
+        around = sampled(view, operator, [3], rows, np.random.default_rng(0))
+        torch.testing.assert_close(around.x_NF[: len(rows)], view.x[rows].float())
+
+
+def test_the_stream_says_which_neighbours_are_drawn(view: View) -> None:
+    draws = [sampled(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
+
+
+def test_sums_read_the_adjacency_where_it_lies(view: View) -> None:
+    matrix = all_nodes(view, "sum", 1).operators[0]
+    assert matrix.csr is matrix.transposed is view.adjacency
+
+
+@pytest.mark.parametrize("operator", ["mean", "symmetric", "attention"])
+def test_what_is_kept_of_an_operator_holds_no_map_open(view: View, operator: Operator) -> None:
+    starts, columns, _ = all_nodes(view, operator, 1).operators[0].parts()
+    assert starts.data_ptr() != view.edges[0].data_ptr()
+    assert columns.data_ptr() != view.edges[1].data_ptr()
+
+
+def test_features_are_read_whatever_hops_there_are(views: Callable[..., list[View]]) -> None:
+    view = views()[0]
+    assert not torch.equal(view.hop(2), view.x)
+    assert torch.equal(all_nodes(view, "mean", 1).x_NF, view.x)
+    drawn = sampled(view, "mean", [1], view.train, np.random.default_rng(0))
+    assert torch.equal(drawn.x_NF[: len(view.train)], view.x[view.train])

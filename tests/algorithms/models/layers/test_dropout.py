@@ -1,0 +1,133 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+from other_device import load
+from plain_dropout import dropped
+from torch import Tensor
+
+from shoal.algorithms.models.layers.dropout import drop, fill_kept, masks
+from shoal.algorithms.rng import Stream, generator_on
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def test_outside_training_and_at_zero_nothing_happens() -> None:
+    x = torch.randn(4, 3)
+    state = torch.get_rng_state()
+    with masks(lambda x, p: torch.zeros_like(x)):
+        assert drop(x, 0.5, training=False) is x
+        assert drop(x, 0.0, training=True) is x
+    assert drop(x, 0.5, training=False) is x
+    assert drop(x, 0.0, training=True) is x
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.3, 0.5, 0.75])
+def test_the_processor_keeps_by_sixteen_bits_an_entry(p: float) -> None:
+    """So many entries meet every value of 16 bits, the one that p falls on, too."""
+    x = torch.randn(600, 1001)
+    torch.manual_seed(3)
+    expected = dropped(x, p)
+    torch.manual_seed(3)
+    assert torch.equal(drop(x, p, training=True), expected)
+
+
+@pytest.mark.parametrize("p", [0.0003, 0.1, 0.5, 0.9, 0.9997])
+def test_entries_are_dropped_as_often_as_asked_whatever_the_others_are(p: float) -> None:
+    """Counts by place within a word, in all, and of pairs of neighbours, which overlap: within five deviations."""
+    count = 400_000
+    generator = torch.Generator().manual_seed(7)
+    kept = fill_kept(torch.empty(count), p, generator).double()
+    assert set(kept.unique().tolist()) == {0.0, 1.0}
+    by_place = kept.view(-1, 4).sum(0).tolist()
+    both = [float((kept[:-lag] * kept[lag:]).sum()) for lag in (1, 2, 4)]
+    # A pair shares each of its entries with another one: at most three times the variance.
+    for found, draws, share, times in [
+        *((of_place, count / 4, 1 - p, 1) for of_place in by_place),
+        (float(kept.sum()), count, 1 - p, 1),
+        *((together, count, (1 - p) ** 2, 3) for together in both),
+    ]:
+        assert abs(found - draws * share) < 5 * (times * draws * share * (1 - share)) ** 0.5 + 5
+
+
+def test_dropout_leaves_the_mean_and_gradients_pass_where_entries_are_kept() -> None:
+    torch.manual_seed(1)
+    x = torch.ones(1000, 100, requires_grad=True)
+    out = drop(x, 0.3, training=True)
+    assert float(out.detach().mean()) == pytest.approx(1, abs=0.01)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())
+
+
+@pytest.mark.parametrize("out", [torch.empty(0), torch.empty(3, 0), torch.empty(1), torch.empty(5, 3), torch.empty(7)])
+def test_any_shape_is_filled_and_every_draw_goes_on_in_the_stream(out: Tensor) -> None:
+    generator = torch.Generator().manual_seed(2)
+    first = fill_kept(out.fill_(9), 0.5, generator).clone()
+    again = fill_kept(torch.empty(out.shape), 0.5, torch.Generator().manual_seed(2))
+    assert first.shape == out.shape
+    assert torch.equal(first, again)
+    assert ((first == 0) | (first == 1)).all()
+    many = torch.stack([fill_kept(torch.empty(64), 0.5, generator) for _ in range(2)])
+    assert not torch.equal(many[0], many[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_type_changes_no_draw_and_neither_do_strides(dtype: torch.dtype) -> None:
+    plain = fill_kept(torch.empty(6, 5), 0.4, torch.Generator().manual_seed(5))
+    assert torch.equal(fill_kept(torch.empty(6, 5, dtype=dtype), 0.4, torch.Generator().manual_seed(5)).float(), plain)
+    turned = torch.empty(5, 6).t()
+    assert torch.equal(fill_kept(turned, 0.4, torch.Generator().manual_seed(5)), plain)
+
+
+def test_what_is_nearly_always_dropped_is_kept_once_in_all_values_of_sixteen_bits() -> None:
+    torch.manual_seed(0)
+    out = drop(torch.ones(1_000_000), 1 - 2**-20, training=True)
+    assert 0 < int((out > 0).sum()) < 50
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("p", [0.2, 0.75])
+@pytest.mark.parametrize("place", ["other", pytest.param("cuda", marks=GPU)])
+def test_another_device_draws_what_clients_of_one_batch_draw(place: str, p: float) -> None:
+    """From its default stream, as the stacked trainer draws from a client's own; a GPU draws other bits."""
+    device = load() if place == "other" else torch.device(place)
+    x = torch.randn(50, 20).to(device)
+    with Stream(device, 3):
+        out = drop(x, p, training=True).cpu()
+    kept = fill_kept(torch.empty_like(x), p, generator_on(device).manual_seed(3)).cpu().bool()
+    torch.testing.assert_close(out, torch.where(kept, x.cpu() / (1 - p), torch.zeros(())))
+
+
+def test_masks_are_taken_in_the_order_of_calls_and_given_back() -> None:
+    x, asked = torch.ones(2), list[tuple[Tensor, float]]()
+
+    def numbers() -> Iterator[Tensor]:
+        yield from (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]))
+
+    given = numbers()
+
+    def mask_of(x: Tensor, p: float) -> Tensor:
+        asked.append((x, p))
+        return next(given)
+
+    with masks(mask_of):
+        first, second = drop(x, 0.1, training=True), drop(2 * x, 0.6, training=True)
+        with masks(lambda x, p: torch.full_like(x, 5.0)):
+            assert drop(x, 0.1, training=True).tolist() == [5.0, 5.0]
+        with pytest.raises(StopIteration):
+            drop(x, 0.1, training=True)
+    assert first.tolist() == [1.0, 0.0]
+    assert second.tolist() == [0.0, 6.0]
+    assert [p for _, p in asked] == [0.1, 0.6, 0.1]
+    assert torch.equal(asked[1][0], 2 * x)
+    torch.manual_seed(0)
+    expected = dropped(x, 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(drop(x, 0.5, training=True), expected)
+
+
+def test_masks_are_given_back_after_an_error() -> None:
+    with pytest.raises(RuntimeError, match="on purpose"), masks(lambda x, p: torch.zeros_like(x)):
+        raise RuntimeError("on purpose")
+    assert drop(torch.ones(1000), 0.5, training=True).any()

@@ -1,0 +1,296 @@
+"""Coupled backbones whose classifier passes messages, beside PyG's layers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_dropout import dropped
+from reset_models import assert_reset_as_fresh
+from sparse_rows import sparse
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+
+from shoal.algorithms.client import Client
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.graphs.graph_views import GraphViews
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.models.build import build, width_of
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.closed_form.choice import needed_for_closed_form
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
+
+FEATURES, CLASSES, HIDDEN, HEADS = 5, 4, 8, 2
+# What beside weight and bias a classifier of messages has, by its name in ours and in PyG's layer.
+MORE: dict[str, dict[str, str]] = {
+    "gcn": {},
+    "gcnii": {},
+    "sage": {"weight": "lin_l.weight"},
+    "gat": {"att_src": "att_src", "att_dst": "att_dst"},
+    "gin": {"eps": "eps", "nn.0.weight": "nn.0.weight", "nn.0.bias": "nn.0.bias"},
+}
+WEIGHT_AND_BIAS = {
+    "gcn": ("lin.weight", "bias"),
+    "gcnii": ("lin.weight", "bias"),
+    "sage": ("lin_r.weight", "lin_l.bias"),
+    "gat": ("lin.weight", "bias"),
+    "gin": ("nn.2.weight", "nn.2.bias"),
+}
+every_model = pytest.mark.parametrize("name", MORE)
+
+
+def make(name: str, dropout: float = 0.3, hidden_layers: int = 2, **options: Any) -> Any:
+    torch.manual_seed(0)
+    own: dict[str, Any] = {"heads": HEADS} if name == "gat" else {}
+    own |= {"head": "conv", "layers": hidden_layers + (options.get("head", "conv") == "conv")}
+    model = build(name, FEATURES, CLASSES, 0, dropout, {"hidden": HIDDEN, **own, **options})
+    with torch.no_grad():
+        for p in model.parameters():  # some start at zero
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+@pytest.fixture
+def view(make_view: Callable[..., View]) -> View:
+    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
+    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
+    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
+    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x)
+
+
+def mlp(width: int, out: int, *more: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out), *more)
+
+
+def layer(name: str, number: int, width: int) -> nn.Module:
+    """A hidden layer of PyG's."""
+    if name == "gcn":
+        return GCNConv(width, HIDDEN)
+    if name == "sage":
+        return SAGEConv(width, HIDDEN)
+    if name == "gat":
+        return GATConv(width, HIDDEN // HEADS, HEADS)
+    if name == "gin":
+        return GINConv(mlp(width, HIDDEN, nn.LayerNorm(HIDDEN)), train_eps=True)
+    return GCN2Conv(HIDDEN, 0.1, 0.5, number + 1)
+
+
+def classifier(name: str) -> nn.Module:
+    """The last layer of PyG's."""
+    if name == "sage":
+        return SAGEConv(HIDDEN, CLASSES)
+    if name == "gat":
+        return GATConv(HIDDEN, CLASSES)
+    if name == "gin":
+        return GINConv(mlp(HIDDEN, CLASSES), train_eps=True)
+    return GCNConv(HIDDEN, CLASSES)
+
+
+class PyGStack(nn.Module):
+    """The same model from PyG's own layers, holding its weights."""
+
+    def __init__(self, name: str, model: Any) -> None:
+        super().__init__()
+        self.name = name
+        self.lift = nn.Linear(FEATURES, HIDDEN) if name == "gcnii" else None
+        self.convs = nn.ModuleList(layer(name, k, HIDDEN if k else FEATURES) for k in range(len(model.convs)))
+        self.last = classifier(name)
+        state = {twin: p.detach() for (_, p), twin in zip(model.named_parameters(), self.twins(model), strict=True)}
+        self.load_state_dict(state)
+
+    def twins(self, model: Any) -> list[str]:
+        """The names that the model's parameters have here, in their order."""
+        weight, bias = WEIGHT_AND_BIAS[self.name]
+        known = {"head.linears.0.weight": f"last.{weight}", "head.linears.0.bias": f"last.{bias}"}
+        known |= {f"head.messages.{own}": f"last.{twin}" for own, twin in MORE[self.name].items()}
+        return [known.get(name, name) for name, _ in model.named_parameters()]
+
+    def forward(self, x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        def between(h: Tensor) -> Tensor:
+            return dropped(F.relu(h), 0.3, self.training)
+
+        if self.lift is not None:
+            z = initial = F.relu(self.lift(x))
+            for conv in self.convs:
+                z = F.relu(conv(dropped(z, 0.3, self.training), initial, edges))
+        else:
+            z = self.convs[0](x, edges)
+            for conv in list(self.convs)[1:]:
+                z = conv(between(z), edges)
+        return self.last(between(z), edges), z
+
+
+def edges_of(view: View) -> Tensor:
+    return view.adjacency.to_sparse_coo().indices().flip(0).long()
+
+
+def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> dict[str, Tensor | None]:
+    (F.cross_entropy(logits_NC, torch.arange(len(logits_NC)) % CLASSES) + embedding_NH.square().mean()).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@every_model
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("as_sparse", [False, True])
+def test_is_pyg_s_layers(name: str, layers: int, training: bool, as_sparse: bool, view: View) -> None:
+    model = make(name, hidden_layers=layers).train(training)
+    twin = PyGStack(name, model).train(training)
+    around = all_nodes(view, model.operator, model.depth)
+    assert len(around.operators) == layers + 1
+    if as_sparse:
+        around = around._replace(x_NF=sparse(view.x))
+    torch.manual_seed(5)
+    out = model(around)
+    torch.manual_seed(5)
+    logits_NC, z_NH = twin(view.x, edges_of(view))
+    torch.testing.assert_close(out.logits_NC, logits_NC, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.embedding_NH, z_NH, rtol=1e-5, atol=1e-5)
+    expected, found = gradients_of(logits_NC, z_NH, twin), gradients_of(*out, model)
+    for gradient, other in zip(found.values(), twin.twins(model), strict=True):
+        torch.testing.assert_close(gradient, expected.pop(other), rtol=1e-4, atol=1e-5)
+    assert not expected
+
+
+@every_model
+@pytest.mark.parametrize("head_dropout", [True, False])
+def test_trains_as_pyg(name: str, head_dropout: bool, view: View, make_client: Callable[..., Client]) -> None:
+    """On its three training rows; without dropout the order of what is drawn is no part of it."""
+    dropout = 0.3 if head_dropout else 0.0
+    model = make(name, dropout, head_dropout=head_dropout)
+    twin = PyGStack(name, model).train(head_dropout)
+    client = make_client(view, model)
+    options = TrainOptions(epochs=5, optimizer="sgd", lr=0.1, momentum=0.9, weight_decay=0.01)
+    loss = LocalTrainer({MODEL: client.model.flat}, options, FedAvg()).fit(client, {})
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    torch.manual_seed(client.model.random("train"))
+    for _ in range(5):
+        optimizer.zero_grad()
+        expected = F.cross_entropy(twin(view.x, edges_of(view))[0][view.train], view.label[view.train])
+        expected.backward()
+        optimizer.step()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-4)
+    trained = dict(twin.eval().named_parameters())
+    for p, other in zip(client.model.module.parameters(), twin.twins(model), strict=True):
+        torch.testing.assert_close(p, trained[other], rtol=1e-4, atol=1e-5)
+    logits_NC = twin(view.x, edges_of(view))[0].detach()
+    torch.testing.assert_close(client.model.logits(), logits_NC, rtol=1e-4, atol=1e-5)
+    rows = torch.tensor([9, 0])
+    torch.testing.assert_close(client.model.forward(rows)().logits_NC, logits_NC[rows], rtol=1e-4, atol=1e-5)
+
+
+@every_model
+def test_dropout_before_the_classifier_is_an_option(name: str, view: View) -> None:
+    for head_dropout in (True, False):
+        model = make(name, 0.5, hidden_layers=1, head_dropout=head_dropout).train()
+        around = all_nodes(view, model.operator, 2)
+        torch.manual_seed(1)
+        out = model(around)
+        undropped = model.classify(around.operators[-1], F.relu(out.embedding_NH))
+        assert torch.allclose(out.logits_NC, undropped, atol=1e-6) is not head_dropout
+
+
+@every_model
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_client_without_edges_trains(name: str, nodes: int, make_view: Callable[..., View]) -> None:
+    x = np.random.default_rng(1).standard_normal((nodes, FEATURES)).astype(np.float32)
+    alone = make_view(nodes, [], [0] * nodes, [0], CLASSES, x)
+    model = make(name)
+    out = model(all_nodes(alone, model.operator, model.depth))
+    out.logits_NC.sum().backward()
+    assert out.logits_NC.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_model
+def test_the_classifier_is_all_of_the_last_layer(name: str) -> None:
+    """It is what methods share or keep; what is left is as large as a linear model's."""
+    flat, linear = (FlatModel(make(name, hidden_layers=2, head=head)) for head in ("conv", "linear"))
+    own = [p for key, p in flat.module.named_parameters() if key.startswith("head.")]
+    assert len(own) == 2 + len(MORE[name])
+    assert torch.equal(classifier_of(flat), torch.cat([p.detach().flatten() for p in own]))
+    assert len(body_of(flat)) == len(body_of(linear))
+    assert flat.classifies_by_weight == (not MORE[name])
+    assert linear.classifies_by_weight
+    body, top = body_of(flat), classifier_of(flat)
+    flat.load(together(flat, body + 1, top * 2))
+    assert torch.equal(body_of(flat), body + 1)
+    assert torch.equal(classifier_of(flat), top * 2)
+    assert flat.has_body
+    assert width_of(flat.module) == HIDDEN
+
+
+@every_model
+def test_reset_equals_a_fresh_model_of_the_same_seed(name: str) -> None:
+    def fresh(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return build(name, FEATURES, CLASSES, 0, 0.0, {"head": "conv"})
+
+    first = fresh(7)
+    assert_reset_as_fresh(first, fresh(8), 7)
+    # The vectors of attention and the layers of messages are drawn, as PyG's.
+    drawn = [p for key, p in first.named_parameters() if key.startswith("head.messages") and "eps" not in key]
+    assert all(p.std() > 0 for p in drawn)
+
+
+@every_model
+def test_linear_is_the_default_and_has_the_same_layers(name: str) -> None:
+    made = []
+    for options in ({}, {"head": "linear"}, {"head": "conv", "layers": 3}):
+        torch.manual_seed(3)
+        made.append(build(name, FEATURES, CLASSES, 0, 0.0, options))
+    plain, linear, conv = made
+    assert plain.depth == len(plain.convs)
+    for (key, p), q in zip(plain.named_parameters(), linear.parameters(), strict=True):
+        assert torch.equal(p, q), key
+    shapes = [p.numel() for p in conv.convs.parameters()]
+    assert [p.numel() for p in plain.convs.parameters()] == shapes
+
+
+def test_every_hidden_layer_of_gat_has_all_heads() -> None:
+    """The single head is the classifier's."""
+    model = make("gat", hidden_layers=2)
+    assert [conv.heads for conv in model.convs] == [HEADS, HEADS]
+    assert model.head.messages.att_src.shape == model.head.messages.att_dst.shape == (1, 1, CLASSES)
+
+
+@every_model
+def test_what_a_whole_graph_is_needed_for_is_said(name: str) -> None:
+    assert needed_for_closed_form(FedAvg(), FlatModel(make(name))) == "model.head: linear"
+    with pytest.raises(ShoalError, match=r"^model\.fanouts: head: conv reads the whole graph; leave it out$"):
+        make(name, fanouts=[3, 2])
+    for task in ("graph", "edge"):
+        with pytest.raises(ShoalError, match=rf"^model\.head: an? {task} task .* which passes no messages; leave it"):
+            build(name, FEATURES, 2, 0, 0.0, {"head": "conv"}, task=task)
+    with pytest.raises(ShoalError, match=r"^model\.head: must be one of linear, conv, found 'mlp'$"):
+        make(name, head="mlp")
+
+
+@every_model
+def test_views_and_rows_that_stand_for_themselves_have_a_matrix_for_the_classifier(
+    name: str, view: View, make_client: Callable[..., Client]
+) -> None:
+    client = make_client(view, make(name, 0.0))
+    drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
+    torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits(), rtol=1e-4, atol=1e-5)
+    assert client.model(client.model.alike(view.x)).logits_NC.shape == (12, CLASSES)
+
+
+@every_model
+def test_an_adapted_model_has_a_linear_classifier_of_its_own(name: str, view: View) -> None:
+    """What passes messages is then the adapter."""
+    torch.manual_seed(0)
+    module = build(name, FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN, "head": "conv"}, embedding=6).eval()
+    flat = FlatModel(module)
+    assert flat.classifies_by_weight
+    assert flat.coupled is not None
+    around = all_nodes(view, flat.coupled.operator, flat.coupled.depth)
+    z = F.relu(flat.coupled.embed(around.x_NF, around.operators[:-1]))
+    torch.testing.assert_close(module(around).embedding_NH, flat.coupled.classify(around.operators[-1], z))

@@ -1,0 +1,236 @@
+"""Models that are trained together against the same steps in plain torch, with a random stream for each."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.models.build import build
+from shoal.algorithms.models.inputs.neighbourhood import all_nodes
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_together, weighted_sum
+from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.engine.messages.seeds import key
+from shoal.storage.errors import ShoalError
+from shoal.storage.store.view import View
+
+MakeClient = Callable[..., Client]
+ADAM = TrainOptions(2, "adam", 0.02, 0.01)
+OTHER = {MODEL: "copilot", "copilot": MODEL}
+PURPOSE = {MODEL: "train", "copilot": "copilot/train"}
+
+
+@pytest.fixture
+def view(make_view: Callable[..., View]) -> View:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 4)).astype(np.float32)
+    return make_view(20, [(i, i + 1) for i in range(19)], rng.integers(3, size=20), range(0, 20, 2), 3, x)
+
+
+def pair(view: View, make_client: MakeClient, dropout: float = 0.5, **copilot: Any) -> Client:
+    """A client with an MLP and a GCN."""
+    torch.manual_seed(1)
+    client = make_client(view, build("mlp", 4, 3, 0, dropout, {"hidden": 16}))
+    flat = FlatModel(build("gcn", 4, 3, 0, dropout, {"hidden": 5, **copilot}))
+    second = ClientModel(flat, view, random_of(client.random, "copilot"))
+    return Client(client.info, view, {MODEL: client.model, "copilot": second}, {}, {}, client.random)
+
+
+def visited(client: Client, round_number: int) -> Client:
+    """Another visit to the same host."""
+    random = partial(key, 0, round_number, client.info.client)
+    models = {name: ClientModel(m.flat, m.data, random_of(random, name)) for name, m in client.models.items()}
+    state = {name: t.clone() for name, t in client.state.items()}
+    return Client(client.info, client.data, models, state, {}, random)
+
+
+def trainer_of(client: Client, options: TrainOptions = ADAM) -> LocalTrainer:
+    return LocalTrainer({name: model.flat for name, model in client.models.items()}, options, Algorithm())
+
+
+def labels_alone(client: Client, name: str, part: str = "train") -> JointLoss:
+    return lambda outputs: label_loss(client, outputs[name], part)
+
+
+def taught(client: Client, name: str, part: str) -> JointLoss:
+    def loss(outputs: Outputs) -> Tensor:
+        other = outputs[OTHER[name]].logits_NC.detach()
+        return label_loss(client, outputs[name], part) + (outputs[name].logits_NC - other).square().mean()
+
+    return loss
+
+
+def flat(module: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+@pytest.mark.parametrize("part", ["train", "all"])
+def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> None:
+    """Both answer before either steps; moments are kept from visit to visit, and the mode that was does not count."""
+    client = pair(view, make_client)
+    twins = {name: copy.deepcopy(model.module).train() for name, model in client.models.items()}
+    optimizers = {name: torch.optim.Adam(twin.parameters(), lr=0.02, weight_decay=0.01) for name, twin in twins.items()}
+    rows = view.train if part == "train" else torch.arange(20)
+    own_rows = torch.arange(10) if part == "train" else view.train
+    for number in (1, 2):
+        client = visited(client, number)
+        known = [model.logits() for model in client.models.values()]
+        losses = {name: taught(client, name, part) for name in OTHER}
+        found = train_together(client, trainer_of(client), losses, part)
+        streams = {}
+        for name, purpose in PURPOSE.items():
+            torch.manual_seed(key(0, number, 0, purpose))
+            streams[name] = torch.get_rng_state()
+        for _ in range(2):
+            answers, values = {}, {}
+            for name, twin in twins.items():
+                torch.set_rng_state(streams[name])
+                inputs = [view.x[rows]] if name == MODEL else all_nodes(view, "symmetric", 2)._replace(rows=rows)
+                answers[name] = twin(inputs).logits_NC
+                streams[name] = torch.get_rng_state()
+            for name, other in OTHER.items():
+                own = F.cross_entropy(answers[name][own_rows], view.label[view.train])
+                values[name] = own + F.mse_loss(answers[name], answers[other].detach())
+            for name, value in values.items():
+                optimizers[name].zero_grad()
+                value.backward()
+            for optimizer in optimizers.values():
+                optimizer.step()
+        for (name, model), before in zip(client.models.items(), known):
+            torch.testing.assert_close(model.w, flat(twins[name]), rtol=1e-5, atol=1e-6)
+            assert found[name] == pytest.approx(values[name].item(), rel=1e-5)
+            assert not torch.equal(model.logits(), before)
+    moments = {f"{name}.opt.{moment}" for name in OTHER for moment in ("step", "exp_avg", "exp_avg_sq")}
+    assert set(client.state) == moments
+
+
+def trained(client: Client, losses: dict[str, JointLoss], part: str = "train") -> Tree:
+    client = visited(client, 1)
+    train_together(client, trainer_of(client), losses, part)
+    return {name: client.models[name].w.clone() for name in losses}
+
+
+@pytest.mark.parametrize("part", ["train", "all"])
+def test_what_a_model_drops_does_not_depend_on_the_other(part: str, view: View, make_client: MakeClient) -> None:
+    clients = [pair(view, make_client) for _ in range(3)]
+    alone = {name: labels_alone(clients[0], name, part) for name in OTHER}
+    expected = {name: trained(clients[i], {name: alone[name]}, part)[name] for i, name in enumerate(OTHER)}
+    assert len(expected) == 2
+    for order in (OTHER, reversed(OTHER)):
+        found = trained(pair(view, make_client), {name: alone[name] for name in order}, part)
+        assert all(torch.equal(found[name], expected[name]) for name in OTHER)
+    # A loss draws from the stream of the model that learns.
+    noisy = {MODEL: lambda outputs: alone[MODEL](outputs) + 0 * torch.rand(3).sum(), "copilot": alone["copilot"]}
+    found = trained(pair(view, make_client), noisy, part)
+    assert torch.equal(found["copilot"], expected["copilot"])
+    assert not torch.equal(found[MODEL], expected[MODEL])
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_on_labels_of_training_rows_it_is_the_trainer_s_own_to_the_bit(
+    name: str, view: View, make_client: MakeClient
+) -> None:
+    left, right = pair(view, make_client), pair(view, make_client)
+    loss = train_together(left, trainer_of(left), {name: labels_alone(left, name)}, "train")
+    assert loss == {name: trainer_of(right).fit(right, {}, name)}
+    assert torch.equal(left.models[name].w, right.models[name].w)
+    assert all(torch.equal(right.state[entry], t) for entry, t in left.state.items())
+
+
+def test_all_answer_before_the_first_step_and_the_last_is_followed_by_the_call(
+    view: View, make_client: MakeClient
+) -> None:
+    client = pair(view, make_client, dropout=0.0)
+    seen: list[str] = []
+    before = {name: flat(model.module) for name, model in client.models.items()}
+
+    def loss_of(name: str) -> JointLoss:
+        def loss(outputs: Outputs) -> Tensor:
+            seen.append(name)
+            if len(seen) == 2:
+                assert not torch.equal(client.models["copilot"].w, before["copilot"])
+                assert torch.equal(client.model.w, before[MODEL])
+                twin = copy.deepcopy(client.models["copilot"].module)
+                nn.utils.vector_to_parameters(before["copilot"], twin.parameters())
+                said = twin(all_nodes(view, "symmetric", 2)).logits_NC
+                torch.testing.assert_close(outputs["copilot"].logits_NC, said)
+            return label_loss(client, outputs[name], "all")
+
+        return loss
+
+    losses = {name: loss_of(name) for name in ("copilot", MODEL)}
+    train_together(
+        client, trainer_of(client, TrainOptions(2, "sgd", 0.1)), losses, after_epoch=lambda: seen.append(".")
+    )
+    assert seen == ["copilot", MODEL, "."] * 2
+
+
+def test_reset_moments(view: View, make_client: MakeClient) -> None:
+    client = pair(view, make_client)
+    options = TrainOptions(2, "adam", 0.02, opt_state="reset")
+    train_together(client, trainer_of(client, options), {name: taught(client, name, "all") for name in OTHER})
+    assert client.state == {}
+
+
+def test_a_loss_without_a_term_leaves_its_model(view: View, make_client: MakeClient) -> None:
+    client = pair(view, make_client)
+    before = client.models["copilot"].w.clone()
+    losses = {MODEL: taught(client, MODEL, "all"), "copilot": lambda outputs: weighted_sum()}
+    found = train_together(client, trainer_of(client), losses)
+    assert torch.equal(client.models["copilot"].w, before)
+    assert found["copilot"] == 0
+    assert found[MODEL] > 0
+    assert {name.partition(".")[0] for name in client.state} == {MODEL}
+
+
+def test_a_loss_that_is_not_finite(view: View, make_client: MakeClient) -> None:
+    client = pair(view, make_client)
+    losses = {MODEL: lambda outputs: label_loss(client, outputs[MODEL], "all") + float("inf")}
+    with pytest.raises(ShoalError, match="loss is infinite"):
+        train_together(client, trainer_of(client), losses)
+
+
+def test_what_cannot_be_done_in_one_step_of_all_rows(view: View, make_client: MakeClient) -> None:
+    client = pair(view, make_client)
+    with pytest.raises(ShoalError, match=r"^train.batch_size: .* leave it out$"):
+        train_together(client, trainer_of(client, TrainOptions(batch_size=4)), {MODEL: taught(client, MODEL, "all")})
+    drawing = pair(view, make_client, fanouts=[2, 2])
+    losses = {name: taught(drawing, name, "all") for name in OTHER}
+    with pytest.raises(ShoalError, match=r"^algorithm.copilot.fanouts: .* leave it out$"):
+        train_together(drawing, trainer_of(drawing), losses)
+    # Of a model that is not trained nothing is asked.
+    train_together(drawing, trainer_of(drawing), {MODEL: labels_alone(drawing, MODEL, "all")})
+    turned = Client(drawing.info, view, {MODEL: drawing.models["copilot"]}, {}, {}, drawing.random)
+    with pytest.raises(ShoalError, match=r"^model.fanouts: "):
+        train_together(turned, trainer_of(turned), {MODEL: labels_alone(turned, MODEL)})
+
+
+def test_labels_by_hand(make_view: Callable[..., View], make_client: MakeClient) -> None:
+    """Rows 2 and 0 are trained on; of three classes the scores ln 2, 0, 0 say one half, one quarter, one quarter."""
+    client = make_client(make_view(3, [], [0, 1, 1], [0, 2], 3), build("sgc", 3, 3, 0, 0.0, {"layers": 1}))
+    logits_NC = torch.tensor([[2.0, 1, 1], [1, 5, 1], [2, 1, 1]]).log()
+    embedding_NH = torch.zeros(3, 1)
+    expected = (np.log(2) + np.log(4)) / 2
+    assert float(label_loss(client, Output(logits_NC, embedding_NH), "all")) == pytest.approx(expected)
+    answered = Output(logits_NC[[0, 2]], embedding_NH)
+    assert float(label_loss(client, answered, "train")) == pytest.approx(expected)
+
+
+def test_a_term_without_weight_is_not_computed() -> None:
+    def term() -> Tensor:
+        raise AssertionError("not asked for")
+
+    assert float(weighted_sum((0.0, term), (2.0, lambda: torch.tensor(3.0)), (0.5, lambda: torch.tensor(4.0)))) == 8
+    assert float(weighted_sum((0, term))) == 0

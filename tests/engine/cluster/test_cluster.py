@@ -1,0 +1,118 @@
+"""How many hosts the machines have room for, beside the server, by hand; and a cluster that cannot be had."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from ray._private.utils import set_sigterm_handler
+
+from shoal.engine.cluster.cluster import _room, _sigterm_kept, connect, places
+from shoal.engine.config.config import Config
+from shoal.engine.config.sections import ResourcesConfig
+from shoal.storage.errors import ShoalError
+
+Machines = list[dict[str, float]]
+
+
+@pytest.mark.parametrize(
+    ("machine", "cpus", "gpus", "room"),
+    [
+        ({"CPU": 4.0}, 1, 0, 4),
+        ({"CPU": 6.0}, 4, 0, 1),
+        ({"CPU": 3.0}, 0.3, 0, 10),
+        ({"CPU": 1.0}, 0.1, 0, 10),
+        ({"CPU": 2.0}, 0, 0, math.inf),
+        ({}, 1, 0, 0),
+        ({"CPU": 16.0, "GPU": 2.0}, 1, 0.5, 4),
+        # Two of 0.6 would need 1.2 devices.
+        ({"CPU": 16.0, "GPU": 2.0}, 1, 0.6, 2),
+        ({"CPU": 16.0, "GPU": 1.0}, 1, 0.1, 10),
+        ({"CPU": 2.0, "GPU": 8.0}, 1, 0.25, 2),
+        ({"CPU": 16.0, "GPU": 5.0}, 1, 2, 2),
+        ({"CPU": 16.0}, 0, 0.5, 0),
+    ],
+)
+def test_places(machine: dict[str, float], cpus: float, gpus: float, room: float) -> None:
+    assert places(machine, cpus, gpus) == room
+
+
+@pytest.mark.parametrize(
+    ("machines", "share", "room"),
+    [
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {}, 6),
+        # The server takes its processors from one machine.
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 1.0}, 5),
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 3.0}, 3),
+        ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 5.0}, 0),
+        # It stands where the fewest hosts are lost: on the machine whose last processor no host can use.
+        ([{"CPU": 4.0}, {"CPU": 3.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
+        ([{"CPU": 3.0}, {"CPU": 4.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
+        # Shares of a GPU: beside the server's half there is room for one host of half a GPU.
+        ([{"CPU": 8.0, "GPU": 1.0}], {"gpus_per_host": 0.5}, 2),
+        ([{"CPU": 8.0, "GPU": 2.0}], {"gpus_per_host": 0.5, "server_gpus": 1.0}, 2),
+        ([{"CPU": 8.0, "GPU": 1.0}], {"gpus_per_host": 1.0, "server_gpus": 1.0}, 0),
+        ([{"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}], {"server_gpus": 0.5}, 16),
+        ([{"CPU": 8.0}, {"CPU": 8.0}], {"server_gpus": 0.5}, 0),
+        ([{"CPU": 1.0}], {"cpus_per_host": 0.0, "server_cpus": 1.0}, math.inf),
+        ([{}], {"cpus_per_host": 0.0}, math.inf),
+        ([], {}, 0),
+    ],
+)
+def test_room_beside_the_server(machines: Machines, share: dict[str, float], room: float) -> None:
+    before = [dict(machine) for machine in machines]
+    assert _room(machines, ResourcesConfig(**share)) == room
+    assert machines == before
+
+
+def test_a_cluster_that_cannot_be_reached(configure: Callable[..., Config]) -> None:
+    with pytest.raises(ShoalError, match=r"^ray\.address: no Ray cluster can be reached at 127\.0\.0\.1:1 "):
+        connect(configure({"ray.address": "127.0.0.1:1"}))
+
+
+def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
+    """In a process of its own, which makes its token."""
+    plain = {
+        "name": "refused",
+        "rounds": 1,
+        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 60, "features": 4, "classes": 3}},
+        "partition": {"clients": 2},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "run": {"root": str(tmp_path / "runs")},
+        "engine": {"hosts": 9000},
+        "resources": {"server_cpus": 0.5},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
+    command = [sys.executable, "-m", "shoal", "run", tmp_path / "config.yaml"]
+    env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
+    assert result.returncode == 2
+    errors = result.stderr
+    assert "Traceback" not in errors
+    assert "engine.hosts 9000 with resources.cpus_per_host 1 and gpus_per_host 0: the cluster has room for " in errors
+    assert " beside the server (resources.server_cpus 0.5, server_gpus 0) (1 machines, " in errors
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_ray_cannot_take_sigterm_while_it_starts() -> None:
+    """A run that is told to stop while Ray starts must stop, and not lose it in a callback of a fork."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with _sigterm_kept():
+            set_sigterm_handler(lambda number, frame: None)
+            assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+            # Nothing else is held back.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        set_sigterm_handler(signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

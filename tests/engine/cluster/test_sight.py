@@ -1,0 +1,88 @@
+"""Of which clients a machine has all files, by what lies in its folders."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.engine.cluster.roster import look
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.environment import environment
+from shoal.engine.messages.job import Job, make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path, training_path
+
+
+@pytest.fixture
+def job(start: Callable[..., Server], tmp_path: Path) -> Job:
+    job = start().job
+    return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
+
+
+def test_everything_is_here(job: Job) -> None:
+    sight = look(job, "10.0.0.1")
+    assert (sight.machine, sight.clients) == ("10.0.0.1", frozenset(range(6)))
+    assert sight.environment == environment("cpu")
+
+
+def test_a_client_needs_shard_split_and_hops(job: Job) -> None:
+    assert job.kernel is not None
+    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.kernel, 5))):
+        (job.store_path / path).unlink()
+        assert client not in look(job, "here").clients
+    assert look(job, "here").clients == {1, 3, 4}
+    # Without hops none are missed.
+    assert look(replace(job, kernel=None), "here").clients == {1, 3, 4, 5}
+
+
+def test_other_files_are_no_clients(job: Job) -> None:
+    for name in ("00009.arrow.unfinished", "notes.arrow", "00008"):
+        (job.store_path / shard_path(0)).with_name(name).touch()
+    assert look(job, "here").clients == set(range(6))
+
+
+@pytest.mark.parametrize("missing", [NAME, "clients", "splits", "hops"])
+def test_nothing_without_manifest_or_folder(job: Job, missing: str) -> None:
+    path = job.store_path / missing
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert look(job, "here").clients == frozenset()
+
+
+def test_training_nodes_are_looked_for_where_they_are_what_training_sees(
+    configure: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = configure({"data.store": str(tmp_path / "store"), "data.inductive": True})
+    job = make_job(config, prepare(config), "test")
+    below = job.store_path / training_path(job.split)
+    assert job.kernel is not None
+    assert look(job, "here").clients == set(range(6))
+    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.kernel, 5))):
+        (below / path).unlink()
+        assert client not in look(job, "here").clients
+    assert look(replace(job, training=""), "here").clients == set(range(6))
+    (below / NAME).unlink()
+    assert look(job, "here").clients == frozenset()
+
+
+def test_whole_graphs_are_seen_behind_the_clients(
+    start: Callable[..., Server], three_domains: Any, tmp_path: Path
+) -> None:
+    whole = start(three_domains.keys).job
+    job = replace(whole, store=str(shutil.copytree(whole.store, tmp_path / "store")), id=str(tmp_path))
+    graphs = job.store_path / DOMAINS
+    assert look(job, "here").clients == set(range(8))
+    # Where none is evaluated none is looked for.
+    assert look(replace(job, domains=()), "here").clients == set(range(5))
+    (graphs / shard_path(1)).unlink()
+    (graphs / split_path(job.split, 2)).unlink()
+    assert look(job, "here").clients == {0, 1, 2, 3, 4, 5}
+    (graphs / NAME).unlink()
+    assert look(job, "here").clients == set(range(5))
+    # Such a machine can work for clients.
+    Host().open(job)

@@ -1,0 +1,43 @@
+"""On what a run computes follows from its config; what does not go together is refused before anything starts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.engine.config.chosen_device import chosen_device
+from shoal.engine.config.config import Config
+from shoal.storage.errors import ShoalError
+
+
+@pytest.mark.parametrize(
+    ("keys", "device"),
+    [
+        ({}, "cpu"),
+        ({"resources.gpus_per_host": 0.25}, "cuda"),
+        ({"resources.gpus_per_host": 0.25, "engine.device": "cpu"}, "cpu"),
+        ({"resources.gpus_per_host": 2, "engine.device": "cpu"}, "cpu"),
+        ({"engine.device": "cuda"}, "cuda"),
+        ({"engine.device": "cuda", "engine.backend": "ray", "resources.gpus_per_host": 1}, "cuda"),
+        ({"engine.device": "cuda", "engine.precision": "tf32"}, "cuda"),
+        ({"engine.precision": "bfloat16"}, "cpu"),
+        # The server's share says nothing of the hosts.
+        ({"resources.server_gpus": 1.0}, "cpu"),
+    ],
+)
+def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: str) -> None:
+    assert chosen_device(configure(keys)) == device
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"resources.gpus_per_host": 2}, "resources.gpus_per_host: a host computes on one GPU, found 2"),
+        ({"engine.device": "cuda", "engine.backend": "ray"}, "engine.device: cuda needs a share"),
+        ({"engine.precision": "tf32"}, "engine.precision: tf32 is of GPUs"),
+        ({"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1}, "tf32 is of GPUs"),
+    ],
+)
+def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(ShoalError, match=line):
+        chosen_device(configure(keys))

@@ -1,0 +1,136 @@
+"""The names of run folders, stores, splits and hops, by which a later command finds what an earlier one made."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.engine.config.config import load_config
+from shoal.engine.preparing.prepare import store_path
+from shoal.engine.records.run_folder import run_path
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+# Config and overrides; run folder, store, split, hops.
+NAMES = [
+    (
+        "cora",
+        [],
+        ("cora-a33b96aa", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "pubmed",
+        [],
+        ("pubmed-84b91b5a", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "quickstart",
+        [],
+        (
+            "quickstart-90585441",
+            "digits-louvain10-9f9415de",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "sbm-200",
+        [],
+        ("sbm-200-dc007b3f", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "cora-heterogeneous",
+        ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
+        (
+            "cora-heterogeneous-21cc2d5a",
+            "cora-louvain10-c4c76723",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "quickstart",
+        ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
+        (
+            "quickstart-4c7359e0",
+            "digits-louvain10-9f9415de",
+            "stratified-20-40-40-seed0",
+            "r0.0-k2-float16-labelled",
+        ),
+    ),
+    (
+        "quickstart",
+        ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
+        (
+            "quickstart-09f9a4bf",
+            "digits-louvain10-9f9415de",
+            "per_client-60-20-20-seed3",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "quickstart",
+        ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
+        (
+            "quickstart-1dc57519",
+            "digits-louvain10-9f9415de",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "quickstart",
+        ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
+        (
+            "quickstart-16111b49",
+            "digits-louvain10-9f9415de",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "sbm-200",
+        ["partition.method=semi-external", "partition.imbalance=1.1", "partition.seed=5", "engine.memory_limit=8GiB"],
+        (
+            "sbm-200-4d14d19a",
+            "sbm-semi-external200-3199cccf",
+            "stratified-20-40-40-seed0",
+            "r0.5-k3-float32",
+        ),
+    ),
+    (
+        "sbm-200",
+        ["partition.method=file", "partition.file=FILE"],
+        ("sbm-200-f30197d0", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    # The names of runs and stores without a key for the layout, when all features were dense.
+    (
+        "cora",
+        ["data.layout=dense"],
+        ("cora-8de4e081", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "pubmed",
+        ["data.layout=dense"],
+        ("pubmed-6ddf84eb", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "quickstart",
+        ["data.layout=dense"],
+        ("quickstart-4a8c024b", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+    (
+        "sbm-200",
+        ["data.layout=dense"],
+        ("sbm-200-dc007b3f", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "names"), NAMES)
+def test_names(name: str, overrides: list[str], names: tuple[str, ...], tmp_path: Path) -> None:
+    """Files count by their content, wherever they lie."""
+    (tmp_path / "file").write_text("content")
+    overrides = [override.replace("FILE", str(tmp_path / "file")) for override in overrides]
+    config = load_config(CONFIGS / f"{name}.yaml", ["data.root=/data", "run.root=/runs", *overrides])
+    found = run_path(config).name, store_path(config).name, config.data.split_name, config.propagation.name
+    assert found == names

@@ -1,0 +1,125 @@
+"""The loop of a run: servers that are lost in a row, checkpoints by time, and disks that are full."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+
+from shoal.engine.cluster.ray_federation import RaySession, _RayFederation
+from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.hosts.federation import Federation
+from shoal.engine.messages.job import Job
+from shoal.engine.records.client_scores import read_client_scores
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import LOG, SUMMARY
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs import driver
+from shoal.engine.runs.run import run
+from shoal.storage.errors import ShoalError
+
+LENGTH = ["rounds=4", "run.checkpoint_every=2"]
+RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
+
+
+SESSION = {
+    "name": "session",
+    "data": {"dataset": "sbm"},
+    "algorithm": "fedavg",
+    "engine": {"backend": "ray", "hosts": 1},
+}
+
+
+class LosesServers(RaySession):
+    """The server dies in the third round, and so many after it before they are up."""
+
+    lost = 0
+
+    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
+        federation = _RayFederation(self._config, self.hosts, job, plan, state)
+        if state is not None and self.lost:
+            self.lost -= 1
+            ray.kill(federation._actor)
+        federation.ready()
+        if state is None and self.lost:
+            go_on = federation.round
+
+            def round_or_die(watch: object) -> dict[str, object]:
+                if federation.state().round == 2:
+                    ray.kill(federation._actor)
+                return go_on(watch)  # type: ignore[arg-type]
+
+            federation.round = round_or_die  # type: ignore[method-assign, assignment]
+        return federation
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[LosesServers]:
+    opened = LosesServers(parse_config(SESSION, "test"))
+    yield opened
+    opened.close()
+
+
+def numbers(folder: Path) -> list[object]:
+    return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
+
+
+def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
+    whole = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]))
+    expected, scores = numbers(whole), read_client_scores(whole)
+    session.lost = 2
+    folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, session=session)
+    assert folder == whole
+    assert session.lost == 0
+    assert numbers(folder) == expected
+    assert read_client_scores(folder) == scores
+    assert sorted(set(scores["round"].to_pylist())) == [1, 2, 3, 4]
+    # Rounds that were lost and run once more are there once.
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["round", "1", "2", "3", "4"]
+    assert (folder / LOG).read_text().count("server lost") == 3
+
+
+def test_servers_lost_too_often(tiny: Path, session: LosesServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each takes seconds to start.
+    monkeypatch.setattr(driver, "SERVERS_LOST", 2)
+    session.lost = 3
+    with pytest.raises(ShoalError, match=r"^the server was lost 3 times .*; the newest checkpoint"):
+        run(load_config(tiny, RAY), session=session)
+    assert session.lost == 1
+    session.lost = 0
+    folder = run(load_config(tiny, LENGTH), resume=True)
+    assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_by_time(tiny: Path) -> None:
+    keys = ["rounds=4", "run.checkpoint_every=100", "run.keep=9"]
+    folder = run(load_config(tiny, keys))
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000004"]
+    folder = run(load_config(tiny, [*keys, "run.checkpoint_seconds=1e-9"]), fresh=True)
+    assert len(list((folder / "checkpoints").iterdir())) == 4
+
+
+@pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
+    tiny: Path, limited: Callable[..., tuple[int, str]], limit: int
+) -> None:
+    plain = yaml.safe_load(tiny.read_text())
+    plain["run"] |= {"tensorboard": True, "checkpoint_every": 1}
+    tiny.write_text(yaml.safe_dump({**plain, "rounds": 6}))
+    # No file may grow beyond this: what a full disk does, for a process of any user.
+    status, errors = limited("run", tiny, limit="RLIMIT_FSIZE", most=limit)
+    whole = run(load_config(tiny, [f"run.root={tiny.parent / 'whole'}", f"data.store={tiny.parent / 'store2'}"]))
+    if status:
+        assert status == 2, errors
+        (line,) = [text for text in errors.splitlines() if text.startswith("shoal: ")]
+        assert "File too large" in line or "cannot be written" in line
+    assert "Traceback" not in errors
+    runs = list((tiny.parent / "runs").iterdir()) if (tiny.parent / "runs").exists() else []
+    started = any((folder / METRICS).exists() for folder in runs)
+    folder = run(load_config(tiny), resume=started)
+    assert numbers(folder) == numbers(whole)
+    assert (folder / SUMMARY).exists()
+    assert not list(tiny.parent.rglob("*.unfinished"))

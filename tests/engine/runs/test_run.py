@@ -1,0 +1,331 @@
+"""A run as a user starts, stops and resumes it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.records.metrics import METRICS, read_metrics
+from shoal.engine.records.run_folder import SUMMARY, read_summary
+from shoal.engine.runs.run import plan_of, run
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.checksummed_json import sealed, unsealed
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    plain = {
+        "name": "driven",
+        "rounds": 6,
+        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 300, "features": 8, "classes": 3}},
+        "partition": {"clients": 5},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "evaluation": {"every": 4},
+        "engine": {"backend": "local"},
+        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 2, "keep": 2},
+    }
+    path.write_text(yaml.safe_dump(plain))
+    return path
+
+
+def test_run_folder_holds_everything(config: Path) -> None:
+    folder = run(load_config(config))
+    lines = read_metrics(folder)
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    # The last round is evaluated although it is no multiple of four.
+    assert [line["round"] for line in lines if "scopes" in line] == [4, 6]
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["round-000004", "round-000006"]
+    assert load_config(folder) == load_config(config)
+    assert read_summary(folder)["bytes"]["up"] == sum(line["bytes_up"] for line in lines)
+    assert all(line["scalars_up"] == line["bytes_up"] / 4 > 0 for line in lines)
+    assert read_summary(folder)["synthetic"] is True
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    losses = [event.value for event in events.Scalars("loss")]
+    assert losses == pytest.approx([line["loss"] for line in lines], rel=1e-6)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert run(load_config(config)) == folder
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_keys_that_change_no_numbers_share_a_folder(config: Path) -> None:
+    folder = run(load_config(config))
+    assert run(load_config(config, ["engine.hosts=7", "run.keep=5", "engine.retries=1"])) == folder
+    assert run(load_config(config, ["train.lr=0.02"])) != folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "size"),
+    [
+        ([], "auto"),
+        (["engine.device=cuda"], "auto, in batches"),
+        (["engine.device=cuda", "engine.path=loop"], "auto"),
+        (["engine.device=cuda", "engine.cell_size=7"], 7),
+    ],
+)
+def test_cells_are_larger_where_they_are_trained_in_batches(config: Path, keys: list[str], size: int | str) -> None:
+    assert plan_of(load_config(config, keys)).cell_size == size
+
+
+def test_an_edited_method_is_another_run(config: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = "from dataclasses import dataclass\nfrom shoal.algorithms.methods.local import Local\n"
+    own.write_text(text + "@dataclass(frozen=True)\nclass Own(Local):\n    pass\n")
+    choice = ["rounds=1", f"algorithm={own}:Own"]
+    folder = run(load_config(config, choice))
+    assert run(load_config(config, choice)) == folder
+    own.write_text(own.read_text() + "# edited\n")
+    assert run(load_config(config, choice)) != folder
+
+
+def test_fresh_starts_over(config: Path) -> None:
+    folder = run(load_config(config))
+    numbers = [line["loss"] for line in read_metrics(folder)]
+    assert run(load_config(config), fresh=True) == folder
+    assert [line["loss"] for line in read_metrics(folder)] == numbers
+
+
+def test_global_is_refused_above_the_memory_limit(config: Path) -> None:
+    with pytest.raises(ShoalError, match=r"engine\.memory_limit"):
+        run(load_config(config, ["algorithm.name=global", "engine.memory_limit=10KiB"]))
+
+
+def test_an_interrupted_run_ends_its_round_and_resumes(config: Path) -> None:
+    many = ["rounds=100", "run.tensorboard=false"]
+    command = [sys.executable, "-m", "shoal", "run", str(config), *many]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 60
+    while not list(config.parent.glob("runs/*/metrics.jsonl")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "--resume" in errors
+    (folder,) = config.parent.glob("runs/*")
+    stopped = len(read_metrics(folder))
+    assert 0 < stopped < 100
+    assert (folder / "checkpoints" / f"round-{stopped:06d}").is_dir()
+    run(load_config(folder, many), resume=True)
+    assert [line["round"] for line in read_metrics(folder)] == list(range(1, 101))
+    record = json.loads((folder / "summary.json").read_text())
+    assert record["rounds"] == 100
+
+
+def test_a_run_killed_before_its_first_round_is_resumed_from_the_start(config: Path) -> None:
+    folder = run(load_config(config))
+    expected = [line["loss"] for line in read_metrics(folder)]
+    for name in ("metrics.jsonl", "summary.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "checkpoints")
+    assert run(load_config(config), resume=True) == folder
+    assert [line["loss"] for line in read_metrics(folder)] == expected
+
+
+def test_a_run_of_another_config_is_not_resumed(config: Path) -> None:
+    folder = run(load_config(config))
+    (folder / "summary.json").unlink()
+    with pytest.raises(
+        ShoalError, match=rf"{folder.name}: the unfinished run differs from this config in seed \(0 -> 1\)"
+    ):
+        run(load_config(config, ["seed=1"]), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("data.dataset=corra", ("data.dataset", "corra", "cora")),
+        ("data.options.homophilia=1", ("data.options.homophilia", "homophily")),
+        ("data.options.nodes=few", ("data.options.nodes", "few")),
+        ("partition.clients=121", ("partition.clients", "121", "120 nodes")),
+        ("algorithm.name=fedsgd", ("algorithm.name", "fedsgd", "fedavg")),
+        ("algorithm.mu=1", ("algorithm.mu", "unknown", "weight")),
+        ("algorithm.weight=rows", ("algorithm.weight", "rows")),
+        ("algorithm.name=missing.py:Mine", ("algorithm.name", "missing.py")),
+        ("model.name=gnn", ("model.name", "gnn", "sgc")),
+        ("model.hiden=3", ("model.hiden", "hidden")),
+        ("model.hidden=wide", ("model.hidden", "wide")),
+    ],
+)
+def test_what_a_config_chooses_and_is_not_there(
+    tiny: Path, refused: Refused, override: str, parts: tuple[str, ...]
+) -> None:
+    line = refused("run", tiny, override)
+    assert all(part in line for part in parts), line
+
+
+def shard(tiny: Path, client: int = 2) -> Path:
+    return tiny.parent / "store" / "clients" / f"{client:05d}.arrow"
+
+
+def test_missing_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    shard(tiny).unlink()
+    line = refused("run", tiny)
+    assert str(shard(tiny)) in line
+    assert "missing; run `shoal prepare`" in line
+
+
+def test_truncated_shard(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    os.truncate(shard(tiny), 1000)
+    line = refused("run", tiny)
+    assert "client 2" in line
+    assert f"{shard(tiny)}: 1000 bytes, the manifest says" in line
+
+
+def test_manifest_of_another_version(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    manifest = tiny.parent / "store" / "manifest.json"
+    manifest.write_text(sealed({**unsealed(manifest.read_text()), "format": 99}))
+    assert f"{manifest}: not a manifest of format 2" in refused("run", tiny)
+
+
+def test_manifest_with_a_changed_number(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("prepare", tiny)
+    manifest = tiny.parent / "store" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"classes": 3', '"classes": 7', 1))
+    assert f"{manifest}: damaged (changed since it was written); delete it and run" in refused("run", tiny)
+
+
+def unfinished(tiny: Path) -> Path:
+    """Makes a finished run look cut off after its first round."""
+    (run,) = (tiny.parent / "runs").iterdir()
+    (run / SUMMARY).unlink()
+    (run / METRICS).write_text((run / METRICS).read_text().splitlines()[0] + "\n")
+    return run
+
+
+def test_resume_with_a_changed_config(tiny: Path, refused: Refused, shoal: Callable[..., None]) -> None:
+    shoal("run", tiny)
+    run = unfinished(tiny)
+    line = refused("run", tiny, "train.lr=0.5", "--resume")
+    assert str(run) in line
+    assert "train.lr (0.01 -> 0.5)" in line
+    line = refused("run", tiny)
+    assert "--resume" in line
+    assert "--fresh" in line
+    shoal("run", tiny, "engine.retries=9", "--resume")
+
+
+def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from shoal.algorithms.methods.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(FedAvg):\n"
+        "    def upload(self, client, given, phase):\n"
+        "        if client.info.client == 3:\n"
+        "            raise RuntimeError('no luck')\n"
+        "        return super().upload(client, given, phase)\n"
+    )
+    line = refused("run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
+    assert f"round 1, client 3: {tmp_path / 'mine.py'}, line 7, in upload(): RuntimeError: no luck" in line
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "in upload" in (run / "run.log").read_text()
+
+
+def test_damaged_checkpoint_falls_back(tiny: Path, shoal: Callable[..., None]) -> None:
+    shoal("run", tiny, "run.checkpoint_every=1")
+    (run,) = (tiny.parent / "runs").iterdir()
+    final = (run / "checkpoints" / "round-000002" / "state.safetensors").read_bytes()
+    (run / SUMMARY).unlink()
+    os.truncate(run / "checkpoints" / "round-000002" / "state.safetensors", 100)
+    shoal("run", tiny, "run.checkpoint_every=1", "--resume")
+    assert (run / "checkpoints" / "round-000002" / "state.safetensors").read_bytes() == final
+    shutil.rmtree(run)
+
+
+METHOD = """
+from dataclasses import dataclass
+import torch
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.protocol import Upload
+
+@dataclass(frozen=True)
+class Failing(FedAvg):
+    kind: str = "raises"
+
+    def upload(self, client, given, phase):
+        sent = super().upload(client, given, phase)
+        client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
+        if client.info.client != 2:
+            return sent
+        if self.kind == "raises":
+            raise RuntimeError("no luck")
+        if self.kind == "nan":
+            return Upload({"w": sent.entries["w"] * float("nan")}, sent.weight)
+        return Upload({"other": sent.entries["w"]}, sent.weight)
+"""
+
+
+def run_failing(folder: Path, **changes: Any) -> Path:
+    (folder / "failing.py").write_text(METHOD)
+    plain = {
+        "name": "failing",
+        "rounds": 2,
+        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
+        "partition": {"clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": f"{folder / 'failing.py'}:Failing"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(folder / "runs"), "tensorboard": False},
+    }
+    return run(parse_config({**plain, **changes}, "test"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("raises", "RuntimeError: no luck"), ("nan", "NaN or infinity in 'w'"), ("other", "gives no 'w'")],
+)
+def test_left_out_or_the_end(tmp_path: Path, kind: str, message: str) -> None:
+    algorithm = {"name": f"{tmp_path / 'failing.py'}:Failing", "kind": kind}
+    with pytest.raises(ShoalError, match=rf"round 1, client 2: .*{message}"):
+        run_failing(tmp_path, algorithm=algorithm)
+    folder = run_failing(
+        tmp_path, algorithm=algorithm, name="skipping", engine={"backend": "local", "on_client_error": "skip"}
+    )
+    lines = read_metrics(folder)
+    assert [line["cohort"] for line in lines] == [[0, 1, 3], [0, 1, 3]]
+    assert all(message.split(":")[0] in line["failures"]["2"] for line in lines)
+    assert "Traceback" in (folder / "run.log").read_text()
+    assert np.isfinite(lines[-1]["loss"])
+    assert read_summary(folder)["scopes"]["global"]["last"]["test"]["rows"] > 0
+
+
+def test_rounds_before_a_failure_are_kept(tmp_path: Path) -> None:
+    method = METHOD.replace("if client.info.client != 2:", "if client.state['visits'] < 3:")
+    (tmp_path / "late.py").write_text(method)
+    algorithm = {"name": f"{tmp_path / 'late.py'}:Failing"}
+    with pytest.raises(ShoalError, match="round 3, client 0"):
+        run_failing(tmp_path, algorithm=algorithm, rounds=5)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]
+
+
+def test_out_of_time(tmp_path: Path) -> None:
+    limited = {"root": str(tmp_path / "runs"), "tensorboard": False, "max_seconds": 1e-6}
+    with pytest.raises(KeyboardInterrupt):
+        run_failing(tmp_path, algorithm={"name": "fedavg"}, run=limited)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert len(read_metrics(folder)) == 1
+    assert (folder / "checkpoints" / "round-000001").is_dir()

@@ -1,0 +1,145 @@
+"""A run by another metric than accuracy: its best round, its tables, stopped and resumed; and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from shoal.engine.config.config import Config, parse_config
+from shoal.engine.preparing.prepare import prepare, require_known
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import read_summary
+from shoal.engine.runs.dry_run import show_plan
+from shoal.engine.runs.run import run
+from shoal.engine.screen.tables import console, show_rounds, show_run
+from shoal.engine.studies.sweep_folder import figures_of
+from shoal.storage.errors import ShoalError
+
+
+@pytest.fixture
+def config_of(configure: Callable[..., Config], two_classes: Any, tmp_path: Path) -> Callable[..., Config]:
+    def config_of(name: str, **keys: Any) -> Config:
+        own = {"run.root": str(tmp_path / name), "run.checkpoint_every": 1, "data.store": str(tmp_path / "store")}
+        given = {key.replace("__", "."): value for key, value in keys.items()}
+        return configure({**two_classes.keys, **own, "rounds": 5, "evaluation.metric": "roc_auc", **given})
+
+    return config_of
+
+
+def printed(show: Callable[..., None], *arguments: Any) -> list[str]:
+    with console.capture() as captured:
+        show(*arguments)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def test_the_metric_chooses_and_is_shown(config_of: Callable[..., Config]) -> None:
+    folder = run(config_of("runs"))
+    lines, scopes = read_metrics(folder), read_summary(folder)["scopes"]
+    for scope, weighting in (("served", "nodes"), ("global", "nodes"), ("domains", "clients")):
+        values = [line["scopes"][scope]["val"]["roc_auc"][weighting] for line in lines]
+        best = values.index(max(values))
+        assert scopes[scope]["best"] == {"round": best + 1, **lines[best]["scopes"][scope]}
+    shown = printed(show_run, folder)
+    start = next(place for place, line in enumerate(shown) if line.startswith("test ROC-AUC"))
+    head, *rows = [line.split() for line in shown[start + 1 : start + 6]]
+    assert head == ["scope", "last", "best", "val", "tests", "clients", "min", "median", "max", "ranked"]
+    for row, scope in zip(rows, scopes, strict=True):
+        last, best = scopes[scope]["last"]["test"]["roc_auc"], scopes[scope]["best"]
+        which = "clients" if scope == "domains" else "nodes"
+        rest = [percent(last[key]) for key in ("rows", "clients", "min", "median", "max")]
+        at_best = [percent(best["test"]["roc_auc"][which]), f"@{best['round']}"]
+        assert row == [scope, percent(last[which]), *at_best, *rest, str(last["ranked"])]
+    title, *rounds = printed(show_rounds, folder)
+    assert title.endswith("5 rounds logged; validation ROC-AUC in %") or "ROC-AUC" in " ".join([title, *rounds])
+    (newest,) = [line.split() for line in rounds if line.strip().startswith("5 ")]
+    assert newest[3:5] == [
+        percent(lines[-1]["scopes"][scope]["val"]["roc_auc"]["nodes"]) for scope in ("trained", "served")
+    ]
+    figures = figures_of(read_summary(folder))
+    for scope in ("trained", "served", "global"):
+        assert figures[f"{scope}.best.test"] == scopes[scope]["best"]["test"]["roc_auc"]["nodes"]
+    assert figures["domains.best.test"] == scopes["domains"]["best"]["test"]["roc_auc"]["clients"]
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    for tag, accuracy in (("roc_auc_val/served", False), ("accuracy_val/served", True)):
+        numbers = [line["scopes"]["served"]["val"] for line in lines]
+        values = [of["nodes"] if accuracy else of["roc_auc"]["nodes"] for of in numbers]
+        assert [event.value for event in events.Scalars(tag)] == pytest.approx(values)
+
+
+def test_stopped_and_resumed(config_of: Callable[..., Config]) -> None:
+    keys = {"evaluation__metric": "average_precision", "run__tensorboard": False}
+    through = run(config_of("through", **keys))
+    with pytest.raises(KeyboardInterrupt):
+        run(config_of("parts", run__max_seconds=1e-9, **keys))
+    parts = run(config_of("parts", **keys), resume=True)
+    found, expected = ([line["scopes"] for line in read_metrics(folder)] for folder in (parts, through))
+    assert found == expected
+    assert read_summary(parts)["scopes"] == read_summary(through)["scopes"]
+    five = read_summary(parts)["scopes"]["domains"]["last_five"]["average_precision"]
+    of_lines = [line["domains"]["both"]["average_precision"]["clients"] for line in expected]
+    assert five["clients"] == pytest.approx(sum(of_lines) / 5)
+
+
+def test_where_it_is_defined_nowhere_it_is_a_dash(
+    config_of: Callable[..., Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One item of each part at most: no client has two classes in any."""
+    split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}
+    folder = run(config_of("runs", rounds=1, **split))
+    scopes = read_summary(folder)["scopes"]
+    assert scopes["served"]["best"] is None
+    assert scopes["served"]["last"]["test"]["roc_auc"] == {
+        **dict.fromkeys(("nodes", "rows", "clients", "min", "median", "max")), "ranked": 0,
+    }  # fmt: skip
+    assert "served val ROC-AUC -" in capsys.readouterr().err
+    rows = [line.split() for line in printed(show_run, folder) if line.startswith("served ")]
+    assert rows[1] == ["served", *["-"] * 7, "0"]
+    assert [line.split()[3:5] for line in printed(show_rounds, folder) if line.strip().startswith("1 ")] == [["-", "-"]]
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert not [tag for tag in events.Tags()["scalars"] if "roc_auc" in tag]
+
+
+def test_by_accuracy_it_is_another_run(config_of: Callable[..., Config]) -> None:
+    by_area, plain = (run(config_of("runs", rounds=1, **keys)) for keys in ({}, {"evaluation__metric": "accuracy"}))
+    assert by_area != plain
+    assert "roc_auc" not in json.dumps(read_summary(plain)) + (plain / "metrics.jsonl").read_text()
+
+
+LINE = r"^evaluation\.metric: roc_auc is for two classes, and dataset '{}' has {}; set accuracy$"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "classes"), [("digits", 10), ("ogbn-arxiv", 40), ("products-like", 47), ("sbm", 10), ("SBM", 10)]
+)
+def test_more_classes_are_refused_before_a_graph_is_made(dataset: str, classes: int) -> None:
+    plain = {"name": "a", "data": {"dataset": dataset}, "algorithm": "fedavg", "evaluation": {"metric": "roc_auc"}}
+    with pytest.raises(ShoalError, match=LINE.format(dataset, classes)):
+        require_known(parse_config(plain, "test"))
+
+
+def test_of_several_graphs_one_with_more_is_enough() -> None:
+    data = {"dataset": ["twitch-de", "digits"]}
+    plain = {"name": "a", "data": data, "partition": {"clients": [1, 1]}, "algorithm": "fedavg"}
+    with pytest.raises(ShoalError, match=LINE.format("digits", 10)):
+        require_known(parse_config({**plain, "evaluation": {"metric": "roc_auc"}}, "test"))
+
+
+def test_classes_that_are_known_when_the_graph_is_read(configure: Callable[..., Config], tmp_path: Path) -> None:
+    keys = {"data.store": str(tmp_path / "store")}
+    for look in (prepare, show_plan):
+        with pytest.raises(ShoalError, match=LINE.format("files", 4)):
+            look(configure({**keys, "evaluation.metric": "roc_auc"}))
+    # A store that is there is of four classes, too.
+    prepare(configure(keys))
+    for look in (prepare, show_plan):
+        with pytest.raises(ShoalError, match=LINE.format("files", 4)):
+            look(configure({**keys, "evaluation.metric": "roc_auc"}))

@@ -1,0 +1,284 @@
+"""The page of runs and sweeps: complete in itself, all figures there, for who sees them and who does not."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from browser import BROWSER, browser
+from safetensors import safe_open
+
+from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
+from shoal.engine.studies.curves import client_accuracies, curve_of, numeric, recorded_prototypes
+from shoal.engine.studies.report import report
+from shoal.engine.studies.study import Study
+from shoal.engine.studies.sweep import Sweep
+from shoal.storage.errors import ShoalError
+
+AXES = ("algorithm=fedavg,fedgta", "participation.ratio=0.5,1.0", "seeds=2")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Eight finished runs."""
+    folder = tmp_path_factory.mktemp("report")
+    plain = {
+        "name": "reported",
+        "rounds": 3,
+        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
+        "partition": {"clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(folder / "runs"), "tensorboard": False},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    made = Sweep(Study(str(path), AXES))
+    assert made.go()
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(sweep: Sweep) -> Path:
+    return report([sweep.folder], None)
+
+
+class Read(HTMLParser):
+    """What a page has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_the_page_asks_for_nothing_else(written: Path) -> None:
+    text = written.read_text()
+    page = Read(text)
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe", "object", "audio", "video")]
+    links = [
+        str(value)
+        for _, attributes in page.tags
+        for name, value in attributes.items()
+        if name in ("href", "xlink:href", "src")
+    ]
+    assert links
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert re.findall(r"url\((?!#)", text) == []
+    assert "@import" not in text
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+
+
+def test_every_figure_is_there_and_says_what_it_shows(written: Path) -> None:
+    figures = [attributes for tag, attributes in Read(written.read_text()).tags if tag == "svg"]
+    names = {path.stem for path in (written.parent / "figures").glob("*.svg")}
+    assert {path.stem for path in (written.parent / "figures").glob("*.png")} == names
+    assert len(figures) == len(names) == 21
+    for attributes in figures:
+        assert attributes["role"] == "img"
+        assert len(str(attributes["aria-label"])) > 40
+    labels = " ".join(str(attributes["aria-label"]) for attributes in figures)
+    for said in ("served by round", "by participation.ratio", "single clients", "labels of", "peak memory"):
+        assert said in labels
+    ids = re.findall(r'\bid="([^"]+)"', written.read_text())
+    assert len(ids) == len(set(ids))
+    for name in names:
+        ET.fromstring((written.parent / "figures" / f"{name}.svg").read_text())
+        assert (written.parent / "figures" / f"{name}.png").read_bytes().startswith(PNG)
+
+
+def test_the_same_runs_give_the_same_figures(sweep: Sweep, written: Path, tmp_path: Path) -> None:
+    again = report([sweep.folder], tmp_path)
+    for path in (written.parent / "figures").glob("*.svg"):
+        assert (again.parent / "figures" / path.name).read_text() == path.read_text()
+
+
+@pytest.fixture(scope="module")
+def recorded(sweep: Sweep) -> Sweep:
+    """FedGTA and FedPG on half of the clients, and what they record."""
+    axes = ("algorithm=fedgta{eps:-1},fedpg", "participation.ratio=0.75", "run.keep_records=true", "rounds=5")
+    made = Sweep(Study(sweep.study.config, axes))
+    assert made.go()
+    return made
+
+
+def test_what_is_recorded_is_what_was_mixed(sweep: Sweep, recorded: Sweep) -> None:
+    assert not (sweep.rows[0].path / RECORDS).exists()
+    of_gta, of_pg = (row.path for row in recorded.rows)
+    for line in read_metrics(of_gta):
+        mixing_BB = read_records(of_gta, line["round"])["mixing"].numpy()
+        cohort, absent = line["cohort"], sorted(set(range(4)) - set(line["cohort"]))
+        np.testing.assert_allclose(mixing_BB[cohort].sum(1), 1, rtol=1e-6)
+        assert not mixing_BB[absent].any()
+        assert not mixing_BB[:, absent].any()
+        assert np.diagonal(mixing_BB)[cohort].mean() == pytest.approx(line["notes"]["own weight"])
+    # In round 1 FedPG's server has nothing that it could mix.
+    lines = read_metrics(of_pg)
+    assert "mixing" not in read_records(of_pg, 1)
+    for line in lines[1:]:
+        found = read_records(of_pg, line["round"])
+        rows_B = found["mixing"].sum(1).numpy()
+        assert set(rows_B.nonzero()[0]) <= set(line["cohort"])
+        np.testing.assert_allclose(rows_B[rows_B > 0], 1, rtol=1e-6)
+        assert set(found["prototype_client"].tolist()) <= set(line["cohort"])
+        assert found["prototypes"].shape[0] == len(found["prototype_class"])
+    with safe_open(of_pg / "checkpoints" / "round-000005" / "state.safetensors", framework="np") as file:
+        known = file.get_tensor("server/proto")[:, 0]
+    for client, c, proto in zip(
+        *(found[name].numpy() for name in ("prototype_client", "prototype_class", "prototypes"))
+    ):
+        np.testing.assert_array_equal(known[client, c], proto)
+
+
+def test_records_are_the_same_in_pieces(sweep: Sweep, recorded: Sweep, tmp_path: Path) -> None:
+    keys = ["algorithm=fedgta{eps:-1}", "participation.ratio=0.75", "run.keep_records=true", "rounds=5"]
+    keys += ["run.max_seconds=1e-6", f"run.root={tmp_path}"]
+    made = Sweep(Study(sweep.study.config, tuple(keys)))
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            made.go()
+    assert made.go()
+    for number in (1, 5):
+        expected, found = (read_records(s.rows[0].path, number)["mixing"] for s in (recorded, made))
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+def test_figures_of_records(recorded: Sweep, tmp_path: Path) -> None:
+    page = report([recorded.folder], tmp_path)
+    names = {path.stem for path in (page.parent / "figures").glob("*.svg")}
+    assert {name for name in names if name.startswith("mixing")} == {"mixing-fedgta-eps--1", "mixing-fedpg"}
+    text = page.read_text()
+    assert "weights of mixing, fedgta" in text
+    assert "round 1: a client" in text
+    assert "prototypes after round 5, fedpg" in text
+    damaged = recorded.rows[0].path / RECORDS / "round-000003.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    with pytest.raises(ShoalError, match=r"round-000003\.safetensors: cannot be read"):
+        report([recorded.folder], tmp_path)
+
+
+def test_principal_components_of_recorded_prototypes(recorded: Sweep) -> None:
+    """Squared distances of the points are those of the best plane: their sum is that of the two largest variances."""
+    run = recorded.rows[1].path
+    found = recorded_prototypes(run)
+    assert found is not None
+    number, point_P2, class_P = found
+    proto_PH = read_records(run, number)["prototypes"].double().numpy()
+    variances = np.sort(np.linalg.eigvalsh(np.cov(proto_PH.T)))[::-1]
+    np.testing.assert_allclose(point_P2.var(0, ddof=1), variances[:2], rtol=1e-6)
+    assert len(class_P) == len(proto_PH)
+
+
+def test_curves_are_those_of_the_metrics(sweep: Sweep) -> None:
+    runs = [row.path for row in sweep.rows[:2]]
+    curve = curve_of("x", runs, "served", "test")
+    assert curve is not None
+    lines = [read_metrics(run) for run in runs]
+    values = np.array([[line["scopes"]["served"]["test"]["nodes"] for line in of_run] for of_run in lines])
+    np.testing.assert_allclose(curve.middle, values.mean(0))
+    np.testing.assert_allclose(curve.low, values.min(0))
+    np.testing.assert_allclose(curve.high, values.max(0))
+    assert curve.x["round"].tolist() == [1, 2, 3]
+    sent = np.cumsum([[line["bytes_up"] + line["bytes_down"] for line in of_run] for of_run in lines], axis=1)
+    np.testing.assert_allclose(curve.x["bytes"], sent.mean(0))
+    seconds = np.cumsum([[line["seconds"]["round"] for line in of_run] for of_run in lines], axis=1)
+    np.testing.assert_allclose(curve.x["seconds"], seconds.mean(0))
+    assert curve_of("x", runs, "domains", "test") is None
+
+
+def test_accuracies_of_clients_are_those_of_the_last_round(sweep: Sweep) -> None:
+    for row in sweep.rows:
+        found = client_accuracies(row.path, "served")
+        last = read_metrics(row.path)[-1]["scopes"]["served"]["test"]
+        assert len(found) == 4
+        assert [found.min(), np.median(found), found.max()] == pytest.approx([last["min"], last["median"], last["max"]])
+    assert len(client_accuracies(sweep.folder, "served")) == 0
+    assert len(client_accuracies(sweep.rows[0].path, "domains")) == 0
+
+
+def test_what_is_numeric() -> None:
+    assert numeric(["0.5", "1"]) == [0.5, 1]
+    assert numeric(["1", "1"]) is None
+    assert numeric(["a", "1"]) is None
+
+
+def test_a_run_alone_and_runs_together(sweep: Sweep, tmp_path: Path) -> None:
+    alone = report([sweep.rows[0].path], None)
+    assert alone == sweep.rows[0].path / "report" / "index.html"
+    text = report([row.path for row in sweep.rows[:4]], tmp_path / "x").read_text()
+    assert "participation.ratio" in text
+    assert "shoal run " in text
+    assert "not finished" not in text
+
+
+def test_what_cannot_be_reported(tmp_path: Path, sweep: Sweep) -> None:
+    with pytest.raises(ShoalError, match="neither a run nor a sweep"):
+        report([tmp_path], None)
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "config.yaml").write_text((sweep.rows[0].path / "config.yaml").read_text())
+    with pytest.raises(ShoalError, match="no run is finished; shoal run or shoal sweep goes on with them"):
+        report([tmp_path], None)
+
+
+# Of every figure on the page: how wide it is, and how high its smallest letters, in pixels.
+SIZES = """
+[...document.querySelectorAll("figure svg")].map(svg => {
+    const width = svg.getBoundingClientRect().width
+    const sizes = [...svg.querySelectorAll("text")].map(text => parseFloat(getComputedStyle(text).fontSize))
+    return [width, Math.min(...sizes) * width / svg.viewBox.baseVal.width]
+})
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_in_a_browser(written: Path, tmp_path: Path) -> None:
+    """On a wide screen and on a phone: no request, no word on the console, nothing cut off, letters one can read."""
+    with browser(tmp_path) as page:
+        for width in (1280, 390):
+            page.open(written, width)
+            assert page.value("document.documentElement.scrollWidth") <= width, "the page itself does not scroll aside"
+            sizes = page.value(SIZES)
+            assert len(sizes) == 21
+            assert all(wide > 500 and letters > 9 for wide, letters in sizes)
+        assert {url for url in page.requests if not url.startswith("data:")} == {written.as_uri()}
+        assert page.said == []
+
+
+def test_scaling(sweep: Sweep, status: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("scale", sweep.study.config, "rounds=2", "--clients", "2,4", "--weak") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["clients", "hosts"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["2", "1"], ["4", "1"]]
+    assert [line.split()[4:7] for line in lines[1:3]] == [["1.00", "100", "%"]] * 2
+    page = Path(lines[-1].removeprefix("page: "))
+    assert "seconds of a round by partition.clients" in page.read_text()
+    rows = Sweep(Study(sweep.study.config, ("rounds=2", "partition.clients+data.options.nodes=2+100,4+200"))).rows
+    # The graph grew with the clients.
+    assert [row.state for row in rows] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "--clients, --hosts: name what grows"),
+        (["--clients", "2,x"], "--clients: must be whole numbers above 0 with commas between them, found 'x'"),
+        (["--hosts", "0"], "--hosts: must be whole numbers above 0"),
+        (
+            ["data.dataset=digits", "data.options={}", "--clients", "2,4", "--weak"],
+            "--weak: digits has the size it has",
+        ),
+    ],
+)
+def test_what_cannot_be_scaled(sweep: Sweep, refused: Callable[..., str], arguments: list[str], line: str) -> None:
+    assert line in refused("scale", sweep.study.config, *arguments)

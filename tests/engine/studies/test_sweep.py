@@ -1,0 +1,299 @@
+"""A grid of runs: checked before the first, resumed, chosen by validation, and whatever one does the rest goes on."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import yaml
+from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
+
+from shoal.engine.records import checkpoint
+from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.run_folder import SUMMARY, read_summary, started
+from shoal.engine.studies.study import Study
+from shoal.engine.studies.sweep import SHOAL, Sweep, show_sweep_plan, span
+from shoal.engine.studies.sweep_folder import read_rows, run_title, title_of
+from shoal.storage.errors import ShoalError
+
+# A method of one's own that fails in round 2 where its key says so.
+MOODY = """
+from dataclasses import dataclass
+from shoal.algorithms.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Moody(FedAvg):
+    fails: bool = False
+
+    def upload(self, client, given, phase):
+        if self.fails and client.info.client == 1:
+            raise RuntimeError("no luck")
+        return super().upload(client, given, phase)
+"""
+# One whose rounds after the first take their time, as long as a file is there.
+SLOW = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from shoal.algorithms.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Slow(FedAvg):
+    def round(self, server, ctx, cohort):
+        if ctx.round > 1 and Path("{file}").exists():
+            time.sleep(0.5)
+        yield from super().round(server, ctx, cohort)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.yaml"
+    plain = {
+        "name": "swept",
+        "rounds": 3,
+        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 200, "features": 8, "classes": 3}},
+        "partition": {"clients": 4},
+        "propagation": {"hops": 1},
+        "model": {"name": "sgc"},
+        "algorithm": {"name": "fedavg"},
+        "engine": {"backend": "local"},
+        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 1, "tensorboard": False},
+    }
+    path.write_text(yaml.safe_dump(plain))
+    return str(path)
+
+
+def swept(config: str, *axes: str, **options: Any) -> Sweep:
+    sweep = Sweep(Study(config, axes, **options))
+    sweep.go()
+    return sweep
+
+
+def test_skips_finished_and_resumes_unfinished(config: str) -> None:
+    axes = ("participation.ratio=0.5,1.0", "seed=0,1")
+    first = swept(config, *axes)
+    assert len({row.run for row in first.rows}) == 4
+    done, unfinished = first.rows[0].path, first.rows[3].path
+    final = (unfinished / "checkpoints" / "round-000003" / "state.safetensors").read_bytes()
+    stamp = (done / METRICS).stat().st_mtime_ns
+    (unfinished / SUMMARY).unlink()
+    (unfinished / "checkpoints" / "round-000003").rename(unfinished / "gone")
+    assert [row.state for row in read_rows(first.folder)] == ["finished"] * 3 + ["waiting"]
+    again = Sweep(Study(config, axes))
+    assert [row.state for row in again.rows] == ["finished"] * 3 + ["waiting"]
+    assert again.go()
+    assert (done / METRICS).stat().st_mtime_ns == stamp
+    assert (unfinished / "checkpoints" / "round-000003" / "state.safetensors").read_bytes() == final
+    scores = [(row.columns, row.figures["served.best.test"]) for row in again.rows]
+    assert scores == [(row.columns, row.figures["served.best.test"]) for row in first.rows]
+
+
+def test_the_tables_for_other_programs(config: str) -> None:
+    sweep = swept(config, "algorithm=fedgta{eps:0.5},local", "seeds=2")
+    assert title_of(sweep.folder) == "config: algorithm=fedgta{eps:0.5},local  seeds=2"
+    rows = json.loads((sweep.folder / "table.json").read_text())
+    assert [(row["algorithm"], row["algorithm.eps"], row["seed"], row["state"]) for row in rows] == [
+        ("fedgta", "0.5", "0", "finished"), ("fedgta", "0.5", "1", "finished"),
+        ("local", None, "0", "finished"), ("local", None, "1", "finished"),
+    ]  # fmt: skip
+    for row in rows:
+        best = read_summary(Path(row["run"]))["scopes"]["served"]["best"]
+        assert row["served.best.test"] == best["test"]["nodes"]
+        assert row["served.best.val.f1"] == best["val"]["f1"]
+        assert row["served.best.round"] == best["round"]
+    parquet = pyarrow.parquet.read_table(sweep.folder / "table.parquet").to_pylist()
+    assert parquet == rows
+    of_csv = pyarrow.csv.read_csv(sweep.folder / "table.csv")
+    assert of_csv["served.best.test"].to_pylist() == [row["served.best.test"] for row in rows]
+    assert read_rows(sweep.folder) == sweep.rows
+
+
+def test_runs_have_titles_that_tensorboard_shows(config: str) -> None:
+    sweep = swept(config, "algorithm=fedgta{eps:0.5},local", "run.tensorboard=true", "rounds=1")
+    titles = ["algorithm=fedgta,algorithm.eps=0.5", "algorithm=local"]
+    links = [sweep.folder / "runs" / f"{title},run.tensorboard=true,rounds=1" for title in titles]
+    assert sorted((sweep.folder / "runs").iterdir()) == sorted(links)
+    assert [link.resolve() for link in links] == [row.path.resolve() for row in sweep.rows]
+    assert sorted(GetLogdirSubdirectories(str(sweep.folder))) == sorted(str(link / "tensorboard") for link in links)
+    # Moved together, they are found.
+    moved = sweep.folder.parents[1].rename(sweep.folder.parents[2] / "moved")
+    assert (moved / "sweeps" / sweep.folder.name / "runs" / links[0].name / METRICS).exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "title"),
+    [
+        ({"partition.file": "a/b.npy", "seed": "0"}, r"partition\.file=a_b\.npy,seed=0-[0-9a-f]{8}"),
+        ({"name": "x" * 300}, r"name=x{155}-[0-9a-f]{8}"),
+        ({"partition.clients": "[3,3]"}, r"partition\.clients=\[3,3\]"),
+    ],
+)
+def test_a_title_is_the_name_of_a_file(columns: dict[str, str], title: str) -> None:
+    assert re.fullmatch(title, run_title(columns))
+
+
+@pytest.mark.parametrize(
+    ("axes", "line"),
+    [
+        (["participation.ratio=0.5,2.0"], "participation.ratio"),
+        (["algorithm=fedavg,fedprox,locl"], "'locl' is unknown"),
+        (["algorithm=fedavg,fedgta{epz:0.5}"], "epz"),
+        (["model=sgc,gcn{hidden:true}"], r"model\.hidden: must be of type int"),
+        (["data.dataset=sbm,sbmm"], "sbmm"),
+        (["rounds=2,3", "engine.threads=1,2"], None),
+        (["rounds=2,3", "engine.hosts=1,2"], "are one run; leave one of them out of the sweep"),
+    ],
+)
+def test_a_wrong_combination_stops_before_the_first_run(
+    config: str, tmp_path: Path, axes: list[str], line: str | None
+) -> None:
+    if line is None:
+        assert len(Sweep(Study(config, tuple(axes))).rows) == 4
+    else:
+        with pytest.raises(ShoalError, match=line):
+            Sweep(Study(config, tuple(axes)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_that_fails_is_a_row_and_the_rest_goes_on(
+    config: str, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = tmp_path / "moody.py"
+    method.write_text(MOODY)
+    axis = f"algorithm=fedavg,{method}:Moody{{fails:true,false}}"
+    assert status("sweep", config, axis) == 1
+    out, err = capsys.readouterr()
+    assert "[3/3" in err
+    assert "failed: round 1, client 1: " in err
+    assert "Traceback" not in err
+    lines = [line for line in out.splitlines() if line.startswith("failed: ")]
+    assert len(lines) == 1
+    assert "no luck" in lines[0]
+    assert "algorithm.fails true" in lines[0]
+    (folder,) = (tmp_path / "runs" / "sweeps").iterdir()
+    rows = read_rows(folder)
+    assert [row.state for row in rows] == ["finished", "failed", "finished"]
+    assert "no luck" in rows[1].error
+    assert [row["error"] for row in json.loads((folder / "table.json").read_text())] == ["", rows[1].error, ""]
+    # It is tried again, and what is finished is not.
+    stamp = (rows[0].path / METRICS).stat().st_mtime_ns
+    assert status("sweep", config, axis) == 1
+    assert (rows[0].path / METRICS).stat().st_mtime_ns == stamp
+
+
+def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: Callable[..., int]) -> None:
+    """One fails, the others are those of one after another, to the bit; finished ones are not run again."""
+    method = tmp_path / "moody.py"
+    method.write_text(MOODY)
+    axis = f"algorithm=fedavg,{method}:Moody{{fails:true,false}}"
+    alone = tmp_path / "alone"
+    assert status("sweep", config, axis, f"run.root={alone}") == 1
+    assert status("sweep", config, axis, "--at-once", "2") == 1
+    (one,), (other,) = (list((root / "sweeps").iterdir()) for root in (alone, tmp_path / "runs"))
+    first, second = read_rows(one), read_rows(other)
+    assert [row.state for row in second] == ["finished", "failed", "finished"]
+    for before, after in zip(first, second):
+        assert (before.state, before.error) == (after.state, after.error)
+        files = [row.path / "checkpoints" / "round-000003" / "state.safetensors" for row in (before, after)]
+        assert all(file.exists() for file in files) == (after.state == "finished")
+        if after.state == "finished":
+            assert files[0].read_bytes() == files[1].read_bytes()
+    stamps = [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
+    assert status("sweep", config, axis, "--at-once", "2") == 1
+    assert stamps == [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
+    assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
+
+
+def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
+    """Ctrl-C while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
+    method, held = tmp_path / "slow.py", tmp_path / "held"
+    method.write_text(SLOW.format(file=held))
+    held.touch()
+    asked = (f"algorithm={method}:Slow", "rounds=40", "evaluation.every=40", "seeds=3")
+    command = [*SHOAL, "sweep", config, *asked, "--at-once", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    runs = tmp_path / "runs"
+    deadline = time.monotonic() + 300
+    while len({path.parent for path in runs.glob("swept-*/checkpoints/round-*")}) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert process.wait(60) == 128 + signal.SIGINT, said
+    held.unlink()
+    sweep = Sweep(Study(config, asked), at_once=2)
+    assert [started(row.path) for row in sweep.rows] == [True, True, False]
+    assert all(checkpoint.newest_round(row.path / "checkpoints") for row in sweep.rows[:2])
+    assert [row.state for row in sweep.rows] == ["waiting"] * 3
+    assert Sweep(Study(config, asked)).go()
+
+
+def test_interrupted_it_knows_what_is_done(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.engine.studies import sweep as module
+
+    run, calls = module.run, []
+
+    def stopped(*arguments: Any, **keys: Any) -> Path:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(*arguments, **keys)
+
+    monkeypatch.setattr(module, "run", stopped)
+    sweep = Sweep(Study(config, ("seeds=3",)))
+    with pytest.raises(KeyboardInterrupt):
+        sweep.go()
+    assert [row.state for row in read_rows(sweep.folder)] == ["finished", "waiting", "waiting"]
+    assert swept(config, "seeds=3").folder == sweep.folder
+    assert [row.state for row in read_rows(sweep.folder)] == ["finished"] * 3
+
+
+def test_validation_chooses_with_few_seeds(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    axes = ("algorithm=local,fedgta{eps:-1,0.5,1.01}", "seeds=3")
+    sweep = swept(config, *axes, choose="algorithm.eps", choose_seeds=2, choose_by="trained")
+    said = next(line for line in capsys.readouterr().err.splitlines() if "chosen by" in line)
+    assert said.startswith("algorithm fedgta, algorithm.eps chosen by trained validation: -1: ")
+    by_eps: dict[str, list[float]] = {}
+    for row in sweep.rows:
+        if row.columns["algorithm"] == "fedgta" and row.columns["seed"] in ("0", "1"):
+            by_eps.setdefault(row.columns["algorithm.eps"], []).append(row.figures["trained.best.val"])
+    assert all(len(values) == 2 for values in by_eps.values())
+    means = {eps: sum(values) / 2 for eps, values in by_eps.items()}
+    chosen = max(means, key=means.__getitem__)
+    for row in sweep.rows:
+        mine = row.columns.get("algorithm.eps", chosen) == chosen
+        assert row.state == ("finished" if mine else "not chosen")
+        # The last seed was run with the chosen value alone.
+        assert bool(row.figures) == (mine or row.columns["seed"] != "2")
+    assert [row.state for row in read_rows(sweep.folder)] == [row.state for row in sweep.rows]
+
+
+def test_the_plan_writes_nothing(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_sweep_plan(Sweep(Study(config, ("seeds=2",))))
+    assert not (tmp_path / "runs").exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in lines[1:3]] == [["seed", "0", "to", "run"], ["seed", "1", "to", "run"]]
+    assert lines[3].startswith("2 runs, 2 to go, ")
+    first = swept(config, "seeds=1").rows[0]
+    read = json.loads((first.path / SUMMARY).read_text())["seconds"]["rounds"]
+    capsys.readouterr()
+    show_sweep_plan(Sweep(Study(config, ("seeds=2",))))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["seed", "0", "finished", "-"]
+    # As long as the one that is finished.
+    assert lines[2].split() == ["seed", "1", "to", "run", *span(read).split()]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.2, "0 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
+)
+def test_times_as_people_say_them(seconds: float, said: str) -> None:
+    assert span(seconds) == said

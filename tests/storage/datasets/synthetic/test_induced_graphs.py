@@ -1,0 +1,300 @@
+"""Small graphs cut out of a large one, against breadth-first searches written out, and what they may not know."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from shoal.storage.datasets.registry import classes_ahead, fingerprint, labels_ahead, load, load_all
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.synthetic.induced_graphs import LEVELS, induced, reduced
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.from_arrays import graph_from_arrays
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.split_codes import TEST, TRAIN, VAL
+
+SMALL: dict[str, Any] = {"nodes": 400, "classes": 3, "features": 12, "degree": 3.0}
+OPTIONS = DataSource("induced-node", base="sbm", samples=20, width=5, smallest=15, largest=25, **SMALL)
+HOPS = {"node": (2, 5), "edge": (1, 3), "graph": (1, 5)}
+
+
+def base_of(options: DataSource = OPTIONS) -> Graph:
+    return load(replace(options, dataset="sbm"))
+
+
+def cut(level: str, **changes: Any) -> Graph:
+    return load(replace(OPTIONS, dataset=f"induced-{level}", **changes))
+
+
+def features(graph: Graph) -> list[np.ndarray]:
+    """Rows of every small graph."""
+    return [graph.x[graph.graph_of == g] for g in range(graph.items)]
+
+
+def nodes_of(graph: Graph, base: Graph, options: DataSource = OPTIONS) -> list[list[int]]:
+    """The nodes of the large graph in every small one, told by their features, which are all different."""
+    rows = {row.tobytes(): node for node, row in enumerate(reduced(base.x, options.width, options.seed))}
+    assert len(rows) == base.nodes
+    return [[rows[row.tobytes()] for row in part] for part in features(graph)]
+
+
+def without_edges(x: np.ndarray, y: np.ndarray) -> Graph:
+    return graph_of(np.empty((2, 0), dtype=np.int64), x, y)
+
+
+def graph_of(edges: np.ndarray, x: np.ndarray, y: np.ndarray) -> Graph:
+    arrays = {"edge_index": edges, "x": x, "y": y}
+    return graph_from_arrays("drawn", arrays, {name: name for name in arrays})
+
+
+def reached(base: Graph, centres: set[int], least: int, most: int, smallest: int) -> set[int]:
+    found, border = set(centres), set(centres)
+    for hop in range(most):
+        if hop >= least and len(found) >= smallest:
+            break
+        border = {int(n) for v in border for n in base.indices[base.indptr[v] : base.indptr[v + 1]]} - found
+        found |= border
+    return found
+
+
+def centres_of(level: str, base: Graph, label: int, nodes: list[int]) -> list[set[int]]:
+    """What of a class a graph may lie around."""
+    own = {v for v in nodes if base.y[v] == label}
+    if level == "node":
+        return [{v} for v in own]
+    return [
+        {u, int(v)} for u in own for v in base.indices[base.indptr[u] : base.indptr[u + 1]] if u < v and int(v) in own
+    ]
+
+
+@pytest.mark.parametrize("level", ["node", "edge"])
+def test_graphs_are_what_hops_reach_and_all_edges_between(level: str) -> None:
+    base, graph = base_of(), cut(level)
+    least, most = HOPS[level]
+    exact = 0
+    for g, nodes in enumerate(nodes_of(graph, base)):
+        assert nodes == sorted(set(nodes))
+        assert len(nodes) <= 25
+        rows = np.flatnonzero(graph.graph_of == g)
+        edges = {
+            (nodes[i - rows[0]], nodes[int(j) - rows[0]])
+            for i in rows
+            for j in graph.indices[graph.indptr[i] : graph.indptr[i + 1]]
+        }
+        between = {(u, int(v)) for u in nodes for v in base.indices[base.indptr[u] : base.indptr[u + 1]] if v in nodes}
+        assert edges == between
+        searches = [reached(base, c, least, most, 15) for c in centres_of(level, base, int(graph.y[g]), nodes)]
+        if len(nodes) < 25:
+            assert set(nodes) in searches
+            exact += 1
+        else:
+            assert any(set(nodes) <= search for search in searches)
+    assert exact > 20
+
+
+def test_groups_of_training_and_test_graphs_share_no_node() -> None:
+    """Without a hop a graph is its group; the training and the test half of a class are apart."""
+    base = base_of()
+    lonely = without_edges(base.x, base.y)
+    graph = induced(lonely, "graph", OPTIONS)
+    seen: dict[tuple[int, bool], set[int]] = {}
+    for g, nodes in enumerate(nodes_of(graph, lonely)):
+        assert 3 <= len(nodes) <= 5
+        assert {int(base.y[v]) for v in nodes} == {int(graph.y[g])}
+        seen.setdefault((int(graph.y[g]), graph.split[g] == TEST), set()).update(nodes)
+    for label in range(3):
+        assert not seen[label, False] & seen[label, True]
+    assert Counter(len(part) for part in features(graph)).keys() == {3, 4, 5}
+
+
+@pytest.mark.parametrize("level", ["node", "edge"])
+def test_no_centre_is_taken_twice(level: str) -> None:
+    """Graphs of one centre each: without hops beyond it they are the centres themselves."""
+    pairs = np.arange(60).reshape(-1, 2).T
+    x = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    apart = graph_of(pairs, x, np.repeat([0, 1], 30))
+    graph = induced(apart, level, OPTIONS)  # type: ignore[arg-type]
+    nodes = nodes_of(graph, apart)
+    assert all(len(part) == 2 and part[0] % 2 == 0 and part[1] == part[0] + 1 for part in nodes)
+    times = Counter(part[0] for part in nodes)
+    assert set(times.values()) == ({2} if level == "node" else {1})
+    assert len(times) == 30
+
+
+def test_counts_by_class() -> None:
+    """20 + 20 where there are as many, of which 3 validate; of few, two of four quarters train, the rest is tested."""
+    graph = cut("node")
+    for label in range(3):
+        of = Counter(graph.split[graph.y == label].tolist())
+        assert of == {TRAIN: 17, VAL: 3, TEST: 20}
+    rare = base_of()
+    y = rare.y.copy()
+    y[np.flatnonzero(y == 2)[11:]] = -1
+    few = induced(replace(rare, y=y), "node", OPTIONS)
+    assert Counter(few.split[few.y == 2].tolist()) == {TRAIN: 3, VAL: 1, TEST: 7}
+    assert (few.y >= 0).all()
+    one = y.copy()
+    one[np.flatnonzero(one == 2)[1:]] = -1
+    for level, found in {"node": {TEST: 1}, "edge": {}, "graph": {TRAIN: 17, VAL: 3}}.items():
+        of_level = induced(replace(rare, y=one), level, OPTIONS)  # type: ignore[arg-type]
+        assert Counter(of_level.split[of_level.y == 2].tolist()) == found
+
+
+@pytest.mark.parametrize("padding", ["none", "random"])
+@pytest.mark.parametrize("level", ["node", "edge", "graph"])
+def test_labels_of_other_nodes_are_not_read(level: str, padding: str) -> None:
+    """Other nodes of the graphs may change theirs as they like, as long as the same ones are centres."""
+    base = base_of()
+    y = base.y.copy()
+    y[np.random.default_rng(1).permutation(base.nodes)[:250]] = -1
+    hidden, options = replace(base, y=y), replace(OPTIONS, padding=padding, smallest=24)
+    other = np.where(y < 0, 3, y)
+    first = induced(hidden, level, options)  # type: ignore[arg-type]
+    second = induced(replace(hidden, y=other, classes=4), level, options)  # type: ignore[arg-type]
+    known = second.y < 3
+    assert first.items == known.sum()
+    for a, b in zip(features(first), np.array(features(second), dtype=object)[known], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_padding_fills_up_and_of_one_class_where_asked() -> None:
+    base = base_of()
+    lonely = without_edges(base.x, base.y)
+    alone = induced(lonely, "node", OPTIONS)
+    assert {len(part) for part in features(alone)} == {1}
+    filled = induced(lonely, "node", replace(OPTIONS, padding="random"))
+    told = induced(lonely, "node", replace(OPTIONS, padding="same_class"))
+    mixed = 0
+    for graph, of_one in ((filled, False), (told, True)):
+        for g, nodes in enumerate(nodes_of(graph, lonely)):
+            assert len(set(nodes)) == 15
+            classes = {int(base.y[v]) for v in nodes}
+            assert int(graph.y[g]) in classes
+            if of_one:
+                assert len(classes) == 1
+            mixed += len(classes) > 1
+    assert mixed > 100
+
+
+def test_a_hub_is_bounded() -> None:
+    """A star of 5,000: its graph has the centre and some of the others, another of its nodes as well."""
+    star = np.stack([np.zeros(4999, dtype=np.int64), np.arange(1, 5000)])
+    x = np.random.default_rng(0).standard_normal((5000, 6)).astype(np.float32)
+    y = np.full(5000, -1)
+    y[[0, 7, 11, 13]] = 0
+    base = graph_of(star, x, y)
+    nodes = nodes_of(induced(base, "node", OPTIONS), base)
+    assert {len(part) for part in nodes} == {25}
+    assert sorted(min(set(part) & {7, 11, 13, 0}) for part in nodes).count(0) >= 1
+    assert sum(7 in part for part in nodes) >= 1
+
+
+def test_equal_seeds_give_equal_graphs_and_classes_do_not_mix() -> None:
+    for level in LEVELS.values():
+        one, again, other = cut(level), cut(level), cut(level, seed=1)
+        np.testing.assert_array_equal(one.indices, again.indices)
+        np.testing.assert_array_equal(one.x, again.x)
+        assert one.x.shape != other.x.shape or not np.array_equal(one.x, other.x)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_are_those_of_a_full_decomposition(sparse: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((80, 30)) * (rng.random((80, 30)) < 0.3) * np.linspace(3, 0.1, 30)).astype(np.float32)
+    u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    found = reduced(sp.csr_array(x) if sparse else x, 4, 0)
+    for column in range(4):
+        sign = np.sign(vt[column, np.abs(vt[column]).argmax()])
+        np.testing.assert_allclose(found[:, column], sign * s[column] * u[:, column], rtol=1e-3, atol=1e-3)
+
+
+def test_missing_columns_are_zero() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    found = reduced(x, 5, 0)
+    assert found.dtype == np.float32
+    assert (found[:, 3:] == 0).all()
+    # Nothing is lost: distances are those of before.
+    np.testing.assert_allclose(found @ found.T, x @ x.T, rtol=1e-3, atol=1e-3)
+
+
+def test_three_levels_are_three_domains() -> None:
+    sources = [replace(OPTIONS, dataset=name) for name in LEVELS]
+    graph = load_all(sources)
+    assert [domain.name for domain in graph.domains] == list(LEVELS)
+    assert graph.split is not None
+    assert graph.features == 5
+    assert graph.classes == 3
+
+
+@pytest.mark.parametrize("level", HOPS)
+def test_few_shots_take_training_graphs_away_and_nothing_else(level: str) -> None:
+    all_of, few = cut(level), cut(level, shots=4)
+    assert np.array_equal(all_of.x, few.x)
+    assert np.array_equal(all_of.indices, few.indices)
+    assert all_of.split is not None
+    assert few.split is not None
+    for label in range(3):
+        own = all_of.y == label
+        assert (
+            np.flatnonzero(own & (few.split == TRAIN)).tolist()
+            == np.flatnonzero(own & (all_of.split == TRAIN))[:4].tolist()
+        )
+        assert (few.split[own] == 0).sum() == (all_of.split[own] == TRAIN).sum() - 4 > 0
+    for part in (VAL, TEST):
+        assert np.array_equal(all_of.split == part, few.split == part)
+    more = cut(level, shots=1000).split
+    assert more is not None
+    assert np.array_equal(more, all_of.split)
+
+
+def test_what_is_known_ahead() -> None:
+    assert labels_ahead(OPTIONS) == "graph"
+    assert classes_ahead(OPTIONS) == 3
+    content = fingerprint(OPTIONS)
+    assert json.loads(json.dumps(content)) == content
+    assert content["base"] == fingerprint(replace(OPTIONS, dataset="sbm"))
+    for change in (
+        {"samples": 3},
+        {"shots": 3},
+        {"padding": "random"},
+        {"width": 4},
+        {"nodes": 300},
+        {"smallest": 3},
+        {"largest": 40},
+    ):
+        assert fingerprint(replace(OPTIONS, **change)) != content  # type: ignore[arg-type]
+    assert fingerprint(replace(OPTIONS, graphs=3)) == content
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"base": None}, r"data\.options\.base: induced-node needs a dataset with labels of nodes, found none"),
+        ({"base": "sbn"}, r"data\.options\.base: induced-node needs .*, found 'sbn'"),
+        ({"base": "nci1"}, r"data\.options\.base: induced-node needs .*, found 'nci1'"),
+        ({"base": "induced-edge"}, r"data\.options\.base: induced-node needs .*, found 'induced-edge'"),
+        ({"samples": 0}, r"data\.options\.samples: must be at least 1, found 0"),
+        ({"shots": 0}, r"data\.options\.shots: must be at least 1, found 0"),
+        ({"width": 0}, r"data\.options\.width: must be at least 1, found 0"),
+        ({"smallest": 0}, r"data\.options\.smallest: must be at least 1, found 0"),
+        ({"largest": 14}, r"data\.options\.largest: must be at least data\.options\.smallest, 15, and 5, found 14"),
+        ({"smallest": 1, "largest": 4}, r"data\.options\.largest: .* and 5, found 4"),
+        ({"padding": "zeros"}, r"data\.options\.padding: must be none, random or same_class, found 'zeros'"),
+    ],
+)
+def test_what_cannot_be_cut(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ShoalError, match=line):
+        load(replace(OPTIONS, **changes))
+
+
+def test_a_base_without_labels_or_of_small_graphs_is_refused() -> None:
+    base = base_of()
+    nothing = replace(base, y=np.full(base.nodes, -1))
+    with pytest.raises(ShoalError, match="has no node of any class to cut a graph around"):
+        induced(nothing, "node", OPTIONS)
+    with pytest.raises(ShoalError, match="has labels of graphs; name a dataset with labels of nodes"):
+        induced(cut("node"), "node", OPTIONS)

@@ -1,0 +1,382 @@
+"""A user's own graph: both layouts bring back what was written; every fault is one line that names the file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shoal.storage.datasets.registry import load
+from shoal.storage.datasets.sources.source import DataSource
+from shoal.storage.datasets.user.files import save_graph
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+
+LAYOUTS = ("npz", "folder")
+
+
+def arrays(**changes: Any) -> dict[str, np.ndarray]:
+    """A square 0-1-2-3 with every array there may be."""
+    given = {
+        "edge_index": np.array([[0, 1, 2, 3], [1, 2, 3, 0]]),
+        "x": np.arange(8, dtype=np.float32).reshape(4, 2),
+        "y": np.array([0, 1, -1, 2]),
+        "split": np.array([1, 2, 0, 3], dtype=np.int8),
+        "assignment": np.array([0, 0, 1, 1]),
+    } | changes
+    return {name: np.asarray(value) for name, value in given.items() if value is not None}
+
+
+class Trap:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def write(folder: Path, layout: str, **changes: Any) -> DataSource:
+    if layout == "npz":
+        np.savez(folder / "mine.npz", **arrays(**changes))
+        return DataSource("files", path=str(folder / "mine.npz"))
+    for name, array in arrays(**changes).items():
+        np.save(folder / f"{name}.npy", array)
+    return DataSource("files", path=str(folder))
+
+
+def named(folder: Path, layout: str, array: str) -> str:
+    return rf"^{folder}/mine\.npz( \({array}\))?: " if layout == "npz" else rf"^{folder}/{array}\.npy: "
+
+
+def assert_square(graph: Graph) -> None:
+    assert graph.indptr.tolist() == [0, 2, 4, 6, 8]
+    assert graph.indices.tolist() == [1, 3, 0, 2, 1, 3, 0, 2]
+    assert graph.y.tolist() == [0, 1, -1, 2]
+    assert (graph.name, graph.classes, graph.y.dtype, graph.synthetic) == ("files", 3, np.int64, False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_brings_back_what_was_written(layout: str, tmp_path: Path) -> None:
+    graph = load(write(tmp_path, layout))
+    assert_square(graph)
+    assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert graph.split is not None
+    assert graph.assignment is not None
+    assert (graph.split.tolist(), graph.split.dtype) == ([1, 2, 0, 3], np.int8)
+    assert (graph.assignment.tolist(), graph.assignment.dtype) == ([0, 0, 1, 1], np.int32)
+    assert graph.cleaning.reversed_added == 4
+
+
+@given(
+    x=hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2), elements=st.floats(-9, 9, width=32)),
+    data=st.data(),
+)
+def test_both_layouts_agree(x: np.ndarray, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    node = st.integers(0, len(x) - 1)
+    edges = np.array(data.draw(st.lists(st.tuples(node, node)))).reshape(-1, 2).T.astype(np.int64)
+    y = data.draw(hnp.arrays(np.int64, len(x), elements=st.integers(0, 5)))
+    own = {"x": x, "edge_index": edges, "y": y, "split": None, "assignment": None}
+    one, two = (load(write(tmp_path_factory.mktemp("graph"), layout, **own)) for layout in LAYOUTS)
+    for field in ("indptr", "indices", "x", "y"):
+        assert np.array_equal(getattr(one, field), getattr(two, field))
+    assert np.array_equal(one.x, x)
+    assert np.array_equal(one.y, y)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_split_and_assignment_may_be_absent(layout: str, tmp_path: Path) -> None:
+    graph = load(write(tmp_path, layout, split=None, assignment=None))
+    assert graph.split is None
+    assert graph.assignment is None
+
+
+def test_features_of_a_folder_stay_on_disk(tmp_path: Path) -> None:
+    assert isinstance(load(write(tmp_path, "folder")).x, np.memmap)
+
+
+@pytest.mark.parametrize("fmt", ["csr", "csc", "coo"])
+def test_sparse_features_of_a_folder(fmt: str, tmp_path: Path) -> None:
+    options = write(tmp_path, "folder", x=None)
+    x = np.array([[0, 1.5], [2, 0], [0, 0], [0, 3]])
+    sp.save_npz(tmp_path / "x.npz", sp.coo_array(x).asformat(fmt))
+    graph = load(options)
+    assert_square(graph)
+    assert isinstance(graph.x, sp.csr_array)
+    assert graph.x.dtype == np.float32
+    assert (graph.x.toarray() == x).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("given_dtype", "dtype"),
+    [
+        ("float64", "float32"),
+        (">f4", "float32"),
+        ("uint8", "float32"),
+        ("bool", "float32"),
+        ("float16", "float16"),
+    ],
+)
+def test_type_of_features(layout: str, given_dtype: str, dtype: str, tmp_path: Path) -> None:
+    x = arrays()["x"].astype(given_dtype)
+    graph = load(write(tmp_path, layout, x=x))
+    assert graph.x.dtype == np.dtype(dtype)
+    assert (graph.x == x).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("y", [[0.0, 1.0, np.nan, 2.0], [[0], [1], [-1], [2]], np.array([0, 1, -1, 2], np.int8)])
+def test_labels_as_floats_column_or_bytes(layout: str, y: Any, tmp_path: Path) -> None:
+    assert_square(load(write(tmp_path, layout, y=y)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("array", "value", "message"),
+    [
+        ("edge_index", [[0, 4], [1, 2]], "names node 4"),
+        ("edge_index", [[0, 1], [1, 2], [2, 3]], r"shape \[2, E\]"),
+        ("edge_index", [[0.0], [1.0]], "integers"),
+        ("x", [1.0, 2.0, 3.0, 4.0], r"\[N, F\], found float64 \[4\]"),
+        ("x", np.empty((4, 0)), r"\[N, F\]"),
+        ("x", [["a"], ["b"], ["c"], ["d"]], r"must be numbers"),
+        ("y", [0, 1, 2], r"shape \[3\], but x has 4 rows"),
+        ("y", [[0, 1], [1, 0], [1, 1], [0, 0]], "multi-label"),
+        ("y", [0, 1, 1.5, 0], r"row 2 is 1\.5, not an integer"),
+        ("y", [0, 1, np.inf, 0], "row 2 is inf"),
+        ("y", ["a", "b", "a"], r"shape \[3\], but x has 4 rows"),
+        ("y", [b"a", b"b", b"a", b"b"], "must be integers"),
+        ("y", [0, -1, -2, 0], "row 2 is -2, not in -1"),
+        ("y", [-1, -1, -1, -1], "no node has a label"),
+        ("split", [1, 2, 3], r"shape \[3\]"),
+        ("split", [1, 2, 0, 4], r"row 3 is 4, not in 0\.\.3"),
+        ("split", [1, -1, 0, 2], "row 1 is -1"),
+        ("assignment", [0, 1], r"shape \[2\]"),
+        ("assignment", [0, 1, -1, 1], "row 2 is -1"),
+        ("assignment", [0, 1, 2**40, 1], f"row 2 is {2**40}"),
+    ],
+)
+def test_refuses(layout: str, array: str, value: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f".*{message}") as caught:
+        load(write(tmp_path, layout, **{array: value}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_refuses_features_that_are_not_finite_in_float32(layout: str, value: float, tmp_path: Path) -> None:
+    x = arrays()["x"].astype(np.float64)
+    x[3, 0] = value
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, "x") + "row 3 "):
+        load(write(tmp_path, layout, x=x))
+
+
+def test_refuses_sparse_features_that_are_not_finite(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder", x=None)
+    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.array([[0, 1], [0, 0], [np.nan, 0], [0, 1]])))
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/x\.npz: row 2 "):
+        load(options)
+
+
+def test_refuses_sparse_features_whose_columns_do_not_exist(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder", x=None)
+    x = sp.csr_array(np.eye(4))
+    x.indices[2] = 99
+    sp.save_npz(tmp_path / "x.npz", x)
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/x\.npz: cannot be read"):
+        load(options)
+
+
+def test_refuses_features_given_twice(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder")
+    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(4)))
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/x\.npz: .*x\.npy; keep one"):
+        load(options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("array", ["edge_index", "x", "y"])
+def test_refuses_an_array_that_is_not_there(layout: str, array: str, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f"(no array {array}|not found)"):
+        load(write(tmp_path, layout, **{array: None}))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("array", ["edge_index", "x", "y", "split", "assignment"])
+def test_never_unpickles(layout: str, array: str, tmp_path: Path) -> None:
+    objects = np.array([Trap(tmp_path / "opened"), 1, 2, 3], dtype=object)
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + "cannot be read .*objects$"):
+        load(write(tmp_path, layout, **{array: objects}))
+    assert not (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -3])
+@pytest.mark.parametrize(("layout", "name"), [("npz", "mine.npz"), ("folder", "x.npy"), ("folder", "y.npy")])
+def test_refuses_a_truncated_file(layout: str, name: str, left: int, tmp_path: Path) -> None:
+    options = write(tmp_path, layout)
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(ShoalError, match=rf"^{path}: cannot be read") as caught:
+        load(options)
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_one_array_called_npz(tmp_path: Path) -> None:
+    options = write(tmp_path, "npz")
+    with (tmp_path / "mine.npz").open("wb") as file:
+        np.save(file, np.eye(3))
+    with pytest.raises(ShoalError, match=r"mine\.npz: cannot be read .*not an \.npz"):
+        load(options)
+
+
+def test_refuses_no_path_and_a_path_to_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=r"^data\.path: not set"):
+        load(DataSource("files"))
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/nothing: not found"):
+        load(DataSource("files", path=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_saved_graph_is_loaded_equal(layout: str, tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    loaded = load(write(tmp_path / "given", layout))
+    assert save_graph(loaded, tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    saved = load(DataSource("files", path=str(tmp_path / "a" / "b")))
+    assert_square(saved)
+    assert saved.cleaning.entries_read == 4
+    for field in ("x", "split", "assignment"):
+        assert np.array_equal(getattr(saved, field), getattr(loaded, field))
+
+
+def test_saved_graph_takes_the_place_of_another(tmp_path: Path) -> None:
+    """Nothing of the old one is left, though the new one maps its features; a folder may be written onto itself."""
+    options = write(tmp_path, "folder")
+    graph = load(options)
+    sparse = replace(graph, x=sp.csr_array(graph.x), split=None, assignment=None, synthetic=True)
+    save_graph(sparse, tmp_path)
+    again = load(options)
+    assert sp.issparse(again.x)
+    assert again.split is None
+    assert again.assignment is None
+    assert again.synthetic
+    save_graph(graph, tmp_path)
+    assert_square(load(options))
+    save_graph(load(options), tmp_path)
+    assert_square(load(options))
+
+
+def test_saved_graph_without_edges(tmp_path: Path) -> None:
+    graph = load(write(tmp_path, "folder", edge_index=np.empty((2, 0), dtype=np.int64)))
+    save_graph(graph, tmp_path)
+    assert load(DataSource("files", path=str(tmp_path))).entries == 0
+
+
+def test_half_saved_graph_is_none(tmp_path: Path) -> None:
+    """The disk takes no split.npy: a folder lies there."""
+    options = write(tmp_path, "folder")
+    graph = load(options)
+    (tmp_path / "split.npy").unlink()
+    (tmp_path / "split.npy.unfinished").mkdir()
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/split\.npy: cannot be written"):
+        save_graph(graph, tmp_path)
+    with pytest.raises(ShoalError, match=r"y\.npy: not found"):
+        load(options)
+    (tmp_path / "file").touch()
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/file[^\n]*: cannot be written[^\n]*$"):
+        save_graph(graph, tmp_path / "file")
+
+
+def test_unreadable_note_is_named(tmp_path: Path) -> None:
+    options = write(tmp_path, "folder")
+    (tmp_path / "SYNTHETIC.json").write_text("{")
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/SYNTHETIC\.json: cannot be read"):
+        load(options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("way", ["columns first", "other byte order"])
+def test_the_order_of_bytes_and_axes_is_not_the_graph(layout: str, way: str, tmp_path: Path) -> None:
+    def turned(array: np.ndarray) -> np.ndarray:
+        return np.asfortranarray(array) if way == "columns first" else array.astype(array.dtype.newbyteorder(">"))
+
+    graph = load(write(tmp_path, layout, **{name: turned(array) for name, array in arrays().items()}))
+    assert_square(graph)
+    assert graph.x.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert graph.split is not None
+    assert graph.split.tolist() == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_refuses_a_header_of_more_than_there_is(layout: str, tmp_path: Path) -> None:
+    options = write(tmp_path, layout)
+    path = tmp_path / ("mine.npz" if layout == "npz" else "y.npy")
+    content = path.read_bytes()
+    assert content.count(b"'shape': (4,), }              ") > 0
+    path.write_bytes(content.replace(b"'shape': (4,), }              ", b"'shape': (4398046511104,), }  "))
+    with pytest.raises(ShoalError, match=rf"^{path}: cannot be read .*(announces|Bad CRC)"):
+        load(options)
+
+
+def many(**changes: Any) -> dict[str, Any]:
+    """The nodes of the square as three graphs, 0-1, 2 and 3, with a label, a part and a client each."""
+    own = {
+        "edge_index": [[0], [1]],
+        "graph": [0, 0, 1, 2],
+        "y": [1, -1, 0],
+        "split": [1, 0, 3],
+        "assignment": [1, 0, 1],
+    }
+    return own | changes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_graphs(layout: str, tmp_path: Path) -> None:
+    graph = load(write(tmp_path, layout, **many()))
+    assert graph.graph_of is not None
+    assert (graph.graph_of.tolist(), graph.graph_of.dtype) == ([0, 0, 1, 2], np.int64)
+    assert (graph.nodes, graph.items, graph.entries, graph.classes) == (4, 3, 2, 2)
+    assert graph.split is not None
+    assert graph.assignment is not None
+    assert (graph.y.tolist(), graph.split.tolist(), graph.assignment.tolist()) == ([1, -1, 0], [1, 0, 3], [1, 0, 1])
+    again = load(DataSource("files", path=str(save_graph(graph, tmp_path / "again"))))
+    for field in ("indptr", "indices", "x", "y", "split", "assignment", "graph_of"):
+        np.testing.assert_array_equal(getattr(again, field), getattr(graph, field))
+
+
+def test_sparse_features_of_many_graphs(tmp_path: Path) -> None:
+    """There are as many rows as nodes, and not as labels."""
+    options = write(tmp_path, "folder", **many(x=None))
+    sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(4)))
+    assert (load(options).x.toarray() == np.eye(4)).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("array", "value", "message"),
+    [
+        ("graph", [0, 0, 1], r"shape \[3\], but x has 4 rows; one graph a node"),
+        ("graph", [[0], [0], [1], [2]], r"shape \[4, 1\]"),
+        ("graph", [1, 1, 2, 3], "row 0 is 1; graphs are numbered from 0 without a gap"),
+        ("graph", [0, 0, 2, 3], "row 2 is 2; graphs are numbered from 0 without a gap"),
+        ("graph", [0, 1, 0, 2], "row 2 is 0; graphs are numbered .*, and their nodes lie in this order"),
+        ("graph", [0, 0, -1, 2], "row 2 is -1"),
+        ("graph", [0, 0.5, 1, 2], "row 1 is 0.5, not an integer"),
+        ("y", [1, 0, 0, 1], r"shape \[4\], but there are 3 graphs; one value a graph"),
+        ("split", [1, 2, 3, 3], r"shape \[4\], but there are 3 graphs; one value a graph"),
+        ("assignment", [0, 1], r"shape \[2\], but there are 3 graphs; one value a graph"),
+        ("y", [-1, -1, -1], "no graph has a label"),
+        ("y", [0, 5000, -1], "but 2 graphs have a label"),
+        ("edge_index", [[0, 1], [1, 2]], "an edge joins node 1 of graph 0 and node 2 of graph 1"),
+    ],
+)
+def test_many_graphs_are_refused(layout: str, array: str, value: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=named(tmp_path, layout, array) + f".*{message}") as caught:
+        load(write(tmp_path, layout, **many(**{array: value})))
+    assert "\n" not in caught.value.line

@@ -1,0 +1,337 @@
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+from torch_geometric.nn import SGConv
+from torch_geometric.transforms import SIGN
+from torch_geometric.utils import add_self_loops
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.propagation import hops, propagate
+from shoal.storage.kernels.spmm import converts_halves
+from shoal.storage.options.propagation import Kernel
+
+
+def random_graph(seed: int, nodes: int, density: float) -> np.ndarray:
+    """Dense symmetric adjacency without self loops; the last node is isolated."""
+    upper = np.triu(np.random.default_rng(seed).random((nodes, nodes)) < density, 1)
+    upper[:, -1:] = False
+    return (upper | upper.T).astype(np.float64)
+
+
+def csr(adjacency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    indptr = np.concatenate([[0], adjacency.sum(1).cumsum()]).astype(np.int64)
+    return indptr, np.nonzero(adjacency)[1].astype(np.int32)
+
+
+def edge_index(adjacency: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.stack(np.nonzero(adjacency)))
+
+
+def operator(adjacency: np.ndarray, r: float) -> np.ndarray:
+    with_loops = adjacency + np.eye(len(adjacency))
+    degree = with_loops.sum(1)
+    return np.diag(degree ** (r - 1)) @ with_loops @ np.diag(degree**-r)
+
+
+def features(seed: int, nodes: int, width: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((nodes, width)).astype(np.float32)
+
+
+def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: Any) -> np.ndarray:
+    out = np.full_like(x, np.nan)
+    propagate(*csr(adjacency), x, r, out, **options)
+    return out
+
+
+@pytest.mark.parametrize("r", [0.0, 0.25, 0.5, 1.0])
+def test_hops_are_powers_of_the_dense_operator(r: float) -> None:
+    adjacency, x = random_graph(0, 40, 0.2), features(1, 40, 7)
+    result = hops(*csr(adjacency), x, Kernel(hops=4, r=r))
+    assert len(result) == 4
+    expected = x.astype(np.float64)
+    for hop in result:
+        expected = operator(adjacency, r) @ expected
+        assert hop.dtype == np.float32
+        np.testing.assert_allclose(hop, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_four_nodes_by_hand() -> None:
+    # 0 - 1 - 2, and 3 alone: degrees with self loop are 2, 3, 2, 1.
+    indptr, indices = np.array([0, 1, 3, 4, 4]), np.array([1, 0, 2, 1], dtype=np.int32)
+    x = np.array([[6.0], [12.0], [18.0], [5.0]], dtype=np.float32)
+    mean, spread = hops(indptr, indices, x, Kernel(1, r=0.0)), hops(indptr, indices, x, Kernel(1, r=1.0))
+    np.testing.assert_allclose(mean[0][:, 0], [9, 12, 15, 5], rtol=1e-6)
+    np.testing.assert_allclose(spread[0][:, 0], [3 + 4, 3 + 4 + 9, 4 + 9, 5], rtol=1e-6)
+
+
+def test_r_0_averages_and_r_1_conserves_what_is_sent() -> None:
+    adjacency, x = random_graph(2, 50, 0.1), features(3, 50, 4)
+    ones = np.ones_like(x)
+    np.testing.assert_allclose(one_hop(adjacency, ones, 0.0), ones, rtol=1e-6)
+    np.testing.assert_allclose(one_hop(adjacency, x, 1.0).sum(0), x.sum(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
+def test_without_edges_nothing_moves(r: float) -> None:
+    x = features(4, 6, 3)
+    assert np.array_equal(one_hop(np.zeros((6, 6)), x, r), x)
+    adjacency = random_graph(5, 30, 0.2)
+    x = features(6, 30, 3)
+    assert np.array_equal(one_hop(adjacency, x, r)[-1], x[-1])
+
+
+def test_a_graph_without_nodes_or_features() -> None:
+    assert one_hop(np.zeros((0, 0)), features(0, 0, 3), 0.5).shape == (0, 3)
+    assert one_hop(np.zeros((2, 2)), features(0, 2, 0), 0.5).shape == (2, 0)
+
+
+@pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
+def test_float16_keeps_three_digits(r: float) -> None:
+    adjacency, x = random_graph(7, 60, 0.3), features(8, 60, 5).astype(np.float16)
+    result = hops(*csr(adjacency), x, Kernel(hops=1, r=r, dtype="float16"))[0]
+    expected = operator(adjacency, r) @ x.astype(np.float64)
+    assert result.dtype == np.float16
+    assert np.linalg.norm(result - expected) <= 1e-3 * np.linalg.norm(expected)
+
+
+def test_sums_of_float16_are_float32() -> None:
+    # A star: the hub adds 4096 halves, where float16 sums would stall at 2048.
+    leaves = 4096
+    indptr = np.concatenate([[0], np.arange(leaves, 2 * leaves + 1)])
+    indices = np.concatenate([np.arange(1, leaves + 1), np.zeros(leaves)]).astype(np.int32)
+    out = np.empty((leaves + 1, 1), dtype=np.float16)
+    propagate(indptr, indices, np.ones((leaves + 1, 1), dtype=np.float16), 1.0, out)
+    assert out[0, 0] == pytest.approx(leaves / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+def test_overflow_of_float16_is_refused(path: str) -> None:
+    x = np.full((3, 2), 6e4, dtype=np.float16)
+    star = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=np.float64)
+    with pytest.raises(ShoalError, match=r"propagation\.dtype: float16 ends at 65504, .* 80000; use float32"):
+        one_hop(star, x, 1.0, path=path)
+    with pytest.raises(ShoalError, match="80000; use float32"):
+        one_hop(star, -x, 1.0, path=path)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize("value", [65505.0, -65519.0, np.inf, -np.inf])
+def test_what_is_beyond_float16_is_refused_even_where_it_would_round_to_it(path: str, value: float) -> None:
+    x, out = np.array([[1.0, value]], dtype=np.float32), np.empty((1, 2), dtype=np.float16)
+    with pytest.raises(ShoalError, match="use float32"):
+        propagate(*csr(np.zeros((1, 1))), x, 0.5, out, path=path)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+def test_the_largest_float16_and_nan_pass(path: str) -> None:
+    x = np.array([[65504.0, -65504.0, np.nan]], dtype=np.float32)
+    out = np.empty((1, 3), dtype=np.float16)
+    propagate(*csr(np.zeros((1, 1))), x, 0.5, out, path=path)
+    np.testing.assert_array_equal(out, x)
+
+
+def test_float16_is_read_exactly_and_written_to_nearest_even() -> None:
+    no_edges = csr(np.zeros((1, 1)))
+    halves = np.arange(2**16).astype(np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)][None]
+    read = np.empty(halves.shape, dtype=np.float32)
+    propagate(*no_edges, halves, 0.5, read)
+    assert np.array_equal(read.view(np.uint32), halves.astype(np.float32).view(np.uint32))
+    # Every float16, what lies halfway to the next, and its two neighbours in float32.
+    ascending = np.unique(halves.astype(np.float32))
+    halfway = (ascending[1:] + ascending[:-1]) / 2
+    x = np.concatenate([ascending, halfway, np.nextafter(halfway, np.inf), np.nextafter(halfway, -np.inf)])
+    x = x.astype(np.float32)[None]
+    written = np.empty(x.shape, dtype=np.float16)
+    propagate(*no_edges, x, 0.5, written)
+    assert np.array_equal(written.view(np.uint16), x.astype(np.float16).view(np.uint16))
+
+
+WIDTHS = (1, 3, 7, 8, 9, 16, 31, 32, 33, 63, 100, 128)
+
+
+@pytest.mark.parametrize("out_dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("r", "pointer"), [(r, np.int64) for r in (0.0, 0.25, 0.5, 1.0)] + [(0.25, np.int32)])
+def test_the_kernel_equals_dense_algebra_and_torch(r: float, dtype: type, out_dtype: type, pointer: type) -> None:
+    adjacency = random_graph(19, 150, 0.6)
+    adjacency[:, 40:50] = adjacency[40:50] = 0
+    indptr, indices = csr(adjacency)
+    # A sum of 80 float32 terms, and where `out` is float16, one rounding: neighbours of one float16 lie 2^-10 apart.
+    exact = {"rtol": 1e-5, "atol": 1e-5} if out_dtype == np.float32 else {"rtol": 2.0**-10, "atol": 1e-5}
+    for width in WIDTHS:
+        x = features(width, 150, width).astype(dtype)
+        results = {}
+        for path in ("numba", "torch"):
+            results[path] = np.full(x.shape, np.nan, dtype=out_dtype)
+            propagate(indptr.astype(pointer), indices, x, r, results[path], path=path)
+        expected = operator(adjacency, r) @ x.astype(np.float64)
+        np.testing.assert_allclose(results["numba"], expected, **exact)
+        np.testing.assert_allclose(results["numba"].astype(np.float64), results["torch"], **exact)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_column_depends_on_no_other_column(dtype: type) -> None:
+    adjacency, x = random_graph(20, 90, 0.4), features(21, 90, 100).astype(dtype)
+    whole = one_hop(adjacency, x, 0.5)
+    assert np.array_equal(one_hop(adjacency, x, 0.5), whole)
+    for start, width in [(0, 1), (5, 7), (11, 8), (40, 33), (3, 64), (1, 99)]:
+        columns = slice(start, start + width)
+        assert np.array_equal(one_hop(adjacency, x[:, columns].copy(), 0.5), whole[:, columns])
+
+
+def test_several_threads_at_once_and_either_pointer_change_no_bit() -> None:
+    adjacency, x = random_graph(22, 300, 0.3), features(23, 300, 65)
+    indptr, indices = csr(adjacency)
+    pointers = [indptr, indptr.astype(np.int32)] * 4
+    outs = [np.empty_like(x) for _ in pointers]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda pointer, out: propagate(pointer, indices, x, 0.5, out), pointers, outs))
+    assert all(np.array_equal(out, outs[0]) for out in outs)
+
+
+def test_one_node() -> None:
+    x = features(24, 1, 40)
+    assert np.array_equal(one_hop(np.zeros((1, 1)), x, 0.25), x)
+
+
+def test_what_the_kernel_cannot_read_is_refused() -> None:
+    adjacency, x = random_graph(25, 20, 0.2), features(26, 20, 8)
+    out = np.empty_like(x)
+    for bad_x, bad_out in [
+        (x[:, ::2], out[:, :4].copy()),
+        (np.asfortranarray(x), out),
+        (x, np.asfortranarray(out)),
+        (x.astype(np.float64), out),
+        (x, out.astype(np.float64)),
+        (x, out[:-1]),
+        (x, x),
+    ]:
+        with pytest.raises(AssertionError):
+            propagate(*csr(adjacency), bad_x, 0.5, bad_out)
+
+
+def test_whether_the_processor_converts_float16() -> None:
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = next((line.split() for line in cpuinfo.open() if line.startswith("flags")), []) if cpuinfo.exists() else []
+    if not flags:
+        pytest.skip("the system does not list the flags of an x86 processor")
+    assert converts_halves() == ("f16c" in flags)
+
+
+@pytest.mark.parametrize("column_block", [1, 3, 16, 100])
+def test_column_blocks_of_torch_change_no_bit(column_block: int) -> None:
+    adjacency, x = random_graph(9, 70, 0.3), features(10, 70, 37)
+    blocks = one_hop(adjacency, x, 0.5, path="torch", column_block=column_block)
+    assert np.array_equal(blocks, one_hop(adjacency, x, 0.5, path="torch"))
+
+
+def test_threads_of_torch_change_no_bit() -> None:
+    adjacency, x = random_graph(11, 200, 0.3), features(12, 200, 33)
+    threads = torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(one_hop(adjacency, x, 0.5, path="torch"))
+    finally:
+        torch.set_num_threads(threads)
+    assert np.array_equal(*results)
+
+
+def test_inputs_may_be_read_only_maps_and_nothing_warns(tmp_path) -> None:
+    adjacency, x = random_graph(13, 30, 0.2), features(14, 30, 5)
+    arrays = []
+    for name, array in zip(("indptr", "indices", "x"), (*csr(adjacency), x)):
+        np.save(tmp_path / f"{name}.npy", array)
+        arrays.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", mode="w+", dtype=np.float32, shape=x.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        propagate(arrays[0].astype(np.int32), arrays[1], arrays[2], 0.5, out)
+    np.testing.assert_allclose(out, operator(adjacency, 0.5) @ x, rtol=1e-5, atol=1e-6)
+
+
+def weigh(adjacency: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The adjacency with weights in the place of ones, float64, and the weights of its entries, float32."""
+    upper = np.triu(np.random.default_rng(seed).uniform(0.05, 6, adjacency.shape).astype(np.float32))
+    weighted = (upper + np.triu(upper, 1).T) * adjacency
+    return weighted, weighted[adjacency > 0].astype(np.float32)
+
+
+@pytest.mark.parametrize("path", ["numba", "torch"])
+@pytest.mark.parametrize(("r", "width"), [(0.5, 1), (0.0, 5), (1.0, 40), (0.3, 9)])
+def test_weights_are_the_entries_of_the_dense_operator(path: Any, r: float, width: int) -> None:
+    adjacency, x = random_graph(21, 40, 0.2), features(22, 40, width)
+    weighted, weight = weigh(adjacency, 23)
+    expected = operator(weighted, r) @ x
+    for dtype, rtol in ((np.float32, 1e-5), (np.float16, 3e-3)):
+        out = np.empty(x.shape, dtype=dtype)
+        propagate(*csr(adjacency), x.astype(dtype), r, out, path, weight=weight)
+        np.testing.assert_allclose(out, expected, rtol=rtol, atol=2 * rtol)
+    # Weights of one have the bits of no weights.
+    ones = one_hop(adjacency, x, r, path=path, weight=np.ones_like(weight))
+    np.testing.assert_array_equal(ones, one_hop(adjacency, x, r, path=path))
+
+
+def test_equals_sgconv_of_pyg_with_weights() -> None:
+    adjacency, x = random_graph(24, 40, 0.15), features(25, 40, 6)
+    _, weight = weigh(adjacency, 26)
+    convolution = SGConv(6, 6, K=3, bias=False)
+    convolution.lin.weight.data = torch.eye(6)
+    with torch.no_grad():
+        expected = convolution(torch.from_numpy(x), edge_index(adjacency), torch.from_numpy(weight)).numpy()
+    found = hops(*csr(adjacency), x, Kernel(3), weight)
+    np.testing.assert_allclose(found[-1], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_equals_sgconv_of_pyg(k: int) -> None:
+    adjacency, x = random_graph(15, 40, 0.15), features(16, 40, 6)
+    convolution = SGConv(6, 6, K=k, bias=False)
+    convolution.lin.weight.data = torch.eye(6)
+    with torch.no_grad():
+        expected = convolution(torch.from_numpy(x), edge_index(adjacency)).numpy()
+    np.testing.assert_allclose(hops(*csr(adjacency), x, Kernel(k))[-1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_equals_sign_of_pyg() -> None:
+    adjacency, x = random_graph(17, 40, 0.15), features(18, 40, 6)
+    # SIGN normalises the edges it is given and adds no self loops of its own.
+    with_loops = add_self_loops(edge_index(adjacency), num_nodes=40)[0]
+    data = SIGN(K=3)(Data(x=torch.from_numpy(x), edge_index=with_loops))
+    for number, hop in enumerate(hops(*csr(adjacency), x, Kernel(3)), start=1):
+        np.testing.assert_allclose(hop, data[f"x{number}"].numpy(), rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    nodes=st.integers(1, 12),
+    width=st.integers(1, 5),
+    density=st.floats(0, 1),
+    r=st.floats(0, 1),
+    k=st.integers(0, 4),
+)
+def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: float, k: int) -> None:
+    adjacency, x = random_graph(seed, nodes, density), features(seed, nodes, width)
+    result = hops(*csr(adjacency), x, Kernel(k, r))
+    assert len(result) == k
+    expected = x.astype(np.float64)
+    for hop in result:
+        expected = operator(adjacency, r) @ expected
+        np.testing.assert_allclose(hop, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_kernel_name_tells_kernels_apart() -> None:
+    assert Kernel(3).name == "r0.5-k3-float32"
+    assert Kernel(2, 0, "float16").name == Kernel(2, 0.0, "float16").name == "r0.0-k2-float16"
+    assert Kernel(2, 0.1234567).name != Kernel(2, 0.1234568).name

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from shoal.storage.graph import rows
+from shoal.storage.graph.rows import CsrRows, csr_of, dense_bytes, entries_of, is_smaller_sparse, sparse_bytes
+
+
+def rows_of(x: np.ndarray) -> CsrRows:
+    csr = sp.csr_array(x.astype(np.float32))
+    return CsrRows(csr.indptr.astype(np.int32), csr.indices.astype(np.int32), csr.data.astype(x.dtype), x.shape[1])
+
+
+def words(rows: int, columns: int, dtype: str = "float32") -> np.ndarray:
+    rng = np.random.default_rng(0)
+    x = (rng.random((rows, columns)) < 0.1) * rng.integers(1, 9, (rows, columns))
+    x[rows // 2] = 0
+    return x.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("chosen", [[], [3], [9, 0, 9, 5], list(range(10))])
+def test_rows_in_any_order(dtype: str, chosen: list[int]) -> None:
+    x = words(10, 40, dtype)
+    found = rows_of(x)[np.array(chosen, dtype=np.int64)]
+    assert found.shape == (len(found), 40) == (len(chosen), 40)
+    assert found.toarray().dtype == found.dtype == dtype
+    np.testing.assert_array_equal(found.toarray(), x[chosen])
+
+
+def test_bytes_are_those_of_the_arrays() -> None:
+    for dtype, of_value in (("float32", 8), ("float16", 6)):
+        x = words(10, 40, dtype)
+        found = rows_of(x)
+        assert found.entries == np.count_nonzero(x)
+        assert sparse_bytes(10, found.entries, dtype) == 40 + of_value * found.entries == found.nbytes - 4
+        assert dense_bytes(10, 40, dtype) == x.nbytes
+
+
+@pytest.mark.parametrize(("dtype", "entries"), [("float32", 44), ("float16", 26)])
+def test_smaller_is_compared_in_bytes(dtype: str, entries: int) -> None:
+    x = np.zeros((10, 10), dtype=np.float32)
+    x.flat[:entries] = 1
+    for given in (x, sp.csr_array(x)):
+        assert is_smaller_sparse(given, dtype)
+        assert entries_of(given) == entries
+    x.flat[entries] = 1
+    assert not is_smaller_sparse(x, dtype)
+
+
+@pytest.mark.parametrize("block", [1, 100, 1 << 22])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_csr_of_arrays_in_blocks(monkeypatch: pytest.MonkeyPatch, block: int, dtype: str) -> None:
+    monkeypatch.setattr(rows, "BLOCK_VALUES", block)
+    x = words(10, 40, dtype)
+    found = csr_of(x)
+    assert found.dtype == np.float32
+    assert found.has_canonical_format
+    np.testing.assert_array_equal(found.toarray(), x)
+    assert csr_of(found) is found
+    assert csr_of(x[:0]).shape == (0, 40)

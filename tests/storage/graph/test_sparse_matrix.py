@@ -1,0 +1,115 @@
+"""A sparse matrix against the dense one of the same numbers."""
+
+import numpy as np
+import pytest
+import torch
+from sparse_rows import sparse
+
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+
+
+@pytest.fixture
+def dense() -> torch.Tensor:
+    """Nine rows, of which the third and the last are empty, as is the second column."""
+    torch.manual_seed(0)
+    found = torch.randn(9, 7) * (torch.rand(9, 7) < 0.4)
+    found[[2, 8]] = 0
+    found[:, 1] = 0
+    return found
+
+
+def test_what_it_is(dense: torch.Tensor) -> None:
+    matrix = sparse(dense)
+    assert matrix.shape == (9, 7)
+    assert len(matrix) == 9
+    assert matrix.dtype == torch.float32
+    assert torch.equal(matrix.to_dense(), dense)
+    entries = int((dense != 0).sum())
+    assert matrix.most_bytes == 4 * (10 + 8) + 16 * entries
+    assert matrix.prepared() is matrix
+    transposed = matrix.transposed
+    parts = (*matrix.parts(), transposed.crow_indices(), transposed.col_indices(), transposed.values())
+    assert matrix.most_bytes == sum(part.nbytes for part in parts)
+
+
+def test_a_symmetric_matrix_is_its_own_transpose(dense: torch.Tensor) -> None:
+    both = sparse(dense @ dense.t())
+    matrix = SparseMatrix(both.csr, both.csr)
+    assert matrix.transposed is matrix.csr
+    assert matrix.most_bytes == sum(part.nbytes for part in both.parts())
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_transpose(dense: torch.Tensor, half: bool) -> None:
+    dense = dense.half() if half else dense
+    matrix = sparse(dense)
+    transposed = matrix.transposed
+    assert torch.equal(transposed.to_dense(), dense.t())
+    assert transposed.dtype == dense.dtype
+    assert transposed.crow_indices().dtype == transposed.col_indices().dtype == torch.int32
+    assert matrix.transposed is transposed
+
+
+def test_product_and_gradient(dense: torch.Tensor) -> None:
+    matrix, weight = sparse(dense), torch.randn(7, 3, requires_grad=True)
+    expected = torch.autograd.grad((dense @ weight).sin().sum(), weight)
+    found = torch.autograd.grad((matrix @ weight).sin().sum(), weight)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(matrix @ weight, dense @ weight)
+    with torch.no_grad():
+        product = matrix @ weight
+    assert not product.requires_grad
+    torch.testing.assert_close(product, dense @ weight.detach())
+
+
+def test_the_weight_may_lie_by_rows_or_by_columns(dense: torch.Tensor) -> None:
+    weight = torch.randn(3, 7)
+    for lying in (weight.t(), weight.t().contiguous()):
+        torch.testing.assert_close(sparse(dense) @ lying, dense @ lying)
+
+
+def test_a_product_is_float32_under_autocast(dense: torch.Tensor) -> None:
+    weight = torch.randn(7, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sparse(dense) @ weight.bfloat16()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, dense @ weight.bfloat16().float())
+
+
+def test_what_memory_held_before_does_not_show() -> None:
+    """The result of a product is not filled first."""
+    matrix = SparseMatrix.of(np.zeros(6, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32), 4)
+    for _ in range(50):
+        torch.full((5, 3), torch.nan)
+        assert torch.equal(matrix @ torch.randn(4, 3), torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("rows", [[3, 3, 8, 0, 2], [], [8], list(range(9))])
+def test_rows_in_the_order_asked_for(dense: torch.Tensor, rows: list[int]) -> None:
+    index = torch.tensor(rows, dtype=torch.int64)
+    found = sparse(dense).rows(index)
+    assert torch.equal(found.to_dense(), dense[index])
+    assert found.csr.crow_indices().dtype == torch.int32
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 9), (3, 4), (4, 4), (5, 9), (5, 20)])
+def test_successive_rows_share_memory(dense: torch.Tensor, start: int, stop: int) -> None:
+    matrix = sparse(dense)
+    block = matrix.block(start, stop)
+    assert torch.equal(block.to_dense(), dense[start:stop])
+    if stop > start:
+        offset = int(matrix.parts()[0][start])
+        assert block.parts()[2].data_ptr() == matrix.parts()[2].data_ptr() + 4 * offset
+
+
+def test_float32_of_halves(dense: torch.Tensor) -> None:
+    half = sparse(dense.half())
+    assert half.float().dtype == torch.float32
+    assert torch.equal(half.float().to_dense(), dense.half().float())
+    whole = sparse(dense)
+    assert whole.float() is whole
+
+
+def test_moving_to_the_same_device_moves_nothing(dense: torch.Tensor) -> None:
+    matrix = sparse(dense)
+    assert matrix.to(torch.device("cpu")) is matrix

@@ -1,0 +1,155 @@
+"""external_csr against clean_edges, with memory for a handful of edges; killed and continued."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import clean_edges
+from shoal.storage.out_of_core.csr_files import INDICES, INDPTR
+from shoal.storage.out_of_core.external_csr import external_csr, open_csr
+
+BlocksOf = Callable[[np.ndarray, int], Callable[[int], Iterator[np.ndarray]]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    nodes=st.integers(1, 40),
+    dtype=st.sampled_from(["int8", "uint8", "int32", "uint32", "int64", "uint64"]),
+    limit=st.sampled_from([1, 200, 1000, 1 << 20]),
+    size=st.integers(1, 50),
+    data=st.data(),
+)
+def test_equals_clean_edges_whatever_the_memory(
+    nodes: int, dtype: str, limit: int, size: int, data, blocks_of: BlocksOf, memory_folder: str | None
+) -> None:
+    node = st.integers(0, nodes - 1)
+    pairs = data.draw(st.lists(st.tuples(node, node), max_size=120))
+    edges = np.array(pairs, dtype=dtype).reshape(-1, 2).T
+    with tempfile.TemporaryDirectory(dir=memory_folder) as folder:
+        path = Path(folder) / "csr"
+        indptr, indices, counts = external_csr(blocks_of(edges, size), nodes, len(pairs), path, limit, "test")
+        wanted_indptr, wanted_indices, wanted_counts = clean_edges(edges, nodes, "test")
+        assert (indptr.dtype, indices.dtype) == (np.int64, np.int32)
+        assert indptr.tolist() == wanted_indptr.tolist()
+        assert indices.tolist() == wanted_indices.tolist()
+        assert counts == wanted_counts
+        assert sorted(entry.name for entry in Path(folder).iterdir()) == ["csr"]
+        assert sorted(entry.name for entry in path.iterdir()) == ["cleaning.json", "indices.npy", "indptr.npy"]
+
+
+def test_ids_up_to_the_largest_that_fits(blocks_of: BlocksOf, tmp_path: Path) -> None:
+    # Three rows are written; the row pointer of 2^31 nodes would fill the disk of a small machine.
+    nodes = 1 << 20
+    edges = np.array([[nodes - 1, 0], [0, nodes - 2]])
+    indptr, indices, _ = external_csr(blocks_of(edges, 1), nodes, 2, tmp_path / "csr", 1 << 16, "test")
+    assert indices.tolist() == [nodes - 2, nodes - 1, 0, 0]
+    assert np.diff(indptr).sum() == indptr[-1] == 4
+
+
+@pytest.mark.parametrize("nodes", [0, 3])
+def test_no_edges(nodes: int, tmp_path: Path) -> None:
+    indptr, indices, _ = external_csr(lambda first: (), nodes, 0, tmp_path / "csr", 1 << 20, "test")
+    assert indptr.tolist() == [0] * (nodes + 1)
+    assert len(indices) == 0
+
+
+def test_a_finished_one_is_not_made_again(blocks_of: BlocksOf, tmp_path: Path) -> None:
+    edges = np.array([[0], [1]])
+    first = external_csr(blocks_of(edges, 1), 2, 1, tmp_path / "csr", 1 << 20, "test")
+
+    def never(first: int) -> Iterator[np.ndarray]:
+        raise AssertionError
+
+    again = external_csr(never, 2, 1, tmp_path / "csr", 1 << 20, "test")
+    assert [array.tolist() for array in again[:2]] == [array.tolist() for array in first[:2]]
+    assert again[2] == first[2]
+
+
+@pytest.mark.parametrize("name", [INDPTR, INDICES])
+def test_a_damaged_result_names_its_folder(name: str, blocks_of: BlocksOf, tmp_path: Path) -> None:
+    edges = np.array([[0, 1], [1, 2]])
+    external_csr(blocks_of(edges, 1), 3, 2, tmp_path / "csr", 1 << 20, "test")
+    whole = (tmp_path / "csr" / name).read_bytes()
+    (tmp_path / "csr" / name).write_bytes(whole[:-4])
+    with pytest.raises(ShoalError, match=r"csr: damaged .* delete the folder"):
+        open_csr(tmp_path / "csr")
+
+
+# Each child gets a little further, then kills itself at a sync or in the middle of the edges.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from shoal.storage.out_of_core.external_csr import external_csr
+
+folder, at_sync, at_block = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+edges = np.random.default_rng(0).integers(0, 900, (2, 6000))
+edges[:, 4000:] = edges[::-1, :2000]
+left = {"sync": 0, "block": 0}
+
+def die_at_last(what):
+    left[what] -= 1
+    if left[what] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def blocks(first):
+    for at in range(first, 6000, 250):
+        yield edges[:, at : at + 250]
+        die_at_last("block")
+
+# what numba compiles is inherited by the children
+external_csr(blocks, 900, 6000, folder.with_name("first"), 8000, "test")
+left = {"sync": at_sync, "block": at_block}
+sync = os.fsync
+def fsync(file):
+    die_at_last("sync")
+    sync(file)
+os.fsync = fsync
+
+children = 0
+while True:
+    child = os.fork()
+    if child == 0:
+        external_csr(blocks, 900, 6000, folder, 8000, "test")
+        os._exit(0)
+    children += 1
+    status = os.waitpid(child, 0)[1]
+    if status == 0:
+        print(children)
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL, status
+    assert children < 500
+"""
+
+
+@pytest.mark.parametrize(
+    ("at_sync", "at_block", "kills"), [(0, 0, 0), (317, 0, 5), (750, 0, 2), (0, 9, 2), (400, 5, 5)]
+)
+def test_killed_again_and_again_ends_with_the_same_bytes(
+    at_sync: int, at_block: int, kills: int, blocks_of: BlocksOf, fast_path: Path
+) -> None:
+    arguments = [str(fast_path / "csr"), str(at_sync), str(at_block)]
+    answer = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, check=True)
+    assert int(answer.stdout) > kills
+    edges = np.random.default_rng(0).integers(0, 900, (2, 6000))
+    edges[:, 4000:] = edges[::-1, :2000]
+    indptr, indices, counts = clean_edges(edges, 900, "test")
+    found = open_csr(fast_path / "csr")
+    assert np.array_equal(found[0], indptr)
+    assert np.array_equal(found[1], indices)
+    assert found[2] == counts
+    external_csr(blocks_of(edges, 6000), 900, 6000, fast_path / "at once", 1 << 24, "test")
+    assert digests(fast_path / "csr") == digests(fast_path / "at once")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}

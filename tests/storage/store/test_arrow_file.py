@@ -1,0 +1,163 @@
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from shoal.storage.errors import ShoalError
+from shoal.storage.store import arrow_file
+from shoal.storage.store.arrow_file import MappedFile, fixed_rows
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a file system of 1 MiB needs the rights of an administrator")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def columns(rows: int = 5) -> dict[str, pa.Array]:
+    numbers = np.arange(rows, dtype=np.int64)
+    lists = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32)), pa.array(numbers.astype(np.int32)))
+    matrix = fixed_rows(np.arange(3 * rows, dtype=np.float32).reshape(rows, 3))
+    return {"number": pa.array(numbers), "list": lists, "matrix": matrix}
+
+
+def test_any_arrow_reader_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "file.arrow"
+    record = arrow_file.write(path, "test", columns())
+    content = path.read_bytes()
+    assert (record.bytes, record.xxh3) == (len(content), xxhash.xxh3_128_hexdigest(content))
+    table = pa.ipc.open_file(str(path)).read_all()
+    assert table.column("number").to_pylist() == [0, 1, 2, 3, 4]
+    assert table.column("list").to_pylist() == [[0], [1], [2], [3], [4]]
+    assert table.column("matrix").to_pylist()[1] == [3.0, 4.0, 5.0]
+    assert [p.name for p in path.parent.iterdir()] == ["file.arrow"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_columns_come_back_writable(tmp_path: Path, dtype: str) -> None:
+    path, x = tmp_path / "file.arrow", np.random.default_rng(0).standard_normal((7, 4)).astype(dtype)
+    arrow_file.write(path, "test", {"x": fixed_rows(x)})
+    mapped = MappedFile(path, "test")
+    assert mapped.names == ["x"]
+    assert mapped.matrix("x").dtype == x.dtype
+    np.testing.assert_array_equal(mapped.matrix("x"), x)
+    before = path.read_bytes()
+    mapped.matrix("x")[:] = 1
+    assert mapped.matrix("x").min() == 1
+    assert path.read_bytes() == before
+    np.testing.assert_array_equal(MappedFile(path, "test").matrix("x"), x)
+
+
+def test_a_transposed_matrix_keeps_its_rows(tmp_path: Path) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    arrow_file.write(tmp_path / "file.arrow", "test", {"x": fixed_rows(x)})
+    np.testing.assert_array_equal(MappedFile(tmp_path / "file.arrow", "test").matrix("x"), x)
+
+
+def test_rows_and_values_may_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "file.arrow"
+    arrow_file.write(path, "test", {"x": fixed_rows(np.empty((0, 3), dtype=np.float32))})
+    assert MappedFile(path, "test").matrix("x").shape == (0, 3)
+    nothing = pa.ListArray.from_arrays(pa.array([0, 0, 0], pa.int32()), pa.array([], pa.int32()))
+    arrow_file.write(path, "test", {"list": nothing})
+    offsets, values = MappedFile(path, "test").lists("list")
+    assert offsets.tolist() == [0, 0, 0]
+    assert values.dtype == np.int32
+    assert values.shape == (0,)
+
+
+def test_an_open_map_holds_no_file_descriptor(tmp_path: Path) -> None:
+    arrow_file.write(tmp_path / "file.arrow", "test", columns())
+    before = len(os.listdir("/proc/self/fd"))
+    held = [MappedFile(tmp_path / "file.arrow", "test") for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert sum(int(file.primitive("number").sum()) for file in held) == 500
+
+
+def test_a_replaced_file_leaves_open_maps_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "file.arrow"
+    arrow_file.write(path, "test", {"n": pa.array([1, 2, 3])})
+    mapped = MappedFile(path, "test")
+    arrow_file.write(path, "test", {"n": pa.array([7, 8, 9])})
+    assert mapped.primitive("n").tolist() == [1, 2, 3]
+    assert MappedFile(path, "test").primitive("n").tolist() == [7, 8, 9]
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/no\.arrow: missing; run `shoal prepare` again$"):
+        MappedFile(tmp_path / "no.arrow", "test")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, -100, -1])
+def test_truncated(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file.arrow"
+    record = arrow_file.write(path, "test", columns())
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ShoalError, match=rf"^{path}: truncated or not an Arrow file \(.*\); .*delete the file.*$"):
+        MappedFile(path, "test")
+    with pytest.raises(ShoalError, match=rf"^{path}: \d+ bytes, the manifest says {record.bytes}; .*$"):
+        MappedFile(path, "test", record)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "file.arrow"
+    path.write_bytes(np.random.default_rng(0).bytes(5000))
+    with pytest.raises(ShoalError, match=rf"^{path}: truncated or not an Arrow file"):
+        MappedFile(path, "test")
+    arrow_file.write(path, "other", columns())
+    with pytest.raises(ShoalError, match=rf"^{path}: not a test of format 1; .*$"):
+        MappedFile(path, "test")
+    table = pa.table(columns())
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(ShoalError, match=rf"^{path}: not a test of format 1; .*$"):
+        MappedFile(path, "test")
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}: cannot be read: Is a directory; .*$"):
+        MappedFile(tmp_path, "test")
+
+
+def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.arrow"
+    schema = pa.schema([("n", pa.int64())], metadata={"shoal.kind": "test", "shoal.format": "1"})
+    table = pa.table([pa.array(np.zeros(1000, dtype=np.int64))], schema=schema)
+    with pa.ipc.new_file(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table)
+    with pytest.raises(ShoalError, match=rf"^{path}: compressed; .*$"):
+        MappedFile(path, "test").primitive("n")
+
+
+def test_a_column_that_is_missing_or_of_another_type(tmp_path: Path) -> None:
+    path = tmp_path / "file.arrow"
+    arrow_file.write(path, "test", columns())
+    mapped = MappedFile(path, "test")
+    with pytest.raises(ShoalError, match=rf"^{path}: column 'x' is missing; delete the file .*$"):
+        mapped.matrix("x")
+    with pytest.raises(ShoalError, match=rf"^{path}: column 'number' is int64; delete the file .*$"):
+        mapped.lists("number")
+    with pytest.raises(ShoalError, match=rf"^{path}: column 'list' is list<.*>; delete the file .*$"):
+        mapped.primitive("list")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(small_disk: Path) -> None:
+    arrow_file.write(small_disk / "small.arrow", "test", columns())
+    big = {"x": fixed_rows(np.ones((1000, 1000), dtype=np.float32))}
+    with pytest.raises(ShoalError, match=rf"^{small_disk}/x/big\.arrow: .*No space left on device; free space .*$"):
+        arrow_file.write(small_disk / "x" / "big.arrow", "test", big)
+    assert [p.name for p in small_disk.rglob("*") if p.is_file()] == ["small.arrow"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ShoalError, match=rf"^{tmp_path}/file/x\.arrow: cannot be written: .*; free space .*$"):
+        arrow_file.write(tmp_path / "file" / "x.arrow", "test", columns())

@@ -1,0 +1,45 @@
+"""What is proposed for a wrong name."""
+
+import pytest
+
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.engine.config.config import parse_config
+from shoal.storage.errors import ShoalError
+from shoal.storage.suggestions import did_you_mean, did_you_mean_at
+
+PLAIN = {"name": "wrong", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
+
+
+def test_the_most_alike_is_proposed() -> None:
+    known = ("fedavg", "fedgta", "FedProx")
+    assert did_you_mean("fedgat", known) == "; did you mean 'fedgta'?"
+    assert did_you_mean("FEDPROX1", known) == "; did you mean 'FedProx'?"
+    assert did_you_mean("scaffold", known) == did_you_mean("x", ()) == ""
+    assert did_you_mean_at("lr", ("train.lr", "data.root", "lr.train")) == "; did you mean 'train.lr'?"
+    assert did_you_mean_at("seed", ("a.seed", "b.seed")) == "; did you mean 'a.seed' or 'b.seed'?"
+
+
+@pytest.mark.parametrize(
+    ("keys", "end"),
+    [
+        ({"trian": {}}, "run; did you mean 'train'?"),
+        ({"train": {"learning_rat": 1}}, "schedule"),
+        ({"train": {"epoch": 1}}, "schedule; did you mean 'epochs'?"),
+        ({"lr": 1}, "run; did you mean 'train.lr'?"),
+        ({"train": {"cell_size": 1}}, "schedule; did you mean 'engine.cell_size'?"),
+        ({"data": {"dataset": "sbm", "sparsity": {"feature": 1}}}, "seed; did you mean 'features'?"),
+    ],
+)
+def test_keys(keys: dict[str, object], end: str) -> None:
+    with pytest.raises(ShoalError, match="unknown key; known here: ") as error:
+        parse_config({**PLAIN, **keys}, "x.yaml")
+    assert str(error.value).endswith(f", {end}")
+
+
+def test_methods_and_their_options() -> None:
+    with pytest.raises(ShoalError, match=r"my_file\.py:MyMethod; did you mean 'fedprox'\?$"):
+        describe("fedprx", {})
+    with pytest.raises(
+        ShoalError, match=r"algorithm\.wieght: unknown; fedprox has weight, mu; did you mean 'weight'\?$"
+    ):
+        load(describe("fedprox", {"wieght": 1.0}))
