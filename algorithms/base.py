@@ -14,15 +14,15 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree, Upload
 from shoal.algorithms.train_options import TrainOptions
 
-Steps = Generator[Ask | Mix, Any, None]
-# What `begin` makes of a download; whatever suits the method.
-Given = Any
-Loss = Callable[[Output, Tensor, Tensor, Given], Tensor]
+Requests = Generator[Ask | Mix, Any, None]
+# What `receive` makes of a download; whatever suits the method.
+Received = Any
+Loss = Callable[[Output, Tensor, Tensor, Received], Tensor]
 Term = Callable[[], Tensor]
 OF_TRAINING = ("train", "loss", "regularizer", "regularizers", "rows_beside", "loss_beside")
 
 
-class TermOfSeveral(NamedTuple):
+class BatchedTerm(NamedTuple):
     """A term of the losses of several clients that are trained in one batch.
 
     Attributes:
@@ -41,13 +41,13 @@ class Trainer(Protocol):
     options: TrainOptions
 
     def fit(
-        self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
+        self, client: Client, received: Received, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:
         """Trains one of a client's models in place; returns the mean loss of the last epoch, NaN without rows.
 
         Args:
             client: The client.
-            given: What `begin` gave.
+            given: What `receive` gave.
             model: Name of the model.
             loss: In the place of the method's `loss` and `regularizer`.
             term: Beside `loss`: a term that is added in every step.
@@ -79,13 +79,13 @@ class Algorithm:
             batch, or each by the formulas of its gradients. A subclass with a hook of `OF_TRAINING` of its
             own is not plain, unless it says so itself.
         loss_of_several: `loss` may be computed for several clients at once, by `torch.vmap`: rows whose label is
-            negative have no part in it, it looks at no number, and `begin` gives trees of tensors. Beside a
+            negative have no part in it, it looks at no number, and `receive` gives trees of tensors. Beside a
             `regularizer` of its own it has `regularizers`. A subclass with a hook of `OF_TRAINING` of its own has to
             say so anew.
     """
 
     keeps_model: ClassVar[bool] = False
-    whole_graph: ClassVar[bool] = False
+    centralized: ClassVar[bool] = False
     mixed_models: ClassVar[bool] = False
     reads_embedding: ClassVar[bool] = False
     shares_part: ClassVar[bool] = False
@@ -120,7 +120,7 @@ class Algorithm:
         """The server's state before the first round."""
         return {}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         """The server's part of one round; it changes `server`, a private copy, in place."""
         raise NotImplementedError
 
@@ -134,7 +134,7 @@ class Algorithm:
 
     # The clients' part; downloads and inboxes are read-only.
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         """Applies a download (and the inbox) to the client, before it trains or is evaluated.
 
         Before an evaluation the download is what `global_model` gave, or empty; an empty one leaves the client as it
@@ -147,34 +147,34 @@ class Algorithm:
             client.model.borrow(down["w"])
         return down
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """Trains the client, and returns its loss, NaN if nothing was trained."""
-        return trainer.fit(client, given)
+        return trainer.fit(client, received)
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Given) -> Tensor:
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
         """Training loss of a batch, a scalar.
 
         Args:
             out: Output of the model.
             y: Labels, int64 `[n]`.
             w: Parameters of the model, `[P]`, differentiable.
-            given: What `begin` gave.
+            given: What `receive` gave.
         """
         return F.cross_entropy(out.logits_NC, y)
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         """A term of the training loss that sees more of the client than a batch; None: there is none.
 
-        Called once a visit, after `begin`; what it returns gives the term, a scalar, in every step. By default that of
-        `rows_beside`.
+        Called once a visit, after `receive`; what it returns gives the term, a scalar, in every step. By default
+        that of `rows_beside`.
         """
-        beside = self.rows_beside(given)
+        beside = self.rows_beside(received)
         if beside is None:
             return None
         rows, y = client.model.alike(beside), client.data.train_label
-        return lambda: self.loss_beside(client.model(rows), y, given)
+        return lambda: self.loss_beside(client.model(rows), y, received)
 
-    def regularizers(self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Given]) -> TermOfSeveral | None:
+    def regularizers(self, clients: Sequence[Client], w_BP: Tensor, received: Sequence[Received]) -> BatchedTerm | None:
         """`regularizer` of several clients of one kind that are trained in one batch, to rounding; None: there is none.
 
         Not asked for what `rows_beside` tells. What is random comes from each client's own generators.
@@ -182,32 +182,32 @@ class Algorithm:
         Args:
             clients: The clients; the model that they share holds the parameters of none of them.
             w_BP: Their parameters as the visit begins, which stay as they are.
-            given: What `begin` gave of each.
+            given: What `receive` gave of each.
         """
         return None
 
-    def rows_beside(self, given: Given) -> Tensor | None:
+    def rows_beside(self, received: Received) -> Tensor | None:
         """Rows of features `[n, F]` that the model answers for in every step, too, as for nodes with neighbours all
         like them; None: there are none.
         """
         return None
 
-    def loss_beside(self, out: Output, y: Tensor, given: Given) -> Tensor:
+    def loss_beside(self, out: Output, y: Tensor, received: Received) -> Tensor:
         """The term of the training loss of these rows, a scalar.
 
         Args:
             out: Output of the model for them.
             y: Labels of the training rows, as `loss` is given them.
-            given: What `begin` gave.
+            given: What `receive` gave.
         """
         raise NotImplementedError
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         """What the client sends after it trained; it does not train here."""
         return Upload({})
 
     def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
     ) -> Mapping[int, Upload]:
         """What several clients of one kind send that were trained at once, by their places: as `upload` has it, to
         rounding. Those that are not in it are asked by `upload`, in their turn.
@@ -218,12 +218,12 @@ class Algorithm:
         Args:
             clients: The clients; the model that they share holds the parameters of none of them.
             w: Their parameters `[P]` each, which stay as they are.
-            given: What `begin` gave of each.
+            given: What `receive` gave of each.
             phase: The phase.
         """
         return {}
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         """Scores of the items of `train`, `val`, `test` or of all items (`all`), `[items, C]`; the largest one wins.
 
         Which of several models answers is the method's to say; by default the one that the config names. Where training
@@ -243,16 +243,16 @@ def told_for_several(method: type[Algorithm], several: str, alone: str) -> bool:
 __all__ = [
     "Algorithm",
     "Ask",
+    "BatchedTerm",
     "Client",
     "Context",
-    "Given",
     "Loss",
     "Mix",
     "Output",
+    "Received",
     "Replies",
-    "Steps",
+    "Requests",
     "Term",
-    "TermOfSeveral",
     "Trainer",
     "Tree",
     "Upload",

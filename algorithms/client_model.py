@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, alike, all_nodes, kept_rows, sampled
-from shoal.algorithms.models.items.augmented_nodes import MendedNodes
+from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.items.client_pairs import ClientPairs
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -45,7 +45,7 @@ class ClientModel:
         self._is_own = False
         if w is not None:
             self._wait(w, is_own=False)
-        self.items: ClientGraphs | ClientPairs | MendedNodes | None = None
+        self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
         if data.graph_ptr is not None:
             self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
         elif data.pairs is not None:
@@ -55,10 +55,10 @@ class ClientModel:
     @property
     def flat(self) -> FlatModel:
         """The host's model with this client's parameters; the next client of a cell trains in the same memory."""
-        self.settle()
+        self.flush()
         return self.pattern
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Copies parameters that the host's model does not have yet into it."""
         if self._waiting is not None:
             self.pattern.load(self._waiting)
@@ -114,9 +114,9 @@ class ClientModel:
         """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
         return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
-    def answer_in(self, mended: MendedNodes) -> None:
+    def answer_in(self, augmented: AugmentedNodes) -> None:
         """Trains, and answers for the client's nodes, in a mended graph, until the end of the visit."""
-        self.items = mended
+        self.items = augmented
         self._logits = None
 
     def changed(self) -> None:
@@ -138,7 +138,7 @@ class ClientModel:
         if rows is None or (mapped and len(rows) == self.data.nodes):
             # All rows, in their order: they lie in the map already.
             return [self.data.whole(k) for k in self.pattern.inputs]
-        return [self.data.memo((part, k), partial(kept_rows, self.data, k, rows)) for k in self.pattern.inputs]
+        return [self.data.cache((part, k), partial(kept_rows, self.data, k, rows)) for k in self.pattern.inputs]
 
     @property
     def answered(self) -> bool:

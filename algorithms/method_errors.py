@@ -16,7 +16,7 @@ from shoal.storage.user_code.tracebacks import in_words, raised_by_itself
 OURS = "shoal."
 
 
-class Malformed(Exception):
+class ProtocolError(Exception):
     """What a hook of a method gave is not what the protocol asks of it; `code_of` adds where the hook stands."""
 
 
@@ -38,7 +38,7 @@ def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
         yield
     except (ShoalError, torch.OutOfMemoryError):
         raise
-    except Malformed as error:
+    except ProtocolError as error:
         raise fault(method, hook, str(error), before) from None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, _files(type(method))):

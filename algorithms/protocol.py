@@ -32,12 +32,12 @@ def is_moment(key: str) -> bool:
     return ".opt." in key
 
 
-class How(Enum):
+class Reduce(Enum):
     """How an entry of the uploads is reduced on its way to the server."""
 
-    SUM = "sum"  # weighted mean over clients; cells send partial sums
-    KEEP = "keep"  # the server sees the tensor of every client, all of one shape
-    LIST = "list"  # the same, of a size of its own for every client
+    MEAN = "sum"  # weighted mean over clients; cells send partial sums
+    STACK = "keep"  # the server sees the tensor of every client, all of one shape
+    GATHER = "list"  # the same, of a size of its own for every client
     MIX = "mix"  # the engine holds the tensor of every client and multiplies where it likes
 
 
@@ -54,12 +54,12 @@ class Ask:
         to: Clients to ask; the cohort by default.
         score: Where they train and an evaluation is due, they are evaluated as `trained` after it: not so in a phase
             that is followed by another one of their training.
-        score_with: What evaluation as `trained` reads beside what a client holds, by `Algorithm.begin`, as a part of
+        score_with: What evaluation as `trained` reads beside what a client holds, by `Algorithm.receive`, as a part of
             the model that never leaves the server. It is no message of the method: nobody counts it as sent.
     """
 
     phase: str
-    up: Mapping[str, How]
+    up: Mapping[str, Reduce]
     shared: Tree = field(default_factory=dict)
     private: Mapping[int, Tree] = field(default_factory=dict)
     train: bool = True
@@ -73,7 +73,7 @@ class Mix:
     """`inbox[dst[i]][entry] = rows[i] @ held[entry]`, or, without `dst`, the product goes to the generator.
 
     Attributes:
-        entry: An entry uploaded as `How.MIX` in this round.
+        entry: An entry uploaded as `Reduce.MIX` in this round.
         rows: Mixing matrix, `[len(dst), len(replies)]`, columns in the order of the `Replies.ids` of the `Ask` that
             uploaded the entry; without `dst` one row, `[len(replies)]`, or any number.
         dst: Clients that find their row in the next download; None: the server.
@@ -90,16 +90,16 @@ class Upload:
 
     Attributes:
         entries: Tensors by name; names and reductions were fixed by the `Ask`.
-        weight: Weight of the client in the weighted means of its `How.SUM` entries, 1 by default; a tensor that
+        weight: Weight of the client in the weighted means of its `Reduce.MEAN` entries, 1 by default; a tensor that
             broadcasts against the entry weighs its rows apart (prototypes: `[C, 1]` counts). What has weight 0 is not
             read and may be NaN.
-        wire: Bytes that an entry and its weight take as the protocol would send them, where that is less than the
-            padded tensors say: rows of classes that a client lacks stay at home.
+        upload_bytes: Bytes that an entry and its weight take as the protocol would send them, where that is less than
+            the padded tensors say: rows of classes that a client lacks are not sent.
     """
 
     entries: Tree
     weight: Mapping[str, float | Tensor] = field(default_factory=dict)
-    wire: Mapping[str, int] = field(default_factory=dict)
+    upload_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Replies:
 
     Attributes:
         ids: Clients that answered, ascending.
-        entries: `How.SUM`: the weighted mean, zero where nobody has weight. `How.KEEP`: tensors stacked along a new
-            first axis in the order of `ids`. Entries of `How.MIX` are held by the engine.
-        weights: Total weight of every `How.SUM` entry, float64: a scalar, or the shape of the clients' weights.
-        lists: `How.LIST`: the tensor of every client, in the order of `ids`.
+        entries: `Reduce.MEAN`: the weighted mean, zero where nobody has weight. `Reduce.STACK`: tensors stacked along
+            a new first axis in the order of `ids`. Entries of `Reduce.MIX` are held by the engine.
+        weights: Total weight of every `Reduce.MEAN` entry, float64: a scalar, or the shape of the clients' weights.
+        lists: `Reduce.GATHER`: the tensor of every client, in the order of `ids`.
     """
 
     ids: list[int]

@@ -26,7 +26,7 @@ from shoal.storage.store.store import Store
 ROOT = Path(__file__).resolve().parent
 SHOAL: dict[str, dict[str, Any]] = {
     "local": {"backend": "local"},
-    "stacked": {"backend": "local", "path": "stacked"},
+    "batched": {"backend": "local", "trainer": "batched"},
     "ray": {"backend": "ray", "hosts": 1},
     "two": {"backend": "ray", "hosts": 2},
 }

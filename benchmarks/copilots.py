@@ -31,7 +31,7 @@ from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import COPILOT
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.closed_form.choice import closed_form
+from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.reduction import upload_bytes
@@ -64,9 +64,9 @@ def parameters(features: int, hidden: int, classes: int) -> int:
 
 def visit(client: Client, method: Algorithm, trainer: LocalTrainer) -> int:
     """A visit of a client; gives the bytes that it sends."""
-    given = method.begin(client, {"w": client.models[COPILOT].w.clone()} if COPILOT in method.models() else {})
-    method.train(client, given, trainer, "train")
-    return upload_bytes(method.upload(client, given, "train"))
+    received = method.receive(client, {"w": client.models[COPILOT].w.clone()} if COPILOT in method.models() else {})
+    method.train(client, received, trainer, "train")
+    return upload_bytes(method.upload(client, received, "train"))
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
                     describe(kind, {**options, **({"copilot": {"name": copilot}} if kind != "local" else {})})
                 )
                 flats = {model: client.models[model].flat for model in method.models()}
-                plain = closed_form(client.model.flat) if kind == "local" else None
+                plain = analytic(client.model.flat) if kind == "local" else None
                 trainer = LocalTrainer(flats, TrainOptions(), method, plain)
                 sent, seconds, memory = visit(client, method, trainer), [], []
                 if name == "fedgkc" and copilot == "gcn":

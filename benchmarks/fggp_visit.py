@@ -72,10 +72,10 @@ def visit(client: Client, method: FedAvg, anew: bool) -> int:
         client.state.pop("knn", None)
     model = client.model
     down = {"w": body_of(model.flat) if isinstance(method, FGGP) else model.w.clone(), "round": torch.tensor(1)}
-    given = method.begin(client, down)
+    received = method.receive(client, down)
     trainer = LocalTrainer({name: each.flat for name, each in own.items()}, TRAIN, method, None)
-    method.train(client, given, trainer, "train")
-    sent = upload_bytes(method.upload(client, given, "train"))
+    method.train(client, received, trainer, "train")
+    sent = upload_bytes(method.upload(client, received, "train"))
     client.models = held
     return sent
 

@@ -140,7 +140,7 @@ def paths(where: Where) -> Iterator[Row]:
             for path, cell, precision in ways(where):
                 if name == "gcn" and precision == "bfloat16":
                     continue
-                engine = {"path": path, "cell_size": cell, "precision": precision}
+                engine = {"trainer": path, "cell_size": cell, "precision": precision}
                 plain = config_of(Path(place), where.device.type, clients, nodes, {**keys, "engine": engine})
                 row: Row = {"case": name, "nodes": nodes, "path": path, "cell": cell, "precision": precision}
                 try:
@@ -155,10 +155,10 @@ def paths(where: Where) -> Iterator[Row]:
 def ways(where: Where) -> list[tuple[str, int, str]]:
     """Path, clients of a cell, precision."""
     if where.smallest:
-        return [("loop", 4, "float32"), ("stacked", 4, "float32")]
-    cells = [("loop", 15, "float32"), *(("stacked", cell, "float32") for cell in (15, 64, 128))]
+        return [("autograd", 4, "float32"), ("batched", 4, "float32")]
+    cells = [("autograd", 15, "float32"), *(("batched", cell, "float32") for cell in (15, 64, 128))]
     rounded = ("tf32", "bfloat16") if where.device.type == "cuda" else ("bfloat16",)
-    return [*cells, *(("stacked", 64, precision) for precision in rounded)]
+    return [*cells, *(("batched", 64, precision) for precision in rounded)]
 
 
 def uploads(where: Where) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from contest import Absent, GnnCase
 
 from shoal.algorithms.protocol import MODEL
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import Memo
+from shoal.storage.store.view import Cache
 
 CLIENTS, HOPS = 10, 2
 MODELS = ("gcn", "sage", "gin", "gat", "gcnii", "sgc", "gamlp")
@@ -67,7 +67,7 @@ class GraphCase(GnnCase):
         folder = self.data / peer
         folder.mkdir(exist_ok=True)
         for client in range(store.clients):
-            view = job.view(store, client, Memo(0))
+            view = job.view(store, client, Cache(0))
             starts, columns = view.csr
             arrays = {"edge_index": np.stack([np.repeat(np.arange(view.nodes), np.diff(starts)), columns])}
             arrays |= {"x": dense(view.x), "y": view.label.numpy(), "node": view.node}

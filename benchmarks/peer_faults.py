@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree, Upload
 from shoal.algorithms.losses.alignment import NodeAlignment
 from shoal.algorithms.methods import fedavg, feddc, fedproto, fedtgp, scaffold
 from shoal.algorithms.methods.shared.mean_gradient import steps_of
@@ -40,13 +40,13 @@ class PeerSCAFFOLD(scaffold.SCAFFOLD):
         initial[ctx.build(MODEL, 0).classifier] /= math.sqrt(2)
         return {"w": initial, "c": torch.zeros_like(initial)}
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """As `SCAFFOLD` under SGD."""
-        loss = trainer.fit(client, given)
+        loss = trainer.fit(client, received)
         before = client.state.get(scaffold.VARIATE, torch.zeros_like(client.model.w))
-        moved = (given["w"] - client.model.w) / (steps_of(client, trainer.options) * trainer.options.lr)
-        client.state[scaffold.VARIATE] = before - given["c"] + moved
-        given["change"] = client.state[scaffold.VARIATE] - before
+        moved = (received["w"] - client.model.w) / (steps_of(client, trainer.options) * trainer.options.lr)
+        client.state[scaffold.VARIATE] = before - received["c"] + moved
+        received["change"] = client.state[scaffold.VARIATE] - before
         return loss
 
 
@@ -60,22 +60,22 @@ class PeerFedDC(feddc.FedDC):
         """As `FedDC`, which would refuse Adam."""
         return {**fedavg.FedAvg.setup(self, ctx), "g": torch.zeros_like(ctx.initial)}
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """As `FedDC`, but the drift grows by the update of the round before."""
-        given["scale"] = 1 / (trainer.options.lr * steps_of(client, trainer.options))
-        loss = trainer.fit(client, given)
+        received["scale"] = 1 / (trainer.options.lr * steps_of(client, trainer.options))
+        loss = trainer.fit(client, received)
         nothing = torch.zeros_like(client.model.w)
         drift = client.state.get(feddc.DRIFT, nothing) + client.state.get(feddc.UPDATE, nothing)
         client.state[feddc.DRIFT] = drift
-        client.state[feddc.UPDATE] = client.model.w - given["w"]
-        given["corrected"] = client.model.w + drift
+        client.state[feddc.UPDATE] = client.model.w - received["w"]
+        received["corrected"] = client.model.w + drift
         return loss
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         """As `FedDC`, without the mean update g."""
         w, alpha = client.model.flat.w, self.alpha
-        target = given["w"] - client.state.get(feddc.DRIFT, 0)
-        linear = given["scale"] * client.state.get(feddc.UPDATE, torch.zeros_like(target))
+        target = received["w"] - client.state.get(feddc.DRIFT, 0)
+        linear = received["scale"] * client.state.get(feddc.UPDATE, torch.zeros_like(target))
         return lambda: alpha / 2 * (w - target).square().sum() + linear @ w
 
 
@@ -88,16 +88,16 @@ class PeerAligned(fedproto.FedProto):
 
     loss_of_several = False
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: tuple[Tensor, Tensor] | None) -> Tensor:
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
         """As `FedProto`, for one client."""
         plain = super().loss(out, y, w, None)
-        if given is None:
+        if received is None:
             return plain
         z_NH = F.dropout(out.embedding_NH.relu(), DROPOUT)
-        return plain + self.lam / z_NH.shape[1] * NodeAlignment(y, *given)(z_NH)
+        return plain + self.lam / z_NH.shape[1] * NodeAlignment(y, *received)(z_NH)
 
     def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
     ) -> Mapping[int, Upload]:
         """Every class of every client, of zeros if it has none."""
         return {i: self.all_classes(*self.means_of(client), client.info.nodes) for i, client in enumerate(clients)}

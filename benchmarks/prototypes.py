@@ -42,10 +42,10 @@ from shoal.engine.messages.seeds import key
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.sbm import load_sbm
 from shoal.storage.graph.propagation import hops
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 FEATURES, CLASSES, DEGREE, LABELLED, HOPS = 128, 172, 29.0, 0.014, 3
 BEFORE = 30
@@ -82,8 +82,10 @@ def make_client(
     shard = Shard(0, np.arange(nodes), graph.y.astype(np.int32), indptr, indices, graph.x)
     train = np.sort(np.random.default_rng(0).permutation(nodes)[: round(labelled * nodes)]).astype(np.int32)
     nothing = np.zeros(0, dtype=np.int32)
-    columns = hops(indptr, indices, graph.x, Kernel(HOPS))
-    view = View("client", shard, Split(train, nothing, nothing), columns, classes, Memo(2**30), kernel=Kernel(HOPS))
+    columns = hops(indptr, indices, graph.x, PropagationOptions(HOPS))
+    view = View(
+        "client", shard, Split(train, nothing, nothing), columns, classes, Cache(2**30), kernel=PropagationOptions(HOPS)
+    )
     layers = {"layers": 2} if model == "sgc" else {}
     module = build(model, FEATURES, classes, HOPS, 0.5, {"hidden": hidden, **layers})
     info = ClientInfo(0, nodes, len(train), classes)
@@ -100,8 +102,8 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
     weight_LN, counts_LC = hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops)
     proto_LCH = hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES)
     down: Tree = pack(proto_LCH, counts_LC > 0)
-    given = method.begin(client, down)
-    term = method.regularizer(client, given)
+    received = method.receive(client, down)
+    term = method.regularizer(client, received)
     assert term is not None
     aligned = LocalTrainer(models, options, method)
     return {
@@ -109,9 +111,9 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
         "forward pass over all nodes": lambda: annotate(client),
         "weights of the hops": lambda: hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops),
         "sums": lambda: hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES),
-        "upload": lambda: method.upload(client, given, "train"),
-        "prepare": lambda: method.regularizer(client, given),
-        "aligned epoch": lambda: aligned.fit(client, given, loss=method.loss, term=term),
+        "upload": lambda: method.upload(client, received, "train"),
+        "prepare": lambda: method.regularizer(client, received),
+        "aligned epoch": lambda: aligned.fit(client, received, loss=method.loss, term=term),
     }
 
 

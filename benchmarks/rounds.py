@@ -11,7 +11,7 @@ and 172 classes, `tiny` has 54 rows of 1,433 features, 64 hidden units and 7 cla
 of width 64 and the real graphs of $SHOAL_DATA as ten Louvain clients, a fifth of whose nodes trains; `sgc` and `gamlp`
 read two hops. Every contender is a process with one thread for mathematics; it plays a round (on graphs ten) when it is
 told to, in turn with the bare loop, which of them first alternating. `local` and `ray` are Shoal in one process and
-with one host actor, `stacked` is one process that trains the clients of a cell in one batch; `two` are two host actors
+with one host actor, `batched` is one process that trains the clients of a cell in one batch; `two` are two host actors
 beside two bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 %
 (order statistics of the sign test). At the end all hold the same weights, to 1e-6 (linear) or 2e-6, on graphs
 after the first round, to 1e-5; all but `open_fgl`, OpenFGL's trainer, which has its own GCN and plays with `gcn` only.
@@ -57,7 +57,7 @@ def row(case: Case, name: str, result: dict[str, Any]) -> tuple[list[str], dict[
         " / ".join(f"{held_bytes / 2**20:.0f}" for held_bytes in result["memory"]),
         f"{1000 * over / cohort:.2f}",
     ]
-    if name in ("local", "stacked", "ray"):
+    if name in ("local", "batched", "ray"):
         outside = median(m["seconds"] - m["training"] for m in mine)
         held["outside"] = outside / cohort
         shown.append(f"{1000 * outside / cohort:.2f}")

@@ -39,7 +39,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.run import plan_of, run
-from shoal.storage.store.view import Memo
+from shoal.storage.store.view import Cache
 
 BATCH, LR, SERVER_LR = 16, 0.1, 0.001
 
@@ -87,8 +87,8 @@ class Bare:
         self.flat: FlatModel = kind.flat
         w = self.job.initial(kind, MODEL, 0)
         self.flat.load(w)
-        memo = Memo(1 << 32)
-        self.models = [ClientModel(self.flat, self.job.view(store, info.client, memo), hash) for info in self.infos]
+        cache = Cache(1 << 32)
+        self.models = [ClientModel(self.flat, self.job.view(store, info.client, cache), hash) for info in self.infos]
         self.own = own_entries(self.flat)
         self.theta = [nn.Parameter(w[self.own].clone()) for _ in self.infos]
         self.optimizers = [torch.optim.Adam([theta], lr=LR, fused=True) for theta in self.theta]
@@ -165,15 +165,15 @@ class _Part(nn.Module):
         super().__init__()
         self.model: Any = model
 
-    def forward(self, part: str, given: Any) -> Any:
+    def forward(self, part: str, received: Any) -> Any:
         if part == "prompt":
-            return self.model.prompt(given)
-        return self.model.answer(given) if part == "answer" else self.model.backbone.classified(given).logits_NC
+            return self.model.prompt(received)
+        return self.model.answer(received) if part == "answer" else self.model.backbone.classified(received).logits_NC
 
 
-def _called(module: nn.Module, w: dict[str, Tensor], part: str, given: Any) -> Any:
+def _called(module: nn.Module, w: dict[str, Tensor], part: str, received: Any) -> Any:
     named = {f"model.{name}": p for name, p in w.items()}
-    return torch.func.functional_call(_Part(module), named, (part, given))
+    return torch.func.functional_call(_Part(module), named, (part, received))
 
 
 def seconds_of(config: Config) -> tuple[list[float], dict[str, Any], Path]:

@@ -29,7 +29,7 @@ class TrimmedMean(shoal.Algorithm):
     def round(
         self, server: dict[str, Tensor], ctx: shoal.Context, cohort: Sequence[int]
     ) -> Generator[shoal.Ask, shoal.Replies, None]:
-        got = yield shoal.Ask("train", {"w": shoal.How.KEEP}, shared={"w": server["w"]})
+        got = yield shoal.Ask("train", {"w": shoal.Reduce.STACK}, shared={"w": server["w"]})
         w_BP = got["w"].sort(dim=0).values
         cut = int(self.trim * len(w_BP))
         server["w"] = w_BP[cut : len(w_BP) - cut].mean(0)
@@ -37,5 +37,5 @@ class TrimmedMean(shoal.Algorithm):
     def global_model(self, server: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"w": server["w"]}
 
-    def upload(self, client: shoal.Client, given: Any, phase: str) -> shoal.Upload:
+    def upload(self, client: shoal.Client, received: Any, phase: str) -> shoal.Upload:
         return shoal.Upload({"w": client.model.w})

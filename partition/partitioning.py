@@ -7,7 +7,7 @@ import numpy as np
 
 from shoal.partition.domains import domain_graphs, first_clients, require_own_clients
 from shoal.partition.methods.by_label import by_dirichlet, by_random
-from shoal.partition.methods.cover import NOBODY, assert_cover
+from shoal.partition.methods.cover import NO_CLIENT, assert_cover
 from shoal.partition.methods.from_file import by_file, by_index
 from shoal.partition.methods.louvain import by_louvain
 from shoal.partition.methods.metis import by_metis
@@ -63,7 +63,7 @@ def partition(
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
     Of several domains each is divided by itself, between the clients that `options.domains` gives it; a file divides
-    all of them. With `index` some nodes may belong to `NOBODY`. Of a dataset of graphs the graphs are divided, and a
+    all of them. With `index` some nodes may belong to `NO_CLIENT`. Of a dataset of graphs the graphs are divided, and a
     node goes with its graph.
 
     Args:
@@ -99,6 +99,6 @@ def partition(
             own = replace(options, clients=clients, domains=None)
             mask = None if labelled_mask is None else labelled_mask[rows]
             found = method(domain, own, mask, workspace)
-            assignment[rows] = np.where(found == NOBODY, NOBODY, found + before)
+            assignment[rows] = np.where(found == NO_CLIENT, NO_CLIENT, found + before)
     assert_cover(assignment, graph.items, options.clients)
     return graph.of_nodes(assignment)

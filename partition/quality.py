@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import kept_entries
 
@@ -50,7 +50,7 @@ class Quality:
 
 
 def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarray | None = None) -> Quality:
-    """Quality of `assignment`, the client of every node, integers `[N]` in `0..clients-1` or `NOBODY`.
+    """Quality of `assignment`, the client of every node, integers `[N]` in `0..clients-1` or `NO_CLIENT`.
 
     Nodes that no client holds count only in what is cut.
 
@@ -59,14 +59,14 @@ def quality(graph: Graph, assignment: np.ndarray, clients: int, kept_N: np.ndarr
     """
     if kept_N is None:
         kept_N = kept_entries(graph.indptr, graph.indices, assignment)
-    held = assignment != NOBODY
+    held = assignment != NO_CLIENT
     nodes = np.bincount(assignment[held], minlength=clients)
     entries = np.zeros(clients, dtype=np.int64)
     np.add.at(entries, assignment[held], kept_N[held])
     isolated = np.bincount(assignment[held & (kept_N == 0)], minlength=clients)
 
     of_items = graph.of_items(assignment)
-    has_label = (of_items != NOBODY) & (graph.y >= 0)
+    has_label = (of_items != NO_CLIENT) & (graph.y >= 0)
     label = of_items[has_label].astype(np.int64) * graph.classes + graph.y[has_label]
     labels_NC = np.bincount(label, minlength=clients * graph.classes).reshape(clients, graph.classes)
     labelled = labels_NC.sum(1)

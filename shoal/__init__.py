@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.algorithms.client import Client
     from shoal.algorithms.context import Context
     from shoal.algorithms.models.user.user_model import Backbone
-    from shoal.algorithms.protocol import Ask, How, Mix, Replies, Upload
+    from shoal.algorithms.protocol import Ask, Mix, Reduce, Replies, Upload
     from shoal.configs import load_config
     from shoal.engine.callbacks.callback import Callback, Running
     from shoal.engine.config.config import Config
@@ -39,7 +39,7 @@ PLACES = {
     "Context": "shoal.algorithms.context",
     "Dataset": "shoal.storage.datasets.user.user_dataset",
     "Graph": "shoal.storage.graph.graph",
-    "How": "shoal.algorithms.protocol",
+    "Reduce": "shoal.algorithms.protocol",
     "Mix": "shoal.algorithms.protocol",
     "Partitioner": "shoal.partition.methods.user_partitioner",
     "Replies": "shoal.algorithms.protocol",
@@ -64,9 +64,9 @@ __all__ = [
     "Context",
     "Dataset",
     "Graph",
-    "How",
     "Mix",
     "Partitioner",
+    "Reduce",
     "Replies",
     "Run",
     "Running",

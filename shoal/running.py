@@ -54,7 +54,7 @@ def prepare(config: Source) -> Path:
     """
     resolved = load_config(config)
     method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
-    return prepare_store(resolved, whole=method.whole_graph).path
+    return prepare_store(resolved, centralized=method.centralized).path
 
 
 def run(config: Source, *, resume: bool = False, fresh: bool = False) -> Run:

@@ -34,7 +34,7 @@ from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import CPU, Memo, View
+from shoal.storage.store.view import CPU, Cache, View
 
 CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
@@ -184,9 +184,9 @@ def start(configure: Callable[..., Config]) -> Start:
         device: torch.device = CPU,
     ) -> Server:
         config = configure(keys or {}, graph)
-        whole = load(describe(config.algorithm.name, config.algorithm.options)).whole_graph
-        job = make_job(config, prepare(config, whole), "test")
-        return Server(job, plan_of(config, whole), pool(LocalPool(Host(), job)), state, device)
+        centralized = load(describe(config.algorithm.name, config.algorithm.options)).centralized
+        job = make_job(config, prepare(config, centralized), "test")
+        return Server(job, plan_of(config, centralized), pool(LocalPool(Host(), job)), state, device)
 
     return start
 
@@ -211,7 +211,7 @@ def views(start: Start) -> Callable[..., list[View]]:
     def views(server: Server | None = None) -> list[View]:
         job = (server or start()).job
         store = Store(job.store_path)
-        return [job.view(store, client, Memo(2**24)) for client in range(store.clients)]
+        return [job.view(store, client, Cache(2**24)) for client in range(store.clients)]
 
     return views
 
@@ -278,7 +278,7 @@ def make_view() -> Callable[..., View]:
             edge_weight=None if weight is None else weight[np.repeat(np.arange(nodes), np.diff(indptr)), indices],
         )
         rows = [np.asarray(part, dtype=np.int32) for part in (train, [], np.setdiff1d(np.arange(nodes), train))]
-        return View("test", shard, Split(*rows), [], classes, Memo(2**24))
+        return View("test", shard, Split(*rows), [], classes, Cache(2**24))
 
     return make_view
 

@@ -122,7 +122,7 @@ def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
                 "rounds": 3,
                 "data": {"dataset": "digits", "root": str(tmp_path)},
                 "algorithm": {"name": name, **options},
-                "engine": {"backend": "local", "path": "loop"},
+                "engine": {"backend": "local", "trainer": "autograd"},
                 "run": {"root": str(tmp_path / f"runs-{len(losses)}"), "tensorboard": False},
             },
             "test",

@@ -13,7 +13,7 @@ MOST_ENTRIES = 2**31
 
 
 class CompletedGraph(NamedTuple):
-    """A' = A or kNN, symmetric and without loops (FGGP, equation 6); tensors, so that `View.memo` can keep it.
+    """A' = A or kNN, symmetric and without loops (FGGP, equation 6); tensors, so that `View.cache` can keep it.
 
     Attributes:
         indptr: Row starts, int32 `[N + 1]`, on the processor.

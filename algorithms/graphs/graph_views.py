@@ -29,7 +29,7 @@ class GraphViews:
             ShoalError: The model reads hops whose graph the client does not have whole.
         """
         self._model, self._data, self._rng = model, model.data, rng
-        kernel = model.data.kernel
+        kernel = model.data.propagation
         self._reads_hops = model.coupled is None and any(model.flat.inputs)
         if self._reads_hops and kernel is not None and kernel.rows != "all":
             raise ShoalError(
@@ -61,13 +61,13 @@ class GraphViews:
         """Row starts and columns of what is left of the adjacency."""
         indptr, indices = self._data.csr
         kept_M = (self._rand(len(indices) // 2) >= share).cpu().numpy()
-        pair_E = self._data.memo("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
+        pair_E = self._data.cache("pairs", lambda: torch.from_numpy(pairs(indptr, indices))).numpy()
         kept_E = kept_M[pair_E]
         before = np.concatenate([[0], np.cumsum(kept_E)])
         return before[indptr].astype(np.int32), indices[kept_E]
 
     def _smoothing(self, indptr: np.ndarray, indices: np.ndarray) -> SparseMatrix:
-        kernel = self._data.kernel
+        kernel = self._data.propagation
         assert kernel is not None
         return smoothing_over(indptr, indices, kernel.r).to(self._data.device)
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
 from shoal.algorithms.methods.local import Local
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 from shoal.storage.errors import ShoalError
 
 
@@ -55,9 +55,9 @@ class ClassMeans(Local):
         everyone = torch.zeros(len(ctx.clients), dtype=torch.int64)
         return {"met": everyone.bool(), "version": torch.zeros((), dtype=torch.int64), "sent": everyone}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if newcomers := [i for i in cohort if not server["met"][i]]:
-            got = yield Ask("means", {"mean": How.SUM}, train=False, to=newcomers)
+            got = yield Ask("means", {"mean": Reduce.MEAN}, train=False, to=newcomers)
             server["met"][got.ids] = True
             count_C1 = got.weights["mean"]
             if bool((count_C1 > 0).any()):
@@ -72,7 +72,7 @@ class ClassMeans(Local):
         got = yield Ask("train", {}, private=dict.fromkeys(behind, down))
         server["sent"][got.ids] = server["version"]
 
-    def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+    def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
         """The means, `[C', F]`, and their classes; None while there are none."""
         if (received := unpack(down, client.info.classes)) is not None:
             mean_CF, present_C = received
@@ -81,14 +81,14 @@ class ClassMeans(Local):
             return None
         return client.state["means"], client.state["means.class"]
 
-    def rows_beside(self, given: tuple[Tensor, Tensor] | None) -> Tensor | None:
-        return None if given is None else given[0]
+    def rows_beside(self, received: tuple[Tensor, Tensor] | None) -> Tensor | None:
+        return None if received is None else received[0]
 
-    def loss_beside(self, out: Output, y: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
-        share = (self.weight * len(given[1]) / (y >= 0).sum().double()).float()
-        return share * F.cross_entropy(out.logits_NC, given[1])
+    def loss_beside(self, out: Output, y: Tensor, received: tuple[Tensor, Tensor]) -> Tensor:
+        share = (self.weight * len(received[1]) / (y >= 0).sum().double()).float()
+        return share * F.cross_entropy(out.logits_NC, received[1])
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == "train":
             return Upload({})
         data, classes = client.data, client.info.classes

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
-from shoal.algorithms.protocol import How
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.protocol import Reduce
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class FedAvg(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]})
         if got.weights["w"] > 0:
             server["w"] = got["w"]
 
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.model.w}, {"w": self.weight_of(client)})
 
     def weight_of(self, client: Client) -> float:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, unpack
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import known_rows, rows_upload, take_rows, training_embeddings
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class AveragedRows(FedAvg):
     evaluation mode after training. Everybody is evaluated with the averaged w.
     """
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         shared = {"w": server["w"], **known_rows(server), **self.besides(ctx)}
-        got = yield Ask("train", {"w": How.SUM, "proto": How.SUM}, shared=shared)
+        got = yield Ask("train", {"w": Reduce.MEAN, "proto": Reduce.MEAN}, shared=shared)
         if got.weights["w"] > 0:
             server["w"] = got["w"]
         take_rows(server, got)
@@ -32,12 +32,12 @@ class AveragedRows(FedAvg):
         """What the downloads of a round hold beside w and the prototypes."""
         return {}
 
-    def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+    def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
         """Loads w; gives the known prototypes, `[C, H]`, and which those are, `[C]`; None while there are none."""
-        super().begin(client, down)
+        super().receive(client, down)
         return unpack(down, client.info.classes)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        model, data = super().upload(client, given, phase), client.data
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        model, data = super().upload(client, received, phase), client.data
         rows = rows_upload(*class_means(training_embeddings(client), data.train_label, client.info.classes))
-        return Upload({**model.entries, **rows.entries}, {**model.weight, **rows.weight}, rows.wire)
+        return Upload({**model.entries, **rows.entries}, {**model.weight, **rows.weight}, rows.upload_bytes)

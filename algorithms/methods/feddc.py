@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 # Where a client's state holds its drift and its last update, `[P]` each; absent, they are zero.
 DRIFT, UPDATE = "drift", "update"
@@ -28,7 +28,7 @@ class FedDC(FedAvg):
     mean gradient of the loss in the place of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
 
     Each of its three parts has a switch: the penalty `alpha: 0`, the linear term `variate: off` (no g is kept or sent),
-    the drift in what is averaged `sends: off`. Without all of them it is FedAvg, to the bit with `engine.path: loop`.
+    the drift in what is averaged `sends: off`. Without all of them it is FedAvg, to the bit by autograd.
 
     Attributes:
         weight: As of FedAvg; the plain mean is `uniform`.
@@ -55,42 +55,42 @@ class FedDC(FedAvg):
         form_for(self.variate, ctx.train)
         return {**state, "g": torch.zeros_like(ctx.initial)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", dict.fromkeys(server, How.SUM), shared=dict(server))
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", dict.fromkeys(server, Reduce.MEAN), shared=dict(server))
         if got.weights["w"] > 0:
             server.update({name: got[name] for name in server})
 
-    def begin(self, client: Client, down: Tree) -> Given:
-        return dict(super().begin(client, down))
+    def receive(self, client: Client, down: Tree) -> Received:
+        return dict(super().receive(client, down))
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not client.info.train:
-            return trainer.fit(client, given)
+            return trainer.fit(client, received)
         steps, state = steps_of(client, trainer.options), client.state
         by_gradient = form_for(self.variate, trainer.options) == "gradient"
-        given["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
+        received["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
         with recorded(client) if by_gradient else nullcontext() as total:
-            loss = trainer.fit(client, given)
-        moved = client.model.w - given["w"]
+            loss = trainer.fit(client, received)
+        moved = client.model.w - received["w"]
         if self.variate != "off":
             state[UPDATE] = moved if total is None else -total / steps
         if self.alpha or self.sends != "off":
             before = state.get(DRIFT, torch.zeros_like(moved))
             state[DRIFT] = before + moved
             if self.sends != "off":
-                given["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
+                received["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
         return loss
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         w, alpha = client.model.flat.w, self.alpha
-        target = given["w"] - client.state.get(DRIFT, 0)
+        target = received["w"] - client.state.get(DRIFT, 0)
         if self.variate == "off":
             return (lambda: alpha / 2 * (w - target).square().sum()) if alpha else None
-        linear = given["scale"] * (client.state.get(UPDATE, 0) - given["g"])
+        linear = received["scale"] * (client.state.get(UPDATE, 0) - received["g"])
         return lambda: alpha / 2 * (w - target).square().sum() + linear @ w
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        n, w = self.weight_of(client), given.get("corrected", client.model.w)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        n, w = self.weight_of(client), received.get("corrected", client.model.w)
         if self.variate == "off":
             return Upload({"w": w}, {"w": n})
         update = client.state.get(UPDATE, torch.zeros_like(w))

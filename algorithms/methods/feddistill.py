@@ -34,11 +34,11 @@ class FedDistill(ClassRows):
         if self.gamma < 0:
             raise ValueError("gamma must not be negative")
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: tuple[Tensor, Tensor] | None) -> Tensor:
-        plain = super().loss(out, y, w, given)
-        if not self.gamma or given is None:
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
+        plain = super().loss(out, y, w, received)
+        if not self.gamma or received is None:
             return plain
-        teacher_CC, known_C = given
+        teacher_CC, known_C = received
         taught_N = known_C[y]
         if not bool(taught_N.any()):
             return plain

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.losses.distillation import distilled
 from shoal.algorithms.losses.kept_network import STATE, train_kept
 from shoal.algorithms.losses.prototype_losses import distances
 from shoal.algorithms.losses.prototypes import bits, from_bits
 from shoal.algorithms.methods.lg_fedavg import LGFedAvg, as_layer, require_weight
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 
 
 class FeatureGenerator(nn.Module):
@@ -160,12 +160,12 @@ class FedGen(LGFedAvg):
             require_weight(ctx.build(MODEL, number), kind, "FedGen reads embeddings by the classifier's weight alone")
         return {**super().setup(ctx), "known": torch.zeros(ctx.classes, dtype=torch.bool)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         shared = {"w": server["w"]}
         if STATE in server:
             shared["generator"], shared["known"] = server[STATE], bits(server["known"])
             shared["factor"] = torch.tensor(self.decay ** (ctx.round - 1))
-        got = yield Ask("train", {"w": How.SUM, "classifier": How.KEEP, "counts": How.KEEP}, shared=shared)
+        got = yield Ask("train", {"w": Reduce.MEAN, "classifier": Reduce.STACK, "counts": Reduce.STACK}, shared=shared)
         if got.weights["w"] > 0:
             server["w"] = got["w"]
         counts_BC = got["counts"]
@@ -190,8 +190,8 @@ class FedGen(LGFedAvg):
             server, generator, loss, self.server_steps, self.server_lr, 0.0, ctx.random("generator")
         )
 
-    def begin(self, client: Client, down: Tree) -> Taught | None:
-        super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Taught | None:
+        super().receive(client, down)
         if STATE not in down:
             return None
         classifier, classes = client.model.flat.classifier, client.info.classes
@@ -207,24 +207,24 @@ class FedGen(LGFedAvg):
             client.rng("own classes"),
         )
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Taught | None) -> Tensor:
-        total = super().loss(out, y, w, given)
-        if given is None:
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Taught | None) -> Tensor:
+        total = super().loss(out, y, w, received)
+        if received is None:
             return total
-        weight_CH, bias_C = as_layer(w[given.classifier], len(given.known_C))
+        weight_CH, bias_C = as_layer(w[received.classifier], len(received.known_C))
         if self.alpha:
-            class_Q = given.known_C.nonzero()[:, 0]
-            y_N = class_Q[torch.randint(len(class_Q), y.shape, generator=given.drawn, device=y.device)]
-            logits_NC = F.linear(_generated(given.generator, y_N, given.drawn), weight_CH, bias_C)
-            total = total + given.factor * self.alpha * F.cross_entropy(logits_NC, y_N)
-        taught_N = given.known_C[y]
+            class_Q = received.known_C.nonzero()[:, 0]
+            y_N = class_Q[torch.randint(len(class_Q), y.shape, generator=received.drawn, device=y.device)]
+            logits_NC = F.linear(_generated(received.generator, y_N, received.drawn), weight_CH, bias_C)
+            total = total + received.factor * self.alpha * F.cross_entropy(logits_NC, y_N)
+        taught_N = received.known_C[y]
         if self.beta and bool(taught_N.any()):
-            teacher_NC = F.linear(_generated(given.generator, y[taught_N], given.own), weight_CH, bias_C)
-            total = total + given.factor * self.beta * distilled(teacher_NC, out.logits_NC[taught_N])
+            teacher_NC = F.linear(_generated(received.generator, y[taught_N], received.own), weight_CH, bias_C)
+            total = total + received.factor * self.beta * distilled(teacher_NC, out.logits_NC[taught_N])
         return total
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        sent = super().upload(client, given, phase)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        sent = super().upload(client, received, phase)
         counts_C = torch.bincount(client.data.train_label, minlength=client.info.classes).int()
         # The classifier that is averaged is the one that G learns from: it is sent once.
         return Upload(

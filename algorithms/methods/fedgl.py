@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Client, Context, Given, Term, Trainer, Tree
+from shoal.algorithms.base import Algorithm, Client, Context, Received, Term, Trainer, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
 from shoal.storage.errors import ShoalError
@@ -62,13 +62,13 @@ class PseudoLabels(Algorithm):
             )
         return super().setup(ctx)
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
-        loss = super().train(client, given, trainer, phase)
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        loss = super().train(client, received, trainer, phase)
         if self.pseudo and client.info.train:
             client.state[PREVIOUS] = client.model.w
         return loss
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         if not self.pseudo or PREVIOUS not in client.state:
             return None
         rows, label = self._pseudo_labels(client)
@@ -92,7 +92,7 @@ class PseudoLabels(Algorithm):
 class FedGL(PseudoLabels, FedAvg):
     """FedGL (Chen et al., Information Sciences 657, 2024): FedAvg with pseudo labels, see `PseudoLabels`.
 
-    Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.path: loop`.
+    Messages are FedAvg's; with `pseudo: 0` it is FedAvg, to the bit with `engine.trainer: autograd`.
 
     Attributes:
         pseudo: Weight of the pseudo labels.
@@ -106,7 +106,7 @@ class FedGLFedGTA(PseudoLabels, FedGTA):
     """FedGL whose models are averaged as FedGTA does (Table 5 of its paper), see `PseudoLabels` and `FedGTA`.
 
     A client that has not trained yet has no pseudo labels, whatever it receives. Messages are FedGTA's; with
-    `pseudo: 0` it is FedGTA, to the bit with `engine.path: loop`.
+    `pseudo: 0` it is FedGTA, to the bit with `engine.trainer: autograd`.
 
     Attributes:
         pseudo: Weight of the pseudo labels.

@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.losses.distillation import distilled, embedding_distance
 from shoal.algorithms.methods.low_rank import compressed, expanded
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.models.build import width_of
-from shoal.algorithms.protocol import MODEL, How
-from shoal.algorithms.training.joint_training import Outputs, label_loss, train_together
+from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 # Where a client's state holds W, and what it and the server hold of the copilot.
@@ -63,11 +63,11 @@ class FedKD(TaughtRows):
     def setup(self, ctx: Context) -> Tree:
         return {**super().setup(ctx), "current": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         energy = torch.tensor(self.energy_start + (self.energy_end - self.energy_start) * ctx.round / ctx.rounds)
         change = {name: t for name, t in server.items() if name.startswith("change.")}
         private = {i: change if server["current"][i] else {"w": server["w"]} for i in cohort}
-        got = yield Ask("train", {"change": How.SUM}, shared={"energy": energy}, private=private)
+        got = yield Ask("train", {"change": Reduce.MEAN}, shared={"energy": energy}, private=private)
         copilot = ctx.build(COPILOT, 0)
         change = compressed(copilot, got["change"], float(energy))
         server.update(change, w=server["w"] + expanded(copilot, change))
@@ -77,7 +77,7 @@ class FedKD(TaughtRows):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         if "energy" in down:
             copilot, known = client.models[COPILOT], down.get("w")
             base = client.state[BASE] + expanded(copilot.flat, down) if known is None else known.clone()
@@ -85,12 +85,12 @@ class FedKD(TaughtRows):
             copilot.load(base)
         return down
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not client.info.train:
             return float("nan")
         with projection(client, trainer) as (w, step):
             losses = {name: partial(self._taught, client, w, name) for name in OTHER}
-            return train_together(client, trainer, losses, self.taught(client), step)[MODEL]
+            return train_jointly(client, trainer, losses, self.taught(client), step)[MODEL]
 
     def _taught(self, client: Client, w: Tensor, learner: str, outputs: Outputs) -> Tensor:
         """The loss of mentor or mentee; of the projection `w`, `[H_m, H_s]`, too."""
@@ -102,9 +102,9 @@ class FedKD(TaughtRows):
         heard = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
         return labels[learner] + (heard + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         copilot = client.models[COPILOT]
-        sent = compressed(copilot.flat, copilot.w - client.state[BASE], float(given["energy"]))
+        sent = compressed(copilot.flat, copilot.w - client.state[BASE], float(received["energy"]))
         weight = float(client.info.items) if client.info.train else 0.0
         size = sum(part.nbytes for part in sent.values()) + 4
         return Upload({"change": expanded(copilot.flat, sent)}, {"change": weight}, {"change": size})

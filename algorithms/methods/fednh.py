@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.lg_fedavg import as_layer, require_body, require_weight
 from shoal.algorithms.methods.shared.body import body_of, together
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 
 
 def spread(classes: int, width: int, generator: torch.Generator) -> Tensor:
@@ -89,8 +89,8 @@ class FedNH(FedAvg):
         require_weight(model, kind, "FedNH puts directions in the place of the classifier's weight")
         return {"body": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"body": How.SUM, "proto": How.SUM}, shared=self.global_model(server))
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"body": Reduce.MEAN, "proto": Reduce.MEAN}, shared=self.global_model(server))
         if got.weights["body"] > 0:
             server["body"] = got["body"]
         seen_C1 = got.weights["proto"] > 0
@@ -100,7 +100,7 @@ class FedNH(FedAvg):
     def global_model(self, server: Tree) -> Tree:
         return {"body": server["body"], "classes": server["classes"]}
 
-    def begin(self, client: Client, down: Tree) -> Tensor | None:
+    def receive(self, client: Client, down: Tree) -> Tensor | None:
         """Loads the body, W in the classifier's place; gives W, `[C, H]`; None if nothing was sent."""
         if "body" not in down:
             return None
@@ -109,10 +109,10 @@ class FedNH(FedAvg):
         client.model.load(together(client.model.flat, down["body"], classifier))
         return classes_CH
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Tensor) -> Tensor:
-        return F.cross_entropy(self._scores(out.embedding_NH, given), y)
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor) -> Tensor:
+        return F.cross_entropy(self._scores(out.embedding_NH, received), y)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         means_CH, counts_C = class_means(
             unit(training_embeddings(client)), client.data.train_label, client.info.classes
         )
@@ -120,16 +120,16 @@ class FedNH(FedAvg):
         return Upload(
             {"body": body_of(client.model.flat), **rows.entries},
             {"body": self.weight_of(client), **rows.weight},
-            rows.wire,
+            rows.upload_bytes,
         )
 
-    def predict(self, client: Client, given: Tensor | None, part: str) -> Tensor:
+    def predict(self, client: Client, received: Tensor | None, part: str) -> Tensor:
         model = client.model
-        if given is None:
-            given, _ = as_layer(model.w[model.flat.classifier], client.info.classes)
+        if received is None:
+            received, _ = as_layer(model.w[model.flat.classifier], client.info.classes)
         if part == "all":
-            return torch.cat([self._scores(out.embedding_NH, given) for out in model.outputs()])
-        return self._scores(model.output(model.gathered(part)).embedding_NH, given)
+            return torch.cat([self._scores(out.embedding_NH, received) for out in model.outputs()])
+        return self._scores(model.output(model.gathered(part)).embedding_NH, received)
 
     def _scores(self, z_NH: Tensor, classes_CH: Tensor) -> Tensor:
         return self.scale * direction(z_NH) @ unit(classes_CH).t()

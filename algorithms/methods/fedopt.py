@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Context, Steps, Tree
+from shoal.algorithms.base import Ask, Context, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 # The second moment v of a change d, from beta2, v and d^2.
 SECOND_MOMENTS: dict[str, Callable[[float, Tensor, Tensor], Tensor]] = {
@@ -61,8 +61,8 @@ class FedOPT(FedAvg):
         state = {**super().setup(ctx), "m": torch.zeros_like(ctx.initial)}
         return state if self.optimizer == "momentum" else {**state, "v": torch.full_like(ctx.initial, self.tau**2)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]})
         if got.weights["w"] > 0:
             self._step(server, got["w"] - server["w"])
 

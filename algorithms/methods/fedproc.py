@@ -59,16 +59,16 @@ class FedProc(AveragedRows):
         left = 1 - (ctx.round - 1) / ctx.rounds if self.schedule == "falling" else 1.0
         return {"share": torch.tensor(self.alpha * left, dtype=torch.float32)}
 
-    def begin(self, client: Client, down: Tree) -> Contrasted | None:  # type: ignore[override]
-        received = super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Contrasted | None:  # type: ignore[override]
+        received = super().receive(client, down)
         if received is None or int(received[1].sum()) < 2 or not self.alpha:
             return None
         proto_CH, known_C = received
         return Contrasted(proto_CH[known_C], known_C.nonzero()[:, 0], float(down["share"]))
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Contrasted | None) -> Tensor:
-        plain = super().loss(out, y, w, given)
-        if given is None or not bool(torch.isin(y, given.class_B).any()):
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Contrasted | None) -> Tensor:
+        plain = super().loss(out, y, w, received)
+        if received is None or not bool(torch.isin(y, received.class_B).any()):
             return plain
-        apart = contrast(out.embedding_NH, y, given.proto_BH, given.class_B, self.temperature)
-        return given.share * apart + (1 - given.share) * plain
+        apart = contrast(out.embedding_NH, y, received.proto_BH, received.class_B, self.temperature)
+        return received.share * apart + (1 - received.share) * plain

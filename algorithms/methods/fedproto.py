@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given, Upload
+from shoal.algorithms.base import Client, Received, Upload
 from shoal.algorithms.methods.fedavg_with_prototypes import AveragedRows
-from shoal.algorithms.methods.shared.batched_class_means import means_at_once
+from shoal.algorithms.methods.shared.batched_class_means import batched_class_means
 from shoal.algorithms.methods.shared.class_prototypes import ClassRows, training_embeddings
 from shoal.algorithms.methods.shared.prototype_alignment import Aligned
 
@@ -32,9 +32,9 @@ class FedProto(Aligned, ClassRows):
         return training_embeddings(client)
 
     def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
     ) -> Mapping[int, Upload]:
-        means = means_at_once(clients, w)
+        means = batched_class_means(clients, w)
         # Counts of the processor: whoever looks at them waits for nobody.
         return {i: self.told(mean, clients[i].data.train_counts) for i, mean in enumerate(means)}
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.algorithms.base import Given, Output
+from shoal.algorithms.base import Output, Received
 from shoal.algorithms.methods.fedavg import FedAvg
 
 
@@ -14,7 +14,7 @@ class FedProx(FedAvg):
     """FedProx (Li et al., MLSys 2020): FedAvg with the loss cross-entropy + mu / 2 |w - w_sent|^2, all batches alike.
 
     Messages are those of FedAvg. Adam rescales the gradient of the term with the rest; mu = 0 is FedAvg, to the bit
-    with `engine.path: loop`.
+    with `engine.trainer: autograd`.
 
     Attributes:
         mu: Weight of the term; the paper tries 0.001 to 1.
@@ -28,6 +28,6 @@ class FedProx(FedAvg):
         if self.mu < 0:
             raise ValueError("mu must not be negative")
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Given) -> Tensor:
-        plain = super().loss(out, y, w, given)
-        return plain + self.mu / 2 * (w - given["w"]).square().sum() if self.mu else plain
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
+        plain = super().loss(out, y, w, received)
+        return plain + self.mu / 2 * (w - received["w"]).square().sum() if self.mu else plain

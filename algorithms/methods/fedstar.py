@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.algorithms.base import Client, Context, Given, Tree, Upload
+from shoal.algorithms.base import Client, Context, Received, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL
@@ -37,14 +37,14 @@ class FedStar(FedAvg):
             raise ShoalError(f"model.name: FedStar shares the structure encoder of {STAR}, found {kind.name}")
         return {"w": ctx.initial[structure_of(ctx.build(MODEL, 0))].clone()}
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         if "w" in down:
             w = client.model.w.clone()
             w[structure_of(client.model.flat)] = down["w"]
             client.model.load(w)
         return down
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.model.w[structure_of(client.model.flat)]}, {"w": self.weight_of(client)})
 
 

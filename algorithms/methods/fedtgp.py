@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Context, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Context, Requests, Tree, Upload
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
 from shoal.algorithms.losses.prototypes import pack, row_bytes
 from shoal.algorithms.methods.fedproto import FedProto
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class FedTGP(FedProto):
         if self.server_steps < 1 or self.server_lr <= 0 or self.margin_cap < 0:
             raise ValueError("server_steps must be at least 1, server_lr positive, margin_cap not negative")
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         shared = pack(server["proto"], server["known"]) if "proto" in server else {}
-        got = yield Ask("train", {"proto": How.KEEP, "counts": How.KEEP}, shared=shared)
+        got = yield Ask("train", {"proto": Reduce.STACK, "counts": Reduce.STACK}, shared=shared)
         present_BC = got["counts"] > 0
         server.setdefault("known", torch.zeros_like(present_BC[0]))
         server["known"] |= present_BC.any(0)
@@ -64,4 +64,4 @@ class FedTGP(FedProto):
 
     def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:
         sent = {"proto": row_bytes(counts_C > 0, mean_CK.shape[1])}
-        return Upload({"proto": mean_CK, "counts": counts_C}, wire=sent)
+        return Upload({"proto": mean_CK, "counts": counts_C}, upload_bytes=sent)

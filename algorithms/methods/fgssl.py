@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Output, Term, Tree
+from shoal.algorithms.base import Client, Context, Output, Received, Term, Tree
 from shoal.algorithms.graphs.graph_views import GraphViews, pairs
 from shoal.algorithms.graphs.pairs import PairDots
 from shoal.algorithms.losses.contrast import contrast_by_class
@@ -33,7 +33,7 @@ def likeness_distilled(data: View, teacher_NC: Tensor, student_NC: Tensor, tempe
     """
     if not data.entries:
         return student_NC.new_zeros(())
-    ends_2S, pair_E, degree_N = data.memo("neighbours in pairs", lambda: _in_pairs(data))
+    ends_2S, pair_E, degree_N = data.cache("neighbours in pairs", lambda: _in_pairs(data))
     with torch.no_grad():
         log_q_E = _log_shares(teacher_NC, ends_2S, pair_E, degree_N, temperature)
     log_p_E = _log_shares(student_NC, ends_2S, pair_E, degree_N, temperature)
@@ -79,7 +79,7 @@ class FGSSL(FedAvg):
     terms away for another one; here memory grows with the edges times C.
 
     Both terms are added in every step, whatever rows its cross-entropy has. Messages are FedAvg's; with both weights 0
-    it is FedAvg, to the bit with `engine.path: loop`.
+    it is FedAvg, to the bit with `engine.trainer: autograd`.
 
     Attributes:
         contrast: Weight of L_semantic.
@@ -122,7 +122,7 @@ class FGSSL(FedAvg):
             raise ShoalError("model.fanouts: FGSSL's views of the graph are read whole; leave it out")
         return super().setup(ctx)
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         if not self.contrast and not self.structure:
             return None
         model, views, drawn = client.model, GraphViews(client.model, client.rng("views")), client.rng("anchors")

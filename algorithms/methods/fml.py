@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given, Trainer, Upload
+from shoal.algorithms.base import Client, Received, Trainer, Upload
 from shoal.algorithms.losses.distillation import distilled
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.training.joint_training import Outputs, label_loss, train_together, weighted_sum
+from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FML(TaughtRows):
     comes back overwrites its copilot. Without training rows there is no CE: with `rows: all` such a client is taught
     by what remains of the sum; a copilot that did not train has weight 0.
 
-    alpha = 1 trains the own model as Local, to the bit with `engine.path: loop`; the copilot is then taught by what
+    alpha = 1 trains the own model as Local, to the bit by autograd; the copilot is then taught by what
     the own model says when it is trained, nothing dropped.
 
     Attributes:
@@ -47,7 +47,7 @@ class FML(TaughtRows):
         if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1):
             raise ValueError("alpha and beta must lie in [0, 1]")
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         # A client of an edge task may have no item at all.
         rows = self.taught(client)
         if not (client.info.train if rows == "train" else client.info.items):
@@ -55,11 +55,11 @@ class FML(TaughtRows):
         own = partial(self._mutual, client, MODEL, COPILOT, self.alpha)
         copilot = partial(self._mutual, client, COPILOT, MODEL, self.beta)
         if self.alpha < 1:
-            return train_together(client, trainer, {MODEL: own, COPILOT: copilot}, rows)[MODEL]
+            return train_jointly(client, trainer, {MODEL: own, COPILOT: copilot}, rows)[MODEL]
         # Over all nodes other activations would be dropped than in Local.
-        loss = trainer.fit(client, given)
+        loss = trainer.fit(client, received)
         said = {MODEL: client.model.output(client.model.gathered(rows))}
-        train_together(client, trainer, {COPILOT: lambda outputs: copilot({**said, **outputs})}, rows)
+        train_jointly(client, trainer, {COPILOT: lambda outputs: copilot({**said, **outputs})}, rows)
         return loss
 
     def _mutual(self, client: Client, learner: str, teacher: str, labels: float, outputs: Outputs) -> Tensor:
@@ -70,6 +70,6 @@ class FML(TaughtRows):
             (1 - labels, lambda: distilled(outputs[teacher].logits_NC, out.logits_NC)),
         )
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         trained = client.info.train or (self.taught(client) == "all" and self.beta < 1)
         return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items) if trained else 0.0})

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Output, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.alignment import mean_square
 from shoal.algorithms.losses.finch import class_clusters
 from shoal.algorithms.losses.prototype_losses import contrast
 from shoal.algorithms.losses.prototypes import bits, class_means, from_bits, row_bytes
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.class_prototypes import training_embeddings
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class FPL(FedAvg):
         if self.tau <= 0 or self.cluster_from < 1:
             raise ValueError("tau must be positive and cluster_from at least 1")
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        up = {"w": How.SUM, "proto": How.KEEP, "present": How.KEEP}
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        up = {"w": Reduce.MEAN, "proto": Reduce.STACK, "present": Reduce.STACK}
         got = yield Ask("train", up, shared=dict(server))
         if got.weights["w"] > 0:
             server["w"] = got["w"]
@@ -90,27 +90,27 @@ class FPL(FedAvg):
         server["bank"], server["bank.class"] = centre_BH[order], class_B.int()
         ctx.notes["clusters"] = float(len(class_B))
 
-    def begin(self, client: Client, down: Tree) -> Bank | None:
-        super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Bank | None:
+        super().receive(client, down)
         if "bank" not in down:
             return None
         centre_BH, class_B = down["bank"], down["bank.class"].long()
         mean_CH, count_C = class_means(centre_BH, class_B, client.info.classes)
         return Bank(centre_BH, class_B, mean_CH, count_C > 0)
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Bank | None) -> Tensor:
-        total = super().loss(out, y, w, given)
-        if given is None:
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Bank | None) -> Tensor:
+        total = super().loss(out, y, w, received)
+        if received is None:
             return total
         z_NH = out.embedding_NH
         if self.cpcl:
-            total = total + self.cpcl * contrast(z_NH, y, given.centre_BH, given.class_B, self.tau)
+            total = total + self.cpcl * contrast(z_NH, y, received.centre_BH, received.class_B, self.tau)
         if self.upcr:
-            total = total + mean_square(z_NH, y, given.mean_CH, given.known_C, self.upcr)
+            total = total + mean_square(z_NH, y, received.mean_CH, received.known_C, self.upcr)
         return total
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        sent = super().upload(client, given, phase)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        sent = super().upload(client, received, phase)
         classes = client.info.classes
         mean_CH, count_C = class_means(training_embeddings(client), client.data.train_label, classes)
         present_C = count_C > 0

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Tree, Upload
+from shoal.algorithms.base import Client, Context, Received, Tree, Upload
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -44,14 +44,14 @@ class LGFedAvg(FedAvg):
         first = models[ctx.clients[0].model]
         return {"w": first.w.detach()[first.classifier].clone()}
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         if "w" in down:
             w = client.model.w.clone()
             w[client.model.flat.classifier] = down["w"]
             client.model.load(w)
         return down
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.model.w[client.model.flat.classifier]}, {"w": self.weight_of(client)})
 
 

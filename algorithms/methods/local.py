@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.algorithms.base import Algorithm, Ask, Context, Steps, Tree
+from shoal.algorithms.base import Algorithm, Ask, Context, Requests, Tree
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Local(Algorithm):
     keeps_model: ClassVar[bool] = True
     mixed_models: ClassVar[bool] = True
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         yield Ask("train", up={})
 
 
@@ -28,5 +28,5 @@ class Global(Local):
     Trains rounds x epochs on the union of the clients' training nodes, so that it bounds the same task.
     """
 
-    whole_graph: ClassVar[bool] = True
+    centralized: ClassVar[bool] = True
     mixed_models: ClassVar[bool] = False

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Output, Term, Trainer, Tree
+from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree
 from shoal.algorithms.losses.prototypes import direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
@@ -66,7 +66,7 @@ class MOON(FedAvg):
             require_nodes(ctx)
         return super().setup(ctx)
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not self.mu or not client.info.train:
             return trainer.fit(client, None)
         loss = trainer.fit(client, self._anchors(client))
@@ -87,17 +87,17 @@ class MOON(FedAvg):
         """In evaluation mode, `[n, H]`."""
         return client.model.output(client.model.gathered(self.rows)).embedding_NH
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Anchors | None) -> Tensor:
-        plain = super().loss(out, y, w, given)
-        return plain if given is None or self.rows == "all" else plain + self._contrast(out, given)
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Anchors | None) -> Tensor:
+        plain = super().loss(out, y, w, received)
+        return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
 
-    def regularizer(self, client: Client, given: Anchors | None) -> Term | None:
-        if given is None or self.rows == "train":
+    def regularizer(self, client: Client, received: Anchors | None) -> Term | None:
+        if received is None or self.rows == "train":
             return None
         inputs = client.model.gathered("all")
-        return lambda: self._contrast(client.model(inputs), given)
+        return lambda: self._contrast(client.model(inputs), received)
 
-    def _contrast(self, out: Output, given: Anchors) -> Tensor:
+    def _contrast(self, out: Output, received: Anchors) -> Tensor:
         z_NH = direction(out.embedding_NH)
-        further_N = (z_NH * (given.previous_NH - given.sent_NH)).sum(1)
+        further_N = (z_NH * (received.previous_NH - received.sent_NH)).sum(1)
         return self.mu * F.softplus(further_N / self.tau).mean()

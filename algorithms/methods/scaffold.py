@@ -6,10 +6,10 @@ from typing import Literal
 
 import torch
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 # Where a client's state holds its control variate c_i, `[P]`; absent before its first training, when it is zero.
 VARIATE = "variate"
@@ -32,7 +32,7 @@ class SCAFFOLD(FedAvg):
     Attributes:
         weight: As of FedAvg; the paper's mean is `uniform`.
         variate: `steps` and `gradient` as above; `auto` is `steps` for SGD without momentum and `gradient` otherwise.
-            `off` is FedAvg, to the bit with `engine.path: loop` and eta = 1.
+            `off` is FedAvg, to the bit with `engine.trainer: autograd` and eta = 1.
         eta: The server's learning rate; 1 in the paper's experiments.
     """
 
@@ -51,8 +51,8 @@ class SCAFFOLD(FedAvg):
         form_for(self.variate, ctx.train)
         return {**state, "c": torch.zeros_like(ctx.initial)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", dict.fromkeys(server, How.SUM), shared=dict(server))
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", dict.fromkeys(server, Reduce.MEAN), shared=dict(server))
         if got.weights["w"] > 0:
             # With eta = 1 the mean itself, not rounded once more.
             server["w"] = got["w"] if self.eta == 1 else server["w"] + self.eta * (got["w"] - server["w"])
@@ -61,35 +61,35 @@ class SCAFFOLD(FedAvg):
             share = float(got.weights["c"]) / max(able, 1)
             server["c"] = server["c"] + share * got["c"]
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if self.variate == "off" or not client.info.train:
-            return trainer.fit(client, given)
+            return trainer.fit(client, received)
         steps = steps_of(client, trainer.options)
         if form_for(self.variate, trainer.options) == "gradient":
             with recorded(client) as total:
-                loss = trainer.fit(client, given)
+                loss = trainer.fit(client, received)
             variate = total / steps
         else:
-            loss = trainer.fit(client, given)
-            moved = (given["w"] - client.model.w) / (steps * trainer.options.lr)
-            variate = moved - given["c"] + client.state.get(VARIATE, 0)
-        given["change"] = variate - client.state.get(VARIATE, 0)
+            loss = trainer.fit(client, received)
+            moved = (received["w"] - client.model.w) / (steps * trainer.options.lr)
+            variate = moved - received["c"] + client.state.get(VARIATE, 0)
+        received["change"] = variate - client.state.get(VARIATE, 0)
         client.state[VARIATE] = variate
         return loss
 
-    def begin(self, client: Client, down: Tree) -> Given:
-        return dict(super().begin(client, down))
+    def receive(self, client: Client, down: Tree) -> Received:
+        return dict(super().receive(client, down))
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         if self.variate == "off":
             return None
-        correction = given["c"] - client.state.get(VARIATE, 0)
+        correction = received["c"] - client.state.get(VARIATE, 0)
         w = client.model.flat.w
         return lambda: correction @ w
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        plain = super().upload(client, given, phase)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        plain = super().upload(client, received, phase)
         if self.variate == "off":
             return plain
-        change = given.get("change", torch.zeros_like(client.model.w))
+        change = received.get("change", torch.zeros_like(client.model.w))
         return Upload({**plain.entries, "c": change}, {**plain.weight, "c": float(client.info.train > 0)})

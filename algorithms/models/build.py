@@ -17,12 +17,12 @@ from shoal.algorithms.models.layers.readout import Pooling, Readout
 from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
 from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
 from shoal.algorithms.models.prompts.prompted import Prompted
-from shoal.algorithms.models.user.user_model import own_backbone
-from shoal.algorithms.models.user.user_readout import own_readout
+from shoal.algorithms.models.user.user_model import user_model
+from shoal.algorithms.models.user.user_readout import user_readout
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own, quoted
 from shoal.storage.suggestions import did_you_mean
-from shoal.storage.user_code.user_code import OwnCode, read_own
+from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 HEAD_DROPOUT, READOUT, PROMPT = "head_dropout", "readout", "prompt"
 # Options that are for models of nodes: what other tasks may leave them at, and why.
@@ -43,14 +43,14 @@ OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
 
 
 # Texts of the user's own files, by name.
-Texts = Mapping[str, OwnCode]
+Texts = Mapping[str, UserCode]
 
 
 def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts = MappingProxyType({})) -> Any:
     """The class of a backbone.
 
     Args:
-        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`; or `my_file.py:Name`, see `own_backbone.Backbone`.
+        name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`; or `my_file.py:Name`, see `user_model.Backbone`.
         headless: It may also be one of `HEADLESS`.
         task: What it is for.
         texts: Of files of the user's own; those that are not among them are read.
@@ -59,7 +59,7 @@ def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts
         ShoalError: There is none of this name for the task, or a file of the user's own fails.
     """
     if is_own(name):
-        return own_backbone(_text("model.name", name, texts))
+        return user_model(_text("model.name", name, texts))
     if headless and name in HEADLESS:
         return _imported(HEADLESS[name])
     require_backbone_name(name, task)
@@ -71,8 +71,8 @@ def _imported(place: str) -> type[nn.Module]:
     return getattr(importlib.import_module(module_name), cls_name)
 
 
-def _text(key: str, name: str, texts: Texts) -> OwnCode:
-    return texts[name] if name in texts else read_own(key, name)
+def _text(key: str, name: str, texts: Texts) -> UserCode:
+    return texts[name] if name in texts else read_user_code(key, name)
 
 
 def name_of(module: nn.Module) -> str | None:
@@ -122,7 +122,7 @@ def build(
         return cls(features, classes, hops, dropout, **options)
     own = {key: value for key, value in options.items() if key not in (HEAD_DROPOUT, READOUT, PROMPT)}
     readout: Any = options.get(READOUT, "mean")
-    pooling = own_readout(_text("model.readout", readout, texts)) if _is_own_readout(options) else None
+    pooling = user_readout(_text("model.readout", readout, texts)) if _is_user_readout(options) else None
     prompt = _prompt(name, cls, options[PROMPT], task) if PROMPT in options else None
 
     def of_classes(classes: int) -> nn.Module:
@@ -154,7 +154,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         if key in known and options.get(key, plain[0]) not in plain:
             raise ShoalError(f"model.{key}: {why}; leave it out")
     if task == "graph":
-        known[READOUT] = str if _is_own_readout(options) else Pooling
+        known[READOUT] = str if _is_user_readout(options) else Pooling
     elif READOUT in options:
         a_task = "an edge" if task == "edge" else "a node"
         raise ShoalError(
@@ -164,7 +164,7 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
     _require_values("model", name, known, own)
 
 
-def _is_own_readout(options: Mapping[str, object]) -> bool:
+def _is_user_readout(options: Mapping[str, object]) -> bool:
     return is_own(str(options.get(READOUT)))
 
 

@@ -4,13 +4,13 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from shoal.storage.options.types import FilePath, Name, Named, absolute_own
+from shoal.storage.options.types import FilePath, Name, Named, absolute_user_path
 
 # Beyond these nothing is computed, so that a number of parameters can be: it stays below 2^63.
 WIDEST, MOST_LAYERS = 2**24, 1000
 
 
-class ModelChoice(Named):
+class ModelSpec(Named):
     """The section `model` of a config, or an entry of it where it is a list.
 
     Attributes:
@@ -27,10 +27,10 @@ class ModelChoice(Named):
 
     @model_validator(mode="before")
     @classmethod
-    def _find_readout(cls, given: Any) -> Any:
+    def _find_readout(cls, received: Any) -> Any:
         """The file of a readout of one's own is found from any working directory."""
-        return {**given, "readout": absolute_own(given["readout"])} if _has_readout(given) else given
+        return {**received, "readout": absolute_user_path(received["readout"])} if _has_readout(received) else received
 
 
-def _has_readout(given: Any) -> bool:
-    return isinstance(given, dict) and "readout" in given
+def _has_readout(received: Any) -> bool:
+    return isinstance(received, dict) and "readout" in received

@@ -19,7 +19,7 @@ Outputs = Mapping[str, Output]
 JointLoss = Callable[[Outputs], Tensor]
 
 
-def train_together(
+def train_jointly(
     client: Client,
     trainer: Trainer,
     losses: Mapping[str, JointLoss],

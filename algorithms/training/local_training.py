@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Given, Loss, Term
+from shoal.algorithms.base import Algorithm, Loss, Received, Term
 from shoal.algorithms.client import Client
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
@@ -17,8 +17,8 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.choice import AnalyticGradient
 from shoal.algorithms.training.batches import batches
-from shoal.algorithms.training.closed_form.choice import ClosedForm
 from shoal.algorithms.training.flat_step import flat_step
 from shoal.storage.errors import ShoalError
 
@@ -45,7 +45,7 @@ class LocalTrainer:
         models: Mapping[str, FlatModel],
         options: TrainOptions,
         method: Algorithm,
-        closed_form: ClosedForm | None = None,
+        analytic: AnalyticGradient | None = None,
     ) -> None:
         """Makes the optimizers once.
 
@@ -57,7 +57,7 @@ class LocalTrainer:
                 autograd.
         """
         self.options = options
-        self._method, self._closed_form = method, closed_form
+        self._method, self._analytic = method, analytic
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
     def use(self, options: TrainOptions) -> None:
@@ -68,7 +68,7 @@ class LocalTrainer:
                 group["lr"] = options.lr
 
     def fit(
-        self, client: Client, given: Given, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
+        self, client: Client, received: Received, model: str = MODEL, loss: Loss | None = None, term: Term | None = None
     ) -> float:
         """Trains one of a client's models in place; see `shoal.algorithms.base.Trainer`.
 
@@ -81,10 +81,10 @@ class LocalTrainer:
         with self.optimizer(client, model) as optimizer:
             inputs_of = batches(client, model)
             y = client.data.train_label
-            if loss is None and model == MODEL and self._closed_form is not None:
-                gradient_of: Gradient = self._closed_form.gradient
+            if loss is None and model == MODEL and self._analytic is not None:
+                gradient_of: Gradient = self._analytic.gradient
             else:
-                gradient_of = self._by_autograd(client, own, given, loss, term)
+                gradient_of = self._by_autograd(client, own, received, loss, term)
             seed_default(y.device, own.random("train"))
             if not own.module.training:
                 own.module.train()
@@ -103,7 +103,7 @@ class LocalTrainer:
         return finite_loss(float(sum(losses)))
 
     def _by_autograd(
-        self, client: Client, own: ClientModel, given: Given, loss: Loss | None, term: Term | None
+        self, client: Client, own: ClientModel, received: Received, loss: Loss | None, term: Term | None
     ) -> Gradient:
         """Gradients of a loss, and of a term beside it; the method's own where no loss is given.
 
@@ -111,7 +111,7 @@ class LocalTrainer:
             ShoalError: The method's regularizer is none.
         """
         if loss is None:
-            loss, term = self._method.loss, self._method.regularizer(client, given)
+            loss, term = self._method.loss, self._method.regularizer(client, received)
             if term is not None and not callable(term):
                 what = f"gives a {type(term).__name__}, wanted a function that gives the term, or None"
                 raise fault(self._method, "regularizer", what)
@@ -120,7 +120,7 @@ class LocalTrainer:
 
         def gradient_of(inputs: Inputs, target: Tensor) -> Tensor:
             gradient.zero_()
-            value = loss(own(inputs), target, w, given)
+            value = loss(own(inputs), target, w, received)
             self._require_scalar(value, loss)
             if not value.requires_grad:
                 raise fault(self._method, loss, "gives a loss without a gradient; it must come from the model")

@@ -15,13 +15,13 @@ from graph_weights import Weights
 from task import GraphTask, Turns, read
 
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 
 def main() -> None:
     task = read(sys.argv[1], GraphTask)
     turns = Turns(task.a_turn)
-    store, weights, nothing = Store(Path(task.store)), Weights(task), Memo(0)
+    store, weights, nothing = Store(Path(task.store)), Weights(task), Cache(0)
     clients = range(store.clients)
     views = [View(c, *store.data(task.split, task.kernel, c), store.manifest.classes, nothing) for c in clients]
     forward, y = MODELS[task.model](weights, views), [view.train_label for view in views]

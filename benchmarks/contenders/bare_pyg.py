@@ -19,7 +19,7 @@ from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 
 from shoal.engine.messages.seeds import key
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 
 class Model(nn.Module):
@@ -64,7 +64,7 @@ def graphs_of(view: View) -> list[Data]:
 def main() -> None:
     task = read(sys.argv[1], ItemTask)
     turns = Turns(task.a_turn)
-    store, nothing = Store(Path(task.store)), Memo(0)
+    store, nothing = Store(Path(task.store)), Cache(0)
 
     @cache
     def of(client: int) -> list[Data]:

@@ -13,7 +13,7 @@ from shoal.storage.options.types import is_own
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.option_fields import field_values, require_all
 from shoal.storage.user_code.tracebacks import in_words
-from shoal.storage.user_code.user_code import OwnCode, read_own
+from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 CALLBACKS = {
     "csv": "shoal.engine.callbacks.csv_file:CsvFile",
@@ -57,7 +57,7 @@ def _load(name: str, options: Mapping[str, Any]) -> Callback:
         raise ShoalError(f"callbacks: {name}: {in_words(error)}") from error
 
 
-def _class(name: str) -> tuple[type[Callback], OwnCode | None]:
+def _class(name: str) -> tuple[type[Callback], UserCode | None]:
     """The class, and the text of a user's own.
 
     Raises:
@@ -73,7 +73,7 @@ def _class(name: str) -> tuple[type[Callback], OwnCode | None]:
             f"callbacks: {name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
             f"{did_you_mean(name, CALLBACKS)}"
         )
-    code = read_own("callbacks", name)
+    code = read_user_code("callbacks", name)
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Callback) or not is_dataclass(cls):
         raise ShoalError(f"{code.place}: {name.rpartition(':')[2]} is no callback; derive a class from shoal.Callback")

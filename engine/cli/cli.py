@@ -87,7 +87,7 @@ def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
     from shoal.engine.screen.tables import show_store
 
     method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
-    store = prepare(resolved, whole=method.whole_graph)
+    store = prepare(resolved, centralized=method.centralized)
     show_store(store.path, store.manifest)
 
 

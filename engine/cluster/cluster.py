@@ -138,7 +138,7 @@ def _require_resources(config: Config) -> None:
 
 def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> float:
     """How many hosts fit the machines, the server standing where it takes the least room; 0 if it fits nowhere."""
-    rooms = []
+    buffers = []
     for number, machine in enumerate(machines):
         left = {
             "CPU": machine.get("CPU", 0) - share.server_cpus,
@@ -146,8 +146,8 @@ def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> fl
         }
         if min(left.values()) >= 0:
             beside = [*machines[:number], left, *machines[number + 1 :]]
-            rooms.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in beside))
-    return max(rooms, default=0)
+            buffers.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in beside))
+    return max(buffers, default=0)
 
 
 def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:

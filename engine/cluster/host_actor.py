@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from shoal.algorithms.protocol import Tree
 from shoal.engine.cluster import tensor_transport
 from shoal.engine.cluster.cluster import gpu_places
-from shoal.engine.cluster.roster import Sight, look
+from shoal.engine.cluster.roster import DataLocality, local_clients
 from shoal.engine.hosts.device import DeviceLost, resident
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
@@ -48,16 +48,16 @@ class HostActor(Host):
                 outcome.memory = held
         return outcomes
 
-    def enter(self, job: Job) -> Sight:
+    def enter(self, job: Job) -> DataLocality:
         """Opens a job as far as the host's machine has its files, and says of which clients it has them.
 
         Raises:
             ShoalError: The store or the method does not fit the job.
         """
-        sight = look(job, ray.util.get_node_ip_address())
-        if sight.clients:
+        locality = local_clients(job, ray.util.get_node_ip_address())
+        if locality.clients:
             self.open(job)
-        return sight
+        return locality
 
 
 def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:

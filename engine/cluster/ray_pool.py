@@ -19,7 +19,7 @@ from shoal.storage.errors import ShoalError
 
 
 @dataclass(eq=False)
-class Piece:
+class Task:
     """A cell, or one client of a cell, on its way through the hosts.
 
     Attributes:
@@ -41,20 +41,20 @@ class Assembly:
         self._ids: dict[int, Sequence[int]] = {}
         self._found: dict[int, dict[int, Outcome]] = {}
 
-    def split(self, piece: Piece) -> list[Piece]:
+    def split(self, task: Task) -> list[Task]:
         """The clients of a cell as pieces of their own."""
-        if len(piece.cell.ids) == 1:
-            return [piece]
-        self._ids[piece.position] = piece.cell.ids
-        return [Piece(piece.position, single, piece.losses) for single in one_by_one(piece.cell)]
+        if len(task.cell.ids) == 1:
+            return [task]
+        self._ids[task.position] = task.cell.ids
+        return [Task(task.position, single, task.losses) for single in one_by_one(task.cell)]
 
-    def join(self, piece: Piece, outcome: Outcome) -> Outcome | None:
+    def join(self, task: Task, outcome: Outcome) -> Outcome | None:
         """The outcome of the whole cell, to the bit that of one go; None while other clients of it are missing."""
-        ids = self._ids.get(piece.position)
+        ids = self._ids.get(task.position)
         if ids is None:
             return outcome
-        found = self._found.setdefault(piece.position, {})
-        found[piece.cell.ids[0]] = outcome
+        found = self._found.setdefault(task.position, {})
+        found[task.cell.ids[0]] = outcome
         return merge([found[i] for i in ids]) if len(found) == len(ids) else None
 
 
@@ -96,38 +96,38 @@ SHARE_OF_A_CALL = 0.5
 class Queues:
     """The pieces of a phase that wait for a host."""
 
-    def __init__(self, hosts: int, pace: Callable[[Piece], float]) -> None:
+    def __init__(self, hosts: int, pace: Callable[[Task], float]) -> None:
         """Starts empty.
 
         Args:
             hosts: Number of hosts.
             pace: Seconds that a piece may take; infinite where nobody knows yet.
         """
-        self._queues: list[list[Piece]] = [[] for _ in range(hosts)]
+        self._queues: list[list[Task]] = [[] for _ in range(hosts)]
         self._pace = pace
 
-    def fill(self, pieces: Sequence[Piece], places: Sequence[int]) -> None:
+    def fill(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
         """Puts pieces into the queues of their hosts, the largest last: it is taken first."""
-        for piece, host in sorted(zip(pieces, places), key=lambda pair: (pair[0].cell.cost, -pair[0].position)):
-            self._queues[host].append(piece)
+        for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].cell.cost, -pair[0].position)):
+            self._queues[host].append(task)
 
-    def add(self, host: int, pieces: Iterable[Piece]) -> None:
+    def add(self, host: int, tasks: Iterable[Task]) -> None:
         """Puts pieces behind all others, where they are taken first."""
-        self._queues[host].extend(pieces)
+        self._queues[host].extend(tasks)
 
-    def add_to_shortest(self, hosts: Sequence[int], piece: Piece) -> None:
+    def add_to_shortest(self, hosts: Sequence[int], task: Task) -> None:
         """Puts a piece where the least waits, among some hosts."""
-        self._queues[min(hosts, key=lambda host: len(self._queues[host]))].append(piece)
+        self._queues[min(hosts, key=lambda host: len(self._queues[host]))].append(task)
 
-    def replace(self, host: int, by: Callable[[Piece], Iterable[Piece]]) -> None:
+    def replace(self, host: int, by: Callable[[Task], Iterable[Task]]) -> None:
         """Replaces every piece of a host's queue."""
-        self._queues[host] = [new for piece in self._queues[host] for new in by(piece)]
+        self._queues[host] = [new for task in self._queues[host] for new in by(task)]
 
     def clients(self) -> set[int]:
         """All clients that wait."""
-        return {i for queue in self._queues for piece in queue for i in piece.cell.ids}
+        return {i for queue in self._queues for task in queue for i in task.cell.ids}
 
-    def take(self, host: int, sees: frozenset[int], alone: bool, never_lost: bool) -> list[Piece]:
+    def take(self, host: int, sees: frozenset[int], alone: bool, never_lost: bool) -> list[Task]:
         """Pieces for one call: so many that it takes a while, and few enough that the hosts end together.
 
         Args:
@@ -139,24 +139,24 @@ class Queues:
         """
         most = len(self._queues[host]) or max(map(len, self._queues))
         share = most if alone else math.ceil(SHARE_OF_A_CALL * most)
-        pieces: list[Piece] = []
+        tasks: list[Task] = []
         seconds = 0.0
-        while len(pieces) < share and seconds < SECONDS_OF_A_CALL:
-            piece = self._next(host, sees, never_lost or bool(pieces))
-            if piece is None:
+        while len(tasks) < share and seconds < SECONDS_OF_A_CALL:
+            task = self._next(host, sees, never_lost or bool(tasks))
+            if task is None:
                 break
-            pieces.append(piece)
-            seconds += math.inf if piece.losses else self._pace(piece)
-        return pieces
+            tasks.append(task)
+            seconds += math.inf if task.losses else self._pace(task)
+        return tasks
 
-    def _next(self, host: int, sees: frozenset[int], never_lost: bool) -> Piece | None:
+    def _next(self, host: int, sees: frozenset[int], never_lost: bool) -> Task | None:
         """The host's largest piece, or one of the fullest queue if its own has none for it."""
         others = sorted((queue for queue in self._queues if queue), key=len, reverse=True)
         for queue in [self._queues[host], *others]:
-            for piece in reversed(queue):
-                if not (never_lost and piece.losses) and sees.issuperset(piece.cell.ids):
-                    queue.remove(piece)
-                    return piece
+            for task in reversed(queue):
+                if not (never_lost and task.losses) and sees.issuperset(task.cell.ids):
+                    queue.remove(task)
+                    return task
         return None
 
 
@@ -218,7 +218,7 @@ class RayPool:
         while missing := self.roster.unseen(clients):
             if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:
                 raise self.roster.refusal(missing)
-            self.roster.invite()
+            self.roster.call_back()
             self.roster.wait((), SECONDS_OF_A_WAIT)
 
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
@@ -246,7 +246,7 @@ class RayPool:
 class _Call:
     """Pieces under way on a host, which runs them one after another."""
 
-    pieces: Sequence[Piece]
+    tasks: Sequence[Task]
     host: int
     deadline: float
 
@@ -266,7 +266,7 @@ class _Phase:
         self._roster.heard = time.monotonic()
         left = len(cells)
         while left:
-            self._roster.invite()
+            self._roster.call_back()
             with self._pool.transferring():
                 self._send()
             for ref in self._roster.wait(self._calls, SECONDS_OF_A_WAIT):
@@ -277,41 +277,41 @@ class _Phase:
             yield from self._finished
             self._finished.clear()
 
-    def _seconds_of(self, piece: Piece) -> float:
+    def _seconds_of(self, task: Task) -> float:
         """Before the first outcome of a phase nobody knows."""
-        return self._pool.pace.get(piece.cell.phase, math.inf) * piece.cell.cost
+        return self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
 
     def _place(self, cells: Sequence[Cell]) -> None:
         """Queues every cell, in pieces where no host sees all of its clients; clients return to their host."""
-        pieces = [new for number, cell in enumerate(cells) for new in self._as_seen(Piece(number, cell))]
+        tasks = [new for number, cell in enumerate(cells) for new in self._as_seen(Task(number, cell))]
         everyone = range(len(self._roster.hosts))
         home = self._pool.home
         places = place(
-            [piece.cell.cost for piece in pieces],
-            [self._roster.who_sees(piece.cell.ids) or everyone for piece in pieces],
-            [home.get(piece.cell.ids[0]) for piece in pieces],
+            [task.cell.cost for task in tasks],
+            [self._roster.hosts_with(task.cell.ids) or everyone for task in tasks],
+            [home.get(task.cell.ids[0]) for task in tasks],
         )
-        home.update({piece.cell.ids[0]: host for piece, host in zip(pieces, places)})
-        self._queues.fill(pieces, places)
+        home.update({task.cell.ids[0]: host for task, host in zip(tasks, places)})
+        self._queues.fill(tasks, places)
 
-    def _as_seen(self, piece: Piece) -> list[Piece]:
+    def _as_seen(self, task: Task) -> list[Task]:
         """The piece, if one host sees all of its clients, else the clients by themselves."""
-        return [piece] if self._roster.who_sees(piece.cell.ids) else self._assembly.split(piece)
+        return [task] if self._roster.hosts_with(task.cell.ids) else self._assembly.split(task)
 
     def _send(self) -> None:
         ready = self._roster.ready
-        for host, sight in ready.items():
+        for host, locality in ready.items():
             calls = [call for call in self._calls.values() if call.host == host]
-            while len(calls) < CALLS_IN_FLIGHT and not any(piece.losses for call in calls for piece in call.pieces):
-                pieces = self._queues.take(host, sight.clients, len(ready) == 1, never_lost=bool(calls))
-                if not pieces:
+            while len(calls) < CALLS_IN_FLIGHT and not any(task.losses for call in calls for task in call.tasks):
+                tasks = self._queues.take(host, locality.clients, len(ready) == 1, never_lost=bool(calls))
+                if not tasks:
                     break
-                calls.append(self._call(host, pieces))
+                calls.append(self._call(host, tasks))
 
-    def _call(self, host: int, pieces: Sequence[Piece]) -> _Call:
-        cells = [piece.cell for piece in pieces]
+    def _call(self, host: int, tasks: Sequence[Task]) -> _Call:
+        cells = [task.cell for task in tasks]
         ref = self._roster.hosts[host].run_call.remote(self._pool.job_id, cells, self._shared)
-        self._calls[ref] = _Call(pieces, host, time.monotonic() + self._pool.timeout)
+        self._calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout)
         return self._calls[ref]
 
     def _collect(self, ref: Any) -> None:
@@ -327,48 +327,48 @@ class _Phase:
         if outcomes[0] is None:
             # The host was started again since the last cell, and does not know the job.
             self._leaves(call.host)
-            self._queues.add(call.host, reversed(call.pieces))
+            self._queues.add(call.host, reversed(call.tasks))
             return
         for waiting in self._calls.values():
             if waiting.host == call.host:
                 waiting.deadline = time.monotonic() + self._pool.timeout
-        for piece, outcome in zip(call.pieces, outcomes):
-            self._pool.pace[piece.cell.phase] = sum(outcome.seconds.values()) / max(piece.cell.cost, 1.0)
+        for task, outcome in zip(call.tasks, outcomes):
+            self._pool.pace[task.cell.phase] = sum(outcome.seconds.values()) / max(task.cell.cost, 1.0)
             # The object store gives its memory back; what stays after the round lives on in the server's own.
             outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
-            self._finish(piece, outcome)
+            self._finish(task, outcome)
 
-    def _finish(self, piece: Piece, outcome: Outcome) -> None:
+    def _finish(self, task: Task, outcome: Outcome) -> None:
         """Hands over a cell, once all its pieces are there."""
-        whole = self._assembly.join(piece, outcome)
+        whole = self._assembly.join(task, outcome)
         if whole is not None:
-            self._finished.append((piece.position, whole))
+            self._finished.append((task.position, whole))
 
     def _lose(self, call: _Call, why: str) -> None:
         """A host died or was killed with what it had."""
         self._leaves(call.host)
-        for piece in call.pieces:
-            self._lose_piece(piece, call.host, why)
+        for task in call.tasks:
+            self._lose_task(task, call.host, why)
 
-    def _lose_piece(self, piece: Piece, host: int, why: str) -> None:
+    def _lose_task(self, task: Task, host: int, why: str) -> None:
         """Queues a lost piece again; a client that was lost too often is left out, if the run allows it."""
         self._pool.retried += 1
-        piece.losses += 1
-        ids = list(piece.cell.ids)
+        task.losses += 1
+        ids = list(task.cell.ids)
         who = self._pool.who(ids[0]) if len(ids) == 1 else f"clients {ids}"
-        line = f"round {piece.cell.round}, {who}: lost with host {host}, loss {piece.losses} ({why})"
+        line = f"round {task.cell.round}, {who}: lost with host {host}, loss {task.losses} ({why})"
         self._roster.events.append(line)
-        if piece.losses > self._pool.retries:
+        if task.losses > self._pool.retries:
             advice = "look for lack of memory, or raise engine.retries"
             if len(ids) > 1 or not self._pool.skip_failed_clients:
                 raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
-            self._finish(piece, Outcome(failures={ids[0]: (line, advice)}))
+            self._finish(task, Outcome(failures={ids[0]: (line, advice)}))
             return
-        again = self._as_seen(piece) if piece.losses < LOSSES_OF_A_WHOLE_CELL else self._assembly.split(piece)
+        again = self._as_seen(task) if task.losses < LOSSES_OF_A_WHOLE_CELL else self._assembly.split(task)
         for new in again:
-            self._queues.add_to_shortest(self._roster.who_sees(new.cell.ids) or [host], new)
+            self._queues.add_to_shortest(self._roster.hosts_with(new.cell.ids) or [host], new)
 
     def _leaves(self, host: int) -> None:
         """A host is away until it enters again; cells of its queue that no other host sees whole run in pieces."""

@@ -18,7 +18,7 @@ from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path
 
 
 @dataclass(frozen=True)
-class Sight:
+class DataLocality:
     """What a host says of itself when a job is opened on it.
 
     Attributes:
@@ -32,19 +32,19 @@ class Sight:
     environment: dict[str, Any]
 
 
-def look(job: Job, machine: str) -> Sight:
+def local_clients(job: Job, machine: str) -> DataLocality:
     """Looks here for shard, split and hops of every client; their content is checked when they are opened."""
     clients = _complete(job.store_path, job)
     if job.training:
         clients &= _complete(job.store_path / training_path(job.split), job)
     graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else frozenset()
     behind = {len(job.model_of) + number for number in graphs}
-    return Sight(machine, clients | behind, environment(job.device))
+    return DataLocality(machine, clients | behind, environment(job.device))
 
 
 def _complete(store: Path, job: Job) -> frozenset[int]:
     """The clients of a store all of whose files are here."""
-    wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.kernel, 0)] if job.kernel else [])]
+    wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.propagation, 0)] if job.propagation else [])]
     found = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
     return frozenset.intersection(*found) if found else frozenset()
 
@@ -55,7 +55,7 @@ def _clients(folder: Path) -> frozenset[int]:
     return frozenset(int(name.removesuffix(".arrow")) for name in names if name.removesuffix(".arrow").isdigit())
 
 
-SECONDS_BETWEEN_INVITATIONS = 0.2
+SECONDS_BETWEEN_CALLS = 0.2
 
 
 class Roster:
@@ -72,38 +72,38 @@ class Roster:
     def __init__(self, hosts: list[Any], job: Job) -> None:
         """All hosts are away at first."""
         self.hosts = hosts
-        self.ready: dict[int, Sight] = {}
+        self.ready: dict[int, DataLocality] = {}
         self.entering: dict[Any, int] = {}
         self.events: list[str] = []
         self.heard = time.monotonic()
         self._store = job.store
         self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
-        self._known: dict[int, Sight] = {}
-        self._next_invitation = dict.fromkeys(range(len(hosts)), 0.0)
+        self._known: dict[int, DataLocality] = {}
+        self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
 
-    def who_sees(self, clients: Iterable[int]) -> list[int]:
+    def hosts_with(self, clients: Iterable[int]) -> list[int]:
         """Hosts that see the data of all of some clients; while no host is at work, those that saw it before."""
         wanted = frozenset(clients)
-        return [host for host, sight in (self.ready or self._known).items() if wanted <= sight.clients]
+        return [host for host, locality in (self.ready or self._known).items() if wanted <= locality.clients]
 
     def unseen(self, clients: Iterable[int]) -> set[int]:
         """Clients whose data no host at work sees."""
-        return set(clients).difference(*(sight.clients for sight in self.ready.values()))
+        return set(clients).difference(*(locality.clients for locality in self.ready.values()))
 
-    def invite(self) -> None:
+    def call_back(self) -> None:
         """Asks every host that is away to open the job; a call to an actor that is starting again may fail."""
         now = time.monotonic()
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
-            if now >= self._next_invitation[host]:
-                self._next_invitation[host] = now + SECONDS_BETWEEN_INVITATIONS
+            if now >= self._next_call[host]:
+                self._next_call[host] = now + SECONDS_BETWEEN_CALLS
                 self.entering[self.hosts[host].enter.remote(self._job_ref)] = host
 
     def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
         """Waits for one of some calls or for a host that enters; gives the calls that are done."""
         refs = [*refs, *self.entering]
         if not refs:
-            time.sleep(SECONDS_BETWEEN_INVITATIONS)
+            time.sleep(SECONDS_BETWEEN_CALLS)
             return []
         done, _ = ray.wait(refs, num_returns=1, timeout=seconds)
         entered = [ref for ref in done if ref in self.entering]
@@ -114,7 +114,7 @@ class Roster:
     def leaves(self, host: int) -> None:
         """A host is away until it enters again."""
         self.ready.pop(host, None)
-        self._next_invitation[host] = 0.0
+        self._next_call[host] = 0.0
 
     def refusal(self, clients: Collection[int]) -> ShoalError:
         """Why some clients cannot run."""
@@ -124,7 +124,7 @@ class Roster:
                 "\n".join(self.events),
             )
         some = ", ".join(self._named(i) for i in sorted(clients)[:10]) + (", …" if len(clients) > 10 else "")
-        machines = ", ".join(sorted({sight.machine for sight in self.ready.values()}))
+        machines = ", ".join(sorted({locality.machine for locality in self.ready.values()}))
         return ShoalError(
             f"{self._store}: no host sees the files (shard, split, hops) of clients {some}; hosts run on {machines}; "
             "put the store on a file system they share, or manifest.json and those files on a disk of one of them",
@@ -134,7 +134,7 @@ class Roster:
     def _enters(self, ref: Any) -> None:
         host = self.entering.pop(ref)
         try:
-            sight = ray.get(ref)
+            locality = ray.get(ref)
         except RayTaskError as error:
             if host not in self._known:
                 raise plain_error(error) from error
@@ -145,13 +145,13 @@ class Roster:
         except RayError:
             return
         if host in self._known:
-            self.events.append(f"host {host} is back, on {sight.machine}")
-        if not sight.clients:
-            self.events.append(f"host {host} on {sight.machine} sees no client of {self._store} and stays idle")
-        if host not in self._known and (others := differences(sight.environment, sight.environment["device"])):
+            self.events.append(f"host {host} is back, on {locality.machine}")
+        if not locality.clients:
+            self.events.append(f"host {host} on {locality.machine} sees no client of {self._store} and stays idle")
+        if host not in self._known and (others := differences(locality.environment, locality.environment["device"])):
             # Named from the host's value to the server's.
-            self.events.append(f"host {host} on {sight.machine}: last bits may differ, as {', '.join(others)} do")
-        self.ready[host] = self._known[host] = sight
+            self.events.append(f"host {host} on {locality.machine}: last bits may differ, as {', '.join(others)} do")
+        self.ready[host] = self._known[host] = locality
         self.heard = time.monotonic()
 
 

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 from yaml import YAMLError
 
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config_text import MOST_BYTES, require_as_kept, require_resolvable, require_small
 from shoal.engine.config.names import located
@@ -31,8 +31,8 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
 from shoal.storage.options.dataset_names import TWINS
-from shoal.storage.options.propagation import Kernel
-from shoal.storage.options.types import Named, Positive, Seed, absolute_own, message_of, path_fault, quoted
+from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.options.types import Named, Positive, Seed, absolute_user_path, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 
@@ -40,7 +40,7 @@ def _method(value: Any) -> Any:
     """A method given by its bare name; the file of one's own is found from any working directory."""
     plain = {"name": value} if isinstance(value, str) else value
     if isinstance(plain, dict) and "name" in plain:
-        plain = {**plain, "name": absolute_own(plain["name"])}
+        plain = {**plain, "name": absolute_user_path(plain["name"])}
     return plain
 
 
@@ -55,8 +55,8 @@ ONE, SEVERAL = "one model", "list of models"
 MOST_MODELS = 1000
 MOST_CALLBACKS = 100
 Models = Annotated[
-    Annotated[ModelChoice, Tag(ONE)]
-    | Annotated[tuple[ModelChoice, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
+    Annotated[ModelSpec, Tag(ONE)]
+    | Annotated[tuple[ModelSpec, ...], Field(min_length=1, max_length=MOST_MODELS), Tag(SEVERAL)],
     Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
 ]
 
@@ -74,8 +74,8 @@ class Config(BaseModel):
     rounds: Positive = 100
     data: DataConfig
     partition: PartitionOptions = PartitionOptions()
-    propagation: Kernel = Kernel()
-    model: Models = ModelChoice()
+    propagation: PropagationOptions = PropagationOptions()
+    model: Models = ModelSpec()
     heterogeneity: HeterogeneityOptions = HeterogeneityOptions()
     train: TrainOptions = TrainOptions()
     algorithm: Annotated[Named, BeforeValidator(_method)]
@@ -89,9 +89,9 @@ class Config(BaseModel):
     # Made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
 
-    def models(self) -> tuple[ModelChoice, ...]:
+    def models(self) -> tuple[ModelSpec, ...]:
         """The models of the run, one or several."""
-        return (self.model,) if isinstance(self.model, ModelChoice) else self.model
+        return (self.model,) if isinstance(self.model, ModelSpec) else self.model
 
     def memory_limit(self) -> int:
         """Bytes the run may use: `engine.memory_limit`, else the memory of the machine."""

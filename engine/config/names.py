@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.storage.options.types import is_own
-from shoal.storage.user_code.user_code import OwnCode, read_own
+from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 # The folder of a run in which they are kept.
 CODE = "code"
@@ -21,18 +21,18 @@ PLACES = (
 )
 
 
-def own_names(plain: dict[str, Any]) -> list[tuple[str, str]]:
+def user_names(plain: dict[str, Any]) -> list[tuple[str, str]]:
     """Key and name of all code of the user's own in the plain values of a config."""
     return [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
 
 
-def read_all(plain: dict[str, Any]) -> list[tuple[str, OwnCode]]:
+def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
     """All code of the user's own in the plain values of a config, read, with the key that names it.
 
     Raises:
         ShoalError: A file cannot be read; names the key.
     """
-    return [(key, read_own(key, name)) for key, name in own_names(plain)]
+    return [(key, read_user_code(key, name)) for key, name in user_names(plain)]
 
 
 def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
     return found
 
 
-def kept_name(code: OwnCode) -> str:
+def kept_name(code: UserCode) -> str:
     """What code is called in a run folder: `code/<digits>/my_file.py:Name`."""
     file, _, name = code.name.rpartition(":")
     return f"{CODE}/{code.digest[:8]}/{Path(file).name}:{name}"

@@ -27,7 +27,7 @@ PLACES = (
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",
     "engine.device",
-    "engine.path",
+    "engine.trainer",
     "engine.precision",
     "engine.threads",
     "resources.server_gpus",
@@ -76,7 +76,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def number_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
     """The dotted keys of a resolved config that change numbers."""
     values = {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
     if values.get("data.layout") == "dense" or not may_be_sparse(values.get("data.dataset"), values.get("data.path")):

@@ -153,17 +153,17 @@ class EngineConfig:
         backend: `ray`, or `local` for the same code in this process.
         hosts: Host actors.
         threads: Threads of the mathematics in every process; changes the last bits.
-        path: `loop` trains the clients of a cell one after another by autograd, `closed_form` by the formulas of the
-            gradients, `stacked` all in one batch; the same numbers to rounding. Both others are for methods of plain
-            cross-entropy, `stacked` also for losses that several clients can share (`loss_of_several`). `closed_form`
+        trainer: `autograd` trains the clients of a cell one after another, `analytic` by the formulas of the gradients,
+            `batched` all in one batch; the same numbers to rounding. Both others are for methods of plain
+            cross-entropy, `batched` also for losses that several clients can share (`loss_of_several`). `analytic`
             is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters and GAMLP's recursive
-            attention, gamlp and gat on processors alone, where it pays; `stacked` is for whole batches of decoupled
+            attention, gamlp and gat on processors alone, where it pays; `batched` is for whole batches of decoupled
             models and of gcn, gin, sage and gcnii on whole graphs, and pays on GPUs. `auto` takes them there where it
-            can, and the loop elsewhere.
+            can, and autograd elsewhere.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
-        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `path: loop`,
-            clamp(cohort // 8, 1, 128); changes the last bits.
+        cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
+            autograd`, clamp(cohort // 8, 1, 128); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: How often a cell may be lost before the run stops.
@@ -176,7 +176,7 @@ class EngineConfig:
     backend: Literal["ray", "local"] = "ray"
     hosts: Annotated[Positive, Field(le=MOST_HOSTS)] = 2
     threads: Annotated[Positive, Field(le=MOST_THREADS)] = 1
-    path: Literal["auto", "loop", "stacked", "closed_form"] = "auto"
+    trainer: Literal["auto", "autograd", "batched", "analytic"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     cell_size: Positive | Literal["auto"] = "auto"

@@ -10,10 +10,10 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import Upload
-from shoal.algorithms.training.stacked.like_sized import like_sized
-from shoal.algorithms.training.stacked.stacked_inputs import numbers_of_row
-from shoal.algorithms.training.stacked.stacked_model import form_of
-from shoal.algorithms.training.stacked.stacked_training import StackedTrainer
+from shoal.algorithms.training.batched.batched_inputs import numbers_of_row
+from shoal.algorithms.training.batched.batched_model import form_of
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer
+from shoal.algorithms.training.batched.size_groups import size_groups
 from shoal.engine.hosts.visit import Visit
 from shoal.engine.messages.devices import creating_on
 from shoal.storage.errors import ShoalError
@@ -66,7 +66,7 @@ class _Waiting:
     gathered: Inputs
 
 
-def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int], Visit]) -> Batched:
+def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[int], Visit]) -> Batched:
     """Trains the clients of a cell that have training rows, those of like size that were given the like together.
 
     A batch for which there is no memory is halved. If one fails in another way, whose fault it is cannot be told, and
@@ -81,7 +81,7 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
     waiting: list[_Waiting] = []
     for client_id in ids:
         try:
-            visit = begin(client_id)
+            visit = receive(client_id)
             rows = visit.client.model.gathered("train")
         except Exception as error:
             found.clients[client_id] = error
@@ -91,7 +91,7 @@ def train_batches(trainer: StackedTrainer, ids: list[int], begin: Callable[[int]
     plain = trainer.method.plain_training
     alike: dict[Hashable, list[_Waiting]] = {}
     for one in waiting:
-        alike.setdefault(None if plain else form_of(one.visit.given), []).append(one)
+        alike.setdefault(None if plain else form_of(one.visit.received), []).append(one)
     groups = [[same[i] for i in group] for same in alike.values() for group in _groups(same)]
     while groups:
         group = groups.pop(0)
@@ -108,10 +108,10 @@ def _groups(waiting: Sequence[_Waiting]) -> list[list[int]]:
     coupled = waiting[0].visit.client.model.coupled
     rows, numbers = zip(*(numbers_of_row(client.gathered, coupled) for client in waiting))
     # Parameters, their gradients and two moments, beside the rows.
-    return like_sized(rows, 4 * numbers[0], 4 * 4 * len(waiting[0].w))
+    return size_groups(rows, 4 * numbers[0], 4 * 4 * len(waiting[0].w))
 
 
-def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Trained | Exception]:
+def _trained(trainer: BatchedTrainer, group: Sequence[_Waiting]) -> dict[int, Trained | Exception]:
     """One batch.
 
     Raises:
@@ -120,7 +120,7 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
     clients = [one.visit.client for one in group]
     w_BP = torch.stack([one.w for one in group])
     try:
-        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group], [one.visit.given for one in group])
+        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group], [one.visit.received for one in group])
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise
@@ -135,7 +135,7 @@ def _trained(trainer: StackedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
 def _all_failed(clients: Sequence[Client], error: Exception) -> dict[int, Trained | Exception]:
     """The failure of clients of which nobody can tell whose fault it is."""
     together = [client.info.client for client in clients]
-    why = f"in one batch with clients {together}: {in_one_line(error)}; engine.path=loop trains them one by one"
+    why = f"in one batch with clients {together}: {in_one_line(error)}; engine.trainer=autograd trains them one by one"
     failure = ShoalError(why)
     failure.__cause__ = error
     return dict.fromkeys(together, failure)
@@ -149,11 +149,11 @@ def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
     trained = [one for one in batched.clients.values() if isinstance(one, Trained)]
     if not trained or not told_for_several(type(algorithm), "uploads", "upload"):
         return
-    clients, given = [one.visit.client for one in trained], [one.visit.given for one in trained]
+    clients, received = [one.visit.client for one in trained], [one.visit.received for one in trained]
     with creating_on(trained[0].w.device):
         try:
             with code_of(algorithm, "uploads"):
-                made = algorithm.uploads(clients, [one.w for one in trained], given, phase)
+                made = algorithm.uploads(clients, [one.w for one in trained], received, phase)
         except torch.OutOfMemoryError:
             return
         except Exception as error:

@@ -14,7 +14,7 @@ from shoal.algorithms.training.local_training import finite_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches, with_uploads
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.job_context import OpenedJob
-from shoal.engine.hosts.results import Left, on_processor
+from shoal.engine.hosts.results import ClientResult, on_processor
 from shoal.engine.hosts.scored import Scored
 from shoal.engine.hosts.transfer import NextCell, sent
 from shoal.engine.hosts.visit import Visit
@@ -25,10 +25,10 @@ from shoal.engine.messages.job import Job
 from shoal.engine.rounds.protocol_checks import require_sound
 from shoal.engine.rounds.reduction import reduce_cell, upload_bytes
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.view import Memo
+from shoal.storage.store.view import Cache
 
 # Bytes on a device that clients of a cell may leave behind before they are fetched.
-MOST_LEFT = 2**28
+MAX_RESULT_BYTES = 2**28
 
 
 class Host:
@@ -36,7 +36,7 @@ class Host:
 
     def __init__(self) -> None:
         self._opened: OpenedJob | None = None
-        self._memo = Memo(0)
+        self._cache = Cache(0)
 
     def open(self, job: Job) -> None:
         """Gets ready for a job; the views of the previous one are let go.
@@ -50,9 +50,9 @@ class Host:
         keep_freed_memory()
         device = take_device(job.device, job.gpu_share, job.precision)
         if self._opened is not None and self._opened.device != device:
-            self._memo = Memo(0)
-        self._memo.limit = cache_bytes(device, job.gpu_share, job.memo_bytes)
-        self._opened = OpenedJob(job, device, self._memo)
+            self._cache = Cache(0)
+        self._cache.limit = cache_bytes(device, job.gpu_share, job.cache_bytes)
+        self._opened = OpenedJob(job, device, self._cache)
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
         """Runs cells one after another; while a client is visited, the data of the next one is opened, and while a
@@ -78,15 +78,15 @@ class Host:
         opened.plan(visited, [i for cell in cells for i in cell.ids if i in cell.score], trains)
         shared = _lent(shared, opened.device)
         guard = ReadOnly(shared, "download")
-        turns = NextCell(opened, self._memo)
+        turns = NextCell(opened, self._cache)
         for cell, following in zip(cells, [*cells[1:], None]):
             try:
-                begun = turns.begin(cell)
+                begun = turns.receive(cell)
                 outcome, uploads = _CellAtWork(opened, begun, shared, guard, partial(turns.bring, following)).run()
             except MethodWrites:
                 # What was written to must not reach the next round or run of this process.
-                self._memo = Memo(self._memo.limit)
-                self._opened = OpenedJob(opened.job, opened.device, self._memo)
+                self._cache = Cache(self._cache.limit)
+                self._opened = OpenedJob(opened.job, opened.device, self._cache)
                 raise
             if uploads:
                 reduce_cell(uploads, cell.up, outcome)
@@ -124,7 +124,7 @@ class _CellAtWork:
         self._before_waiting = before_waiting
         self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
         self._uploads: list[Upload] = []
-        self._left: list[Left] = []
+        self._results: list[ClientResult] = []
         self._on_device = opened.device.type != "cpu"
 
     def run(self) -> tuple[Outcome, list[Upload]]:
@@ -139,11 +139,11 @@ class _CellAtWork:
                 raise
             except Exception as error:
                 # Of several that fail, the first one is named.
-                self._settle()
+                self._flush()
                 self._fail(client_id, error)
-            if not self._on_device or sum(left.bytes for left in self._left) > MOST_LEFT:
-                self._settle()
-        self._settle(self._bring)
+            if not self._on_device or sum(result.bytes for result in self._results) > MAX_RESULT_BYTES:
+                self._flush()
+        self._flush(self._bring)
         return self._outcome, self._uploads
 
     def _bring(self) -> None:
@@ -179,7 +179,7 @@ class _CellAtWork:
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
     def _train_batches(self) -> Batched:
-        trainer = self._opened.stacked_trainer(self._cell.ids) if self._cell.train else None
+        trainer = self._opened.batched_trainer(self._cell.ids) if self._cell.train else None
         if trainer is None:
             return Batched()
         began = time.perf_counter()
@@ -219,34 +219,34 @@ class _CellAtWork:
                 counts = visit.score()
             seconds["evaluate"] += time.perf_counter() - began
         visit.end()
-        self._left.append(Left(client_id, loss, upload, state, counts, scored))
+        self._results.append(ClientResult(client_id, loss, upload, state, counts, scored))
 
-    def _settle(self, before_waiting: Callable[[], None] | None = None) -> None:
+    def _flush(self, before_waiting: Callable[[], None] | None = None) -> None:
         """Takes what clients have left behind so far, in their order; on a device it waits for it."""
         began = time.perf_counter()
-        waiting, self._left = self._left, []
+        waiting, self._results = self._results, []
         try:
             found = on_processor(waiting, self._opened.infos[self._cell.ids[0]].classes, before_waiting)
         except Exception as error:
             # Whose fault it is cannot be told.
-            for left in waiting:
-                self._fail(left.client, error)
+            for result in waiting:
+                self._fail(result.client, error)
             return
-        for left in found:
+        for result in found:
             try:
-                self._take(left)
+                self._take(result)
             except Exception as error:
-                self._fail(left.client, error)
+                self._fail(result.client, error)
         self._outcome.seconds["upload"] += time.perf_counter() - began
 
-    def _take(self, left: Left) -> None:
-        outcome, loss, counts = self._outcome, left.told_loss(), left.told_counts()
-        if left.upload is not None:
-            require_sound(left.upload, self._cell.up)
-            outcome.states[left.client] = left.state
-            self._uploads.append(left.upload)
+    def _take(self, result: ClientResult) -> None:
+        outcome, loss, counts = self._outcome, result.loss_value(), result.counts_value()
+        if result.upload is not None:
+            require_sound(result.upload, self._cell.up)
+            outcome.states[result.client] = result.state
+            self._uploads.append(result.upload)
             outcome.losses.append(loss)
-            outcome.bytes_up.append(upload_bytes(left.upload))
-        outcome.ids.append(left.client)
+            outcome.bytes_up.append(upload_bytes(result.upload))
+        outcome.ids.append(result.client)
         if counts is not None:
-            outcome.scores[left.client] = counts
+            outcome.scores[result.client] = counts

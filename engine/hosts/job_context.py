@@ -13,17 +13,17 @@ from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.closed_form.choice import closed_form, needed_for_closed_form
+from shoal.algorithms.training.analytic.choice import analytic, needed_for_analytic
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer, needed_to_batch
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.algorithms.training.stacked.stacked_training import StackedTrainer, needed_to_stack
 from shoal.engine.hosts.device import placed
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.models import kind_of
+from shoal.engine.messages.models import model_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.cache import ahead, apart
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 # Shard and hops; what is kept of a split is a copy.
 MAPS_OF_A_VIEW = 2
@@ -91,16 +91,16 @@ class OpenViews:
         return view
 
 
-LOOP, STACKED, CLOSED_FORM = "loop", "stacked", "closed_form"
+AUTOGRAD, BATCHED, ANALYTIC = "autograd", "batched", "analytic"
 
 
-def training_paths(
+def trainers_of(
     path: str, device: str, algorithm: Algorithm, models: Sequence[FlatModel], train: TrainOptions
 ) -> list[str]:
-    """For every model of the config how its clients are trained: `loop`, `stacked` or `closed_form`.
+    """For every model of the config how its clients are trained: `autograd`, `batched` or `analytic`.
 
     Args:
-        path: `engine.path`; `auto` takes closed forms on the processor and the batch on GPUs, where it can.
+        path: `engine.trainer`; `auto` takes closed forms on the processor and the batch on GPUs, where it can.
         device: `cpu` or `cuda`.
         algorithm: The method.
         models: Of the config, in its order.
@@ -111,16 +111,16 @@ def training_paths(
     """
     wanted = path
     if path == "auto":
-        wanted = CLOSED_FORM if device == "cpu" else STACKED
-    if wanted == LOOP:
-        return [LOOP] * len(models)
-    if wanted == STACKED:
-        missing = [needed_to_stack(algorithm, model, train) for model in models]
+        wanted = ANALYTIC if device == "cpu" else BATCHED
+    if wanted == AUTOGRAD:
+        return [AUTOGRAD] * len(models)
+    if wanted == BATCHED:
+        missing = [needed_to_batch(algorithm, model, train) for model in models]
     else:
-        missing = [needed_for_closed_form(algorithm, model) for model in models]
+        missing = [needed_for_analytic(algorithm, model) for model in models]
     if path != "auto" and any(missing):
-        raise ShoalError(f"engine.path: {path} needs {next(filter(None, missing))}; use loop")
-    return [wanted if what is None else LOOP for what in missing]
+        raise ShoalError(f"engine.trainer: {path} needs {next(filter(None, missing))}; use autograd")
+    return [wanted if what is None else AUTOGRAD for what in missing]
 
 
 class OpenedJob:
@@ -136,7 +136,7 @@ class OpenedJob:
         scored_views: What they are scored on; the same object where that is what training sees.
     """
 
-    def __init__(self, job: Job, device: torch.device, memo: Memo) -> None:
+    def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
         """Builds what training needs.
 
         Args:
@@ -158,22 +158,22 @@ class OpenedJob:
         def views(of_clients: Store, most: int) -> OpenViews:
             stores = (of_clients, graphs)
             places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
-            return OpenViews(lambda number: job.view(*places[number], memo=memo, device=device), most)
+            return OpenViews(lambda number: job.view(*places[number], cache=cache, device=device), most)
 
         most = most_views() // (2 if job.training else 1)
         self.views = views(training, most)
         self.scored_views = views(store, most) if job.training else self.views
         # Those on the processor draw initial parameters, which so are the same on any device.
-        self._kinds = job.build_models(store, self.algorithm)
-        self._flats = {name: placed([kind.flat for kind in kinds], device) for name, kinds in self._kinds.items()}
+        self._built = job.build_models(store, self.algorithm)
+        self._flats = {name: placed([built.flat for built in built], device) for name, built in self._built.items()}
         own = self._flats[MODEL]
-        paths = training_paths(job.path, device.type, self.algorithm, own, job.train)
-        closed = [closed_form(flat) if path == CLOSED_FORM else None for flat, path in zip(own, paths)]
+        paths = trainers_of(job.trainer, device.type, self.algorithm, own, job.train)
+        closed = [analytic(flat) if path == ANALYTIC else None for flat, path in zip(own, paths)]
         self._trainers = [
             LocalTrainer(self._of_number(number), job.train, self.algorithm, form) for number, form in enumerate(closed)
         ]
-        self._stacked = [
-            StackedTrainer(flat, job.train, self.algorithm) if path == STACKED else None
+        self._batched = [
+            BatchedTrainer(flat, job.train, self.algorithm) if path == BATCHED else None
             for flat, path in zip(own, paths)
         ]
         self._initials: dict[tuple[str, int], torch.Tensor] = {}
@@ -195,7 +195,7 @@ class OpenedJob:
             options = self.job.train.in_round(number)
             for trainer in self._trainers:
                 trainer.use(options)
-            for stacked in self._stacked:
+            for stacked in self._batched:
                 if stacked is not None:
                     stacked.options = options
 
@@ -203,21 +203,21 @@ class OpenedJob:
         """The trainer of a client's models."""
         return self._trainers[info.model]
 
-    def stacked_trainer(self, ids: Sequence[int]) -> StackedTrainer | None:
+    def batched_trainer(self, ids: Sequence[int]) -> BatchedTrainer | None:
         """What trains the clients of a cell in one batch; None: they are trained one by one."""
-        return self._stacked[self.infos[ids[0]].model]
+        return self._batched[self.infos[ids[0]].model]
 
     def initial(self, info: ClientInfo, name: str) -> torch.Tensor:
         """Initial parameters of one of a client's models; those that all clients of its kind share are drawn once.
 
         They are drawn on the processor, so that they are the same everywhere, and lie where the host computes.
         """
-        kind = kind_of(self._kinds, info, name)
-        if kind.choice.init == "own":
-            return self.job.initial(kind, name, info.client).to(self.device)
+        built = model_of(self._built, info, name)
+        if built.spec.init == "own":
+            return self.job.initial(built, name, info.client).to(self.device)
         place = name, info.model
         if place not in self._initials:
-            self._initials[place] = self.job.initial(kind, name, info.client).to(self.device)
+            self._initials[place] = self.job.initial(built, name, info.client).to(self.device)
         return self._initials[place]
 
     def plan(self, clients: Sequence[int], scored: Sequence[int], training: bool) -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Tree, Upload
 from shoal.algorithms.training.local_training import finite_loss
-from shoal.engine.hosts.counts_at_once import without_lost
+from shoal.engine.hosts.batched_counts import without_lost
 from shoal.engine.hosts.scored import Scored, counts_of
 from shoal.engine.hosts.transfer import fetched
 
 
 @dataclass(frozen=True)
-class Left:
+class ClientResult:
     """What one client leaves behind; tensors lie where it was visited, and nothing writes into them any more.
 
     Attributes:
@@ -50,7 +50,7 @@ class Left:
             yield from self.upload.entries.values()
             yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
 
-    def told_loss(self) -> float:
+    def loss_value(self) -> float:
         """The loss.
 
         Raises:
@@ -58,7 +58,7 @@ class Left:
         """
         return finite_loss(float(self.loss)) if isinstance(self.loss, Tensor) else self.loss
 
-    def told_counts(self) -> np.ndarray | None:
+    def counts_value(self) -> np.ndarray | None:
         """The counts.
 
         Raises:
@@ -66,7 +66,7 @@ class Left:
         """
         return without_lost(self.counts.numpy()) if isinstance(self.counts, Tensor) else self.counts
 
-    def mapped(self, to: Callable[[Tensor], Tensor]) -> "Left":
+    def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
         """The same with other tensors."""
         upload = self.upload
         if upload is not None:
@@ -78,7 +78,9 @@ class Left:
         return replace(self, loss=loss, upload=upload, state=state, counts=counts)
 
 
-def on_processor(left: Sequence[Left], classes: int, before_waiting: Callable[[], None] | None = None) -> list[Left]:
+def on_processor(
+    result: Sequence[ClientResult], classes: int, before_waiting: Callable[[], None] | None = None
+) -> list[ClientResult]:
     """The same on the processor: all that lies on a device comes in one copy.
 
     Args:
@@ -86,20 +88,20 @@ def on_processor(left: Sequence[Left], classes: int, before_waiting: Callable[[]
         classes: Number of classes C.
         before_waiting: Called when a device has been told all that there is to do.
     """
-    left = _counted(left, classes)
+    result = _counted(result, classes)
     if before_waiting is not None:
         before_waiting()
-    away = {id(t): t for one in left for t in one.tensors() if t.device.type != "cpu"}
+    away = {id(t): t for one in result for t in one.tensors() if t.device.type != "cpu"}
     if not away:
-        return list(left)
+        return list(result)
     here = dict(zip(away, fetched(list(away.values()))))
-    return [one.mapped(lambda t: here.get(id(t), t)) for one in left]
+    return [one.mapped(lambda t: here.get(id(t), t)) for one in result]
 
 
-def _counted(left: Sequence[Left], classes: int) -> Sequence[Left]:
+def _counted(result: Sequence[ClientResult], classes: int) -> Sequence[ClientResult]:
     """The same, where predictions were still to be counted with their counts."""
-    scored = {one.client: one.scored for one in left if one.scored is not None}
+    scored = {one.client: one.scored for one in result if one.scored is not None}
     if not scored:
-        return left
+        return result
     counts = dict(zip(scored, counts_of(list(scored.values()), classes)))
-    return [replace(one, counts=counts.get(one.client, one.counts), scored=None) for one in left]
+    return [replace(one, counts=counts.get(one.client, one.counts), scored=None) for one in result]

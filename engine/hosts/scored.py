@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from shoal.engine.hosts.batched_counts import Predicted, batched_counts
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.build import name_of
-from shoal.algorithms.training.stacked.like_sized import like_sized
-from shoal.algorithms.training.stacked.stacked_inputs import numbers_of_row, padded, stacked_inputs
-from shoal.algorithms.training.stacked.stacked_model import evaluated, outputs
-from shoal.engine.hosts.counts_at_once import Predicted, counts_at_once
+from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded
+from shoal.algorithms.training.batched.batched_model import evaluated, outputs
+from shoal.algorithms.training.batched.size_groups import size_groups
 from shoal.engine.rounds.scoring import PARTS, class_label
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
@@ -50,14 +50,14 @@ def may_wait(algorithm: Algorithm, client: Client) -> bool:
 
 
 def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
-    """Counts of every client, int64 `[parts, 4, C]`; see `counts_at_once`."""
+    """Counts of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
     held = [one for one in scored if isinstance(one, Held)]
     if held and held[0].client.model.coupled is not None:
         found = iter(_predicted_on_graphs(held))
     else:
         found = iter(list(zip(*(_predicted(held, part) for part in PARTS))))
     pieces = [piece for one in scored for piece in (next(found) if isinstance(one, Held) else one)]
-    return list(counts_at_once(pieces, classes).unflatten(0, (len(scored), len(PARTS))))
+    return list(batched_counts(pieces, classes).unflatten(0, (len(scored), len(PARTS))))
 
 
 def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
@@ -79,9 +79,9 @@ def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
     gathered = [one.client.model.gathered("all") for one in held]
     rows, numbers = zip(*(numbers_of_row(inputs, model.coupled) for inputs in gathered))
     found: dict[int, tuple[Predicted, ...]] = {}
-    for places in like_sized(rows, 4 * numbers[0], 4 * len(held[0].w), 4 * NUMBERS_OF_A_PASS):
+    for places in size_groups(rows, 4 * numbers[0], 4 * len(held[0].w), 4 * NUMBERS_OF_A_PASS):
         group = [held[i] for i in places]
-        inputs = stacked_inputs([gathered[i] for i in places])
+        inputs = batched_inputs([gathered[i] for i in places])
         logits_BNC = outputs(model.pattern, torch.stack([one.w for one in group]), inputs).logits_NC.float()
         class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
         of_parts = [_chosen(group, part, class_BN, best_BN) for part in PARTS]

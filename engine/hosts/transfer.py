@@ -13,7 +13,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.hosts.job_context import OpenedJob
 from shoal.engine.messages.cell import Cell
-from shoal.storage.store.cache import PASSING_SHARE, Memo
+from shoal.storage.store.cache import PASSING_SHARE, Cache
 
 # Bytes; where a tensor starts on a device.
 APART = 64
@@ -77,20 +77,20 @@ class NextCell:
     files, and its copies are on their way, before the processor waits for the present cell, and no number can change.
     """
 
-    def __init__(self, opened: OpenedJob, memo: Memo) -> None:
+    def __init__(self, opened: OpenedJob, cache: Cache) -> None:
         """Of a host's job and cache."""
-        self._opened, self._memo = opened, memo
+        self._opened, self._cache = opened, cache
         self._on_device = opened.device.type != "cpu"
         self._begun = False
         self._values: Cell | None = None
 
-    def begin(self, cell: Cell) -> Cell:
+    def receive(self, cell: Cell) -> Cell:
         """A cell as its clients are given it: on a device with its values there."""
         values, begun = self._values, self._begun
         self._values, self._begun = None, False
         self._opened.begin_round(cell.round)
         if not begun:
-            self._memo.begin_turn()
+            self._cache.begin_turn()
         if not self._on_device:
             return cell
         return brought(cell, self._opened.device) if values is None else values
@@ -102,18 +102,18 @@ class NextCell:
         is the cell's turn.
         """
         opened = self._opened
-        if cell is None or not self._on_device or not cell.train or opened.stacked_trainer(cell.ids) is None:
+        if cell is None or not self._on_device or not cell.train or opened.batched_trainer(cell.ids) is None:
             return
         # Nothing of the present cell is asked for any more.
-        self._memo.begin_turn()
+        self._cache.begin_turn()
         self._begun = True
-        room = PASSING_SHARE * self._memo.limit
+        room = PASSING_SHARE * self._cache.limit
         with suppress(Exception):
             self._values = brought(cell, opened.device)
             for client in cell.ids:
                 if room <= 0:
                     break
-                room -= self._memo.size_of(self._gathered(client))
+                room -= self._cache.size_of(self._gathered(client))
 
     def _gathered(self, client: int) -> Inputs:
         """What the client's model reads to train; the cache keeps it."""

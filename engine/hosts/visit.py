@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, random_of
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
-from shoal.engine.hosts.counts_at_once import predicted
+from shoal.engine.hosts.batched_counts import predicted
 from shoal.engine.hosts.job_context import OpenedJob
 from shoal.engine.hosts.scored import Held, Scored, may_wait
 from shoal.engine.hosts.write_guard import ReadOnly, require_unwritten
 from shoal.engine.messages.cell import Cell
 from shoal.engine.messages.devices import CPU, copied, creating_on, moved
 from shoal.engine.rounds.domains import score_graph
-from shoal.engine.rounds.protocol_checks import require_form, require_state, told_loss
+from shoal.engine.rounds.protocol_checks import loss_value, require_form, require_state
 from shoal.engine.rounds.scoring import ACCURACY, score
 
 
@@ -26,7 +26,7 @@ class Visit:
 
     Attributes:
         client: The client.
-        given: What `Algorithm.begin` made of the download.
+        given: What `Algorithm.receive` made of the download.
     """
 
     def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, shared_guard: ReadOnly) -> None:
@@ -40,7 +40,7 @@ class Visit:
             shared_guard: Watches over it.
 
         Raises:
-            ShoalError: The client's data is missing or damaged, or `begin` failed.
+            ShoalError: The client's data is missing or damaged, or `receive` failed.
         """
         self._opened, self._cell = opened, cell
         self._id = client_id
@@ -62,7 +62,7 @@ class Visit:
         self.client = Client(info, view, models, state, inbox, random)
         self._shapes = {parameters_key(name): model.pattern.w.shape for name, model in models.items()}
         with code_of(opened.algorithm, "begin"), creating_on(opened.device):
-            self.given: Given = opened.algorithm.begin(self.client, {**shared, **private})
+            self.received: Received = opened.algorithm.receive(self.client, {**shared, **private})
 
     def train(self) -> float:
         """Trains the client, and gives its loss, NaN where the method says none.
@@ -74,7 +74,7 @@ class Visit:
         # Plain training creates nothing on the default device, and a block that sets one delays every call of torch.
         device = CPU if algorithm.plain_training else self._opened.device
         with code_of(algorithm, "train"), creating_on(device):
-            return told_loss(algorithm.train(self.client, self.given, trainer, self._cell.phase))
+            return loss_value(algorithm.train(self.client, self.received, trainer, self._cell.phase))
 
     def upload(self, made: Upload | None = None) -> tuple[Upload, Tree]:
         """What the client sends and its new state, where they are: the next client, which trains in the same memory,
@@ -88,7 +88,7 @@ class Visit:
         """
         client, algorithm = self.client, self._opened.algorithm
         with code_of(algorithm, "upload"), creating_on(self._opened.device):
-            upload = algorithm.upload(client, self.given, self._cell.phase) if made is None else made
+            upload = algorithm.upload(client, self.received, self._cell.phase) if made is None else made
             require_form(upload, self._cell.up, self._sent_as())
             if algorithm.keeps_model and isinstance(client.state, dict):
                 client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
@@ -98,9 +98,9 @@ class Visit:
     def score(self) -> np.ndarray:
         """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
         count = score_graph if self._opened.job.is_graph(self._id) else score
-        given = self._given_to_score() if self._cell.score_with else self.given
+        received = self._received_to_score() if self._cell.score_with else self.received
         with creating_on(self._opened.device):
-            return count(self._opened.algorithm, self.scored, given, self._opened.job.metric)
+            return count(self._opened.algorithm, self.scored, received, self._opened.job.metric)
 
     @property
     def is_scored_later(self) -> bool:
@@ -111,12 +111,12 @@ class Visit:
     def score_later(self) -> Scored:
         """What the client predicts, or what that needs: for `shoal.engine.hosts.scored`."""
         algorithm = self._opened.algorithm
-        given = self._given_to_score() if self._cell.score_with else self.given
+        received = self._received_to_score() if self._cell.score_with else self.received
         client = self.scored
         if may_wait(algorithm, client):
             return Held(client, client.model.snapshot())
         with creating_on(self._opened.device):
-            return predicted(algorithm, client, given)
+            return predicted(algorithm, client, received)
 
     @property
     def scored(self) -> Client:
@@ -128,12 +128,12 @@ class Visit:
         models = {name: ClientModel(model.flat, view, model.random) for name, model in client.models.items()}
         return replace(client, info=opened.scored_infos[self._id], data=view, models=models)
 
-    def _given_to_score(self) -> Given:
-        """What `begin` makes of what the server gives for the evaluation alone."""
+    def _received_to_score(self) -> Received:
+        """What `receive` makes of what the server gives for the evaluation alone."""
         algorithm, down = self._opened.algorithm, copied(self._cell.score_with, self._opened.device)
         self._guards.append(ReadOnly(down, "download"))
         with code_of(algorithm, "begin"), creating_on(self._opened.device):
-            return algorithm.begin(self.client, down)
+            return algorithm.receive(self.client, down)
 
     def end(self) -> None:
         """Ends the visit.
@@ -149,8 +149,8 @@ class Visit:
             require_unwritten(data, where)
 
     def _sent_as(self) -> dict[str, torch.Size]:
-        """Shapes of parameters by the names of entries that stand for them; `w` as long as `begin` is not replaced."""
-        own_begin = type(self._opened.algorithm).begin is not Algorithm.begin
+        """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
+        own_begin = type(self._opened.algorithm).receive is not Algorithm.receive
         return self._shapes if own_begin else {**self._shapes, "w": self._shapes[parameters_key(MODEL)]}
 
     def _snapshot(self, tree: Tree) -> Tree:
@@ -160,7 +160,7 @@ class Visit:
         for name, t in tree.items():
             if (model := memory.get(t.untyped_storage().data_ptr())) is not None:
                 # A view of the host's model stands for what the client has there.
-                model.settle()
+                model.flush()
                 t = t.clone()
             found[name] = t.detach()
         return found

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.protocol import How, Tree, is_moment
+from shoal.algorithms.protocol import Reduce, Tree, is_moment
 
 # Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
 ONE_BY_ONE, IN_BATCHES = "auto", "auto, in batches"
@@ -35,7 +35,7 @@ class Cell:
     round: int
     ids: Sequence[int]
     phase: str
-    up: Mapping[str, How]
+    up: Mapping[str, Reduce]
     train: bool
     private: Mapping[int, Tree]
     states: Mapping[int, Tree]
@@ -54,9 +54,9 @@ class Outcome:
         failures: Clients whose code or upload failed: the error's line and the traceback.
         losses: Mean training loss; NaN where nothing was trained.
         states: New states.
-        sums: Weighted sums of `How.SUM` entries, float64 if there is more than one client, and their weights.
-        tensors: `How.KEEP` and `How.MIX` entries, stacked.
-        lists: `How.LIST` entries, one tensor a client.
+        sums: Weighted sums of `Reduce.MEAN` entries, float64 if there is more than one client, and their weights.
+        tensors: `Reduce.STACK` and `Reduce.MIX` entries, stacked.
+        lists: `Reduce.GATHER` entries, one tensor a client.
         scores: Counts of the evaluated clients, int64 `[2, 3, C]` and more (see `shoal.engine.rounds.scoring`).
         bytes_up: Bytes that each client sent.
         seconds: Time by step: `train`, `upload`, `evaluate`.

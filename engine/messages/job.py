@@ -12,20 +12,20 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.names import read_all
-from shoal.engine.messages.models import Kind, Kinds, assign_models, named_kinds
+from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.seeds import key
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.propagation import kernel_of
+from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.store import Store
-from shoal.storage.store.view import CPU, Memo, View
-from shoal.storage.user_code.user_code import OwnCode
+from shoal.storage.store.view import CPU, Cache, View
+from shoal.storage.user_code.user_code import UserCode
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Job:
         threads: Threads of the mathematics.
         memo_bytes: Limit of a host's cache.
         memory_limit: Bytes that the run may use, its models among them.
-        path: How clients are trained: `loop`, `stacked`, `closed_form`, or as fits the device (`auto`).
+        trainer: How clients are trained: `autograd`, `batched`, `analytic`, or as fits the device (`auto`).
         device: `cpu` or `cuda`.
         gpu_share: Of a GPU, that a host may use.
         precision: Of products.
@@ -57,7 +57,7 @@ class Job:
         graphs: Content of the store of these graphs; empty without any.
         training: Content of the store of training nodes, where these are all that training sees; else empty.
         metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
-        pretrained: Contents of the files that models start from, by `ModelChoice.pretrained`.
+        pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
         skip_failed_clients: Leave a client whose code fails out of the round, instead of ending the run.
     """
@@ -66,18 +66,18 @@ class Job:
     store: str
     content: str
     split: str
-    kernel: str | None
+    propagation: str | None
     hops: int
     method: MethodSpec
-    models: tuple[ModelChoice, ...]
+    models: tuple[ModelSpec, ...]
     model_of: tuple[int, ...]
     embedding: int | None
     train: TrainOptions
     seed: int
     threads: int
-    memo_bytes: int
+    cache_bytes: int
     memory_limit: int
-    path: str = "loop"
+    trainer: str = "autograd"
     device: str = "cpu"
     gpu_share: float = 1.0
     precision: str = "float32"
@@ -88,7 +88,7 @@ class Job:
     training: str = ""
     metric: str = "accuracy"
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
-    texts: Mapping[str, OwnCode] = field(default_factory=dict)
+    texts: Mapping[str, UserCode] = field(default_factory=dict)
 
     @property
     def store_path(self) -> Path:
@@ -121,8 +121,8 @@ class Job:
 
     def _as_started(self, store: Store, content: str) -> Store:
         manifest = store.manifest
-        prepared = self.split in manifest.splits and (self.kernel is None or self.kernel in manifest.hops)
-        if not prepared or manifest.content(self.split, self.kernel) != content:
+        prepared = self.split in manifest.splits and (self.propagation is None or self.propagation in manifest.hops)
+        if not prepared or manifest.content(self.split, self.propagation) != content:
             raise ShoalError(
                 f"{store.path}: machine {platform.node()} sees another store here than the run was started with; "
                 "copy the store of the machine that runs the command, or set data.store to a folder that all share"
@@ -137,7 +137,7 @@ class Job:
         """
         return load(self.method)
 
-    def build_models(self, store: Store, algorithm: Algorithm) -> Kinds:
+    def build_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
         """The models that clients of a store hold, by name; those of the config in its order.
 
         Raises:
@@ -145,7 +145,7 @@ class Job:
                 does not fit it.
         """
         manifest = store.manifest
-        kinds = named_kinds(
+        built = built_models(
             algorithm,
             self.models,
             self.embedding,
@@ -159,26 +159,26 @@ class Job:
             task=manifest.task,
             texts=self.texts,
         )
-        require_fitting_files([(kind.choice, kind.flat) for kind in kinds[MODEL]], self.pretrained)
-        return kinds
+        require_fitting_files([(built.spec, built.flat) for built in built[MODEL]], self.pretrained)
+        return built
 
-    def initial(self, kind: Kind, name: str, client: int) -> Tensor:
+    def initial(self, built: BuiltModel, name: str, client: int) -> Tensor:
         """Initial parameters of one of a client's models, `[P]`: the same for all clients of the kind, or its own."""
         purpose = ("init",) if name == MODEL else ("init", name)
-        drawn = kind.flat.initial(key(self.seed, *purpose, *([client] if kind.choice.init == "own" else [])))
-        path = kind.choice.pretrained
-        return drawn if path is None else start_from(kind.flat, self.pretrained[path])
+        drawn = built.flat.initial(key(self.seed, *purpose, *([client] if built.spec.init == "own" else [])))
+        path = built.spec.pretrained
+        return drawn if path is None else start_from(built.flat, self.pretrained[path])
 
     def random(self, round_number: int, client: int) -> Callable[[str], int]:
         """Seeds of one visit, by purpose."""
         return partial(key, self.seed, round_number, client)
 
-    def view(self, store: Store, client: int, memo: Memo, device: torch.device = CPU) -> View:
+    def view(self, store: Store, client: int, cache: Cache, device: torch.device = CPU) -> View:
         """The data of a client of one of the stores."""
-        name = (str(store.path), self.split, self.kernel, client)
-        shard, split, hops = store.data(self.split, self.kernel, client)
-        kernel = kernel_of(self.kernel) if self.kernel else None
-        return View(name, shard, split, hops, store.manifest.classes, memo, device, kernel)
+        name = (str(store.path), self.split, self.propagation, client)
+        shard, split, hops = store.data(self.split, self.propagation, client)
+        propagation = propagation_of(self.propagation) if self.propagation else None
+        return View(name, shard, split, hops, store.manifest.classes, cache, device, propagation)
 
     def infos(self, store: Store) -> list[ClientInfo]:
         """Sizes of all clients."""
@@ -235,7 +235,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         store=str(Path(store.path).resolve()),
         content=store.manifest.content(config.data.split_name, hops.name if hops.stored else None),
         split=config.data.split_name,
-        kernel=hops.name if hops.stored else None,
+        propagation=hops.name if hops.stored else None,
         hops=hops.hops,
         method=method,
         models=config.models(),
@@ -245,10 +245,10 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         seed=config.seed,
         threads=config.engine.threads,
         # Half the limit for what hosts cache, the rest for states, models and Ray.
-        memo_bytes=config.memory_limit() // (2 * hosts),
+        cache_bytes=config.memory_limit() // (2 * hosts),
         memory_limit=config.memory_limit(),
-        path=config.engine.path,
-        device=chosen_device(config),
+        trainer=config.engine.trainer,
+        device=device_choice(config),
         gpu_share=config.resources.gpus_per_host or 1.0,
         precision=config.engine.precision,
         first_read=config.engine.verify == "first-read",

@@ -13,11 +13,11 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.method_errors import Malformed, code_of
+from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.methods.registry.load import methods_for, mixing_methods
 from shoal.algorithms.models.build import Texts, backbone, build, width_of
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import HEADLESS
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import Config
@@ -30,7 +30,7 @@ OF_PARAMETER = 16
 
 
 @dataclass(frozen=True)
-class Kind:
+class BuiltModel:
     """A model of the run, built.
 
     Attributes:
@@ -38,29 +38,29 @@ class Kind:
         flat: The model.
     """
 
-    choice: ModelChoice
+    spec: ModelSpec
     flat: FlatModel
 
     @property
     def info(self) -> ModelInfo:
         """What a method's server part sees of it."""
         shapes = {name: tuple(p.shape) for name, p in self.flat.module.named_parameters()}
-        return ModelInfo(self.choice.name, shapes, width_of(self.flat.module))
+        return ModelInfo(self.spec.name, shapes, width_of(self.flat.module))
 
 
 # By the names that the method gives to a client's models.
-Kinds = Mapping[str, Sequence[Kind]]
+BuiltModels = Mapping[str, Sequence[BuiltModel]]
 
 
-def kind_of(kinds: Kinds, info: ClientInfo, name: str) -> Kind:
+def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
     """The kind of one of a client's models; a model that the method describes is of one kind at all clients."""
-    several = kinds[name]
+    several = built[name]
     return several[info.model if len(several) > 1 else 0]
 
 
-def named_kinds(
-    algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, memory_limit: int, **shape: Any
-) -> Kinds:
+def built_models(
+    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
+) -> BuiltModels:
     """Builds all models that clients of a method hold.
 
     Args:
@@ -73,22 +73,22 @@ def named_kinds(
     Raises:
         ShoalError: As `build_models` does, the method describes its models wrongly, or they do not fit the memory.
     """
-    require_fitting(algorithm, choices, embedding, memory_limit, **shape)
-    return _kinds(algorithm, choices, embedding, **shape)
+    require_fitting(algorithm, specs, embedding, memory_limit, **shape)
+    return _built(algorithm, specs, embedding, **shape)
 
 
 def require_fitting(
-    algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, memory_limit: int, **shape: Any
+    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
 ) -> None:
-    """Refuses models that `named_kinds` would refuse, before they take any memory; the arguments are the same.
+    """Refuses models that `built_models` would refuse, before they take any memory; the arguments are the same.
 
     Raises:
-        ShoalError: As `named_kinds` does.
+        ShoalError: As `built_models` does.
     """
     with torch.device("meta"):
         # Here models have shapes alone.
-        sketched = _kinds(algorithm, choices, embedding, **shape)
-    parameters = sum(kind.flat.w.numel() for several in sketched.values() for kind in several)
+        sketched = _built(algorithm, specs, embedding, **shape)
+    parameters = sum(built.flat.w.numel() for several in sketched.values() for built in several)
     if parameters * OF_PARAMETER > memory_limit:
         raise ShoalError(
             f"model: {parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
@@ -96,59 +96,59 @@ def require_fitting(
         )
 
 
-def _kinds(algorithm: Algorithm, choices: Sequence[ModelChoice], embedding: int | None, **shape: Any) -> Kinds:
+def _built(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:
     method = type(algorithm).__name__
     with code_of(algorithm, "models"):
         wanted = algorithm.models()
         if not isinstance(wanted, Mapping) or wanted.get(MODEL, {}) is not None:
-            raise Malformed(f"models() must name {MODEL!r}: None, the model of the config")
+            raise ProtocolError(f"models() must name {MODEL!r}: None, the model of the config")
         for name, described in wanted.items():
             _require_description(name, described)
-    kinds: dict[str, Sequence[Kind]] = {}
+    built: dict[str, Sequence[BuiltModel]] = {}
     for name, described in wanted.items():
         try:
             if described is None:
-                chosen, width = [_with_head(each, algorithm, choices, shape) for each in choices], embedding
+                chosen, width = [_with_head(each, algorithm, specs, shape) for each in specs], embedding
             else:
-                chosen, width = [_with_head(ModelChoice(**described), algorithm, choices, shape)], None
-            built = build_models(chosen, width, **shape, headless=described is not None)
-            kinds[name] = [Kind(choice, flat) for choice, flat in zip(chosen, built)]
+                chosen, width = [_with_head(ModelSpec(**described), algorithm, specs, shape)], None
+            flats = build_models(chosen, width, **shape, headless=described is not None)
+            built[name] = [BuiltModel(spec, flat) for spec, flat in zip(chosen, flats)]
         except ShoalError as error:
             raise error if described is None else ShoalError(f"algorithm: {method}: model {name!r}: {error}") from None
-    return kinds
+    return built
 
 
 def _with_head(
-    choice: ModelChoice, algorithm: Algorithm, beside: Sequence[ModelChoice], shape: Mapping[str, Any]
-) -> ModelChoice:
+    spec: ModelSpec, algorithm: Algorithm, beside: Sequence[ModelSpec], shape: Mapping[str, Any]
+) -> ModelSpec:
     """The model with the classifier of its paper, where the config leaves open which one it has.
 
     It is linear where the method reads the embedding below it, where clients train different models, which are compared
     by it, where a training step reads drawn neighbours, where all layers come from a file, and where nothing would be
     left below. The same goes for a model that the method describes, by its own options.
     """
-    options, task = choice.options, shape["task"]
-    linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or choice.pretrained is not None
-    if linear or "head" in options or choice.name in HEADLESS:
-        return choice
-    cls = backbone(choice.name, True, task, shape.get("texts") or {})
+    options, task = spec.options, shape["task"]
+    linear = algorithm.reads_embedding or len(beside) > 1 or task != "node" or spec.pretrained is not None
+    if linear or "head" in options or spec.name in HEADLESS:
+        return spec
+    cls = backbone(spec.name, True, task, shape.get("texts") or {})
     if not issubclass(cls, Coupled) or cls.papers_head == "linear":
-        return choice
+        return spec
     if any(options.get(name) is not None for name in ("fanouts", "prompt")) or options.get("layers", 2) == 1:
-        return choice
-    return ModelChoice.model_validate({**choice.model_dump(), "head": cls.papers_head})
+        return spec
+    return ModelSpec.model_validate({**spec.model_dump(), "head": cls.papers_head})
 
 
 def _require_description(name: Any, described: Any) -> None:
     """Checks one entry of what a method's `models` gives."""
     word = isinstance(name, str) and re.fullmatch(r"\w+", name)
     if not word or not (described is None or (isinstance(described, Mapping) and "name" in described)):
-        raise Malformed(f"models()[{name!r}]: give a word and a mapping with a `name`")
+        raise ProtocolError(f"models()[{name!r}]: give a word and a mapping with a `name`")
     try:
-        if ModelChoice(**(described or {})).pretrained is not None:
+        if ModelSpec(**(described or {})).pretrained is not None:
             raise ShoalError("pretrained is for the model of the config")
     except (ValidationError, TypeError, ShoalError) as error:
-        raise Malformed(f"models()[{name!r}]: {' '.join(str(error).split())}") from None
+        raise ProtocolError(f"models()[{name!r}]: {' '.join(str(error).split())}") from None
 
 
 def assign_models(config: Config, clients: int) -> list[int]:
@@ -174,7 +174,7 @@ def assign_models(config: Config, clients: int) -> list[int]:
 
 
 def build_models(
-    choices: Sequence[ModelChoice],
+    specs: Sequence[ModelSpec],
     embedding: int | None,
     features: int,
     classes: int,
@@ -205,19 +205,19 @@ def build_models(
         ShoalError: A backbone or an option is unknown or out of range, or a coupled one is to multiply in bfloat16.
     """
     models = []
-    for number, choice in enumerate(choices):
+    for number, spec in enumerate(specs):
         try:
             shape = features, classes, hops, dropout
-            module = build(choice.name, *shape, choice.options, embedding, headless, task, texts or {})
+            module = build(spec.name, *shape, spec.options, embedding, headless, task, texts or {})
         except ShoalError as error:
-            if len(choices) == 1 or not error.line.startswith("model."):
+            if len(specs) == 1 or not error.line.startswith("model."):
                 raise
             raise ShoalError(error.line.replace("model.", f"model.{number}.", 1)) from None
-        if len(choices) > 1 and embedding is None:
+        if len(specs) > 1 and embedding is None:
             embedding = width_of(module)
         models.append(FlatModel(module, bfloat16, sparse))
         if bfloat16 and models[-1].coupled:
-            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {choice.name} is not; use float32")
+            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {spec.name} is not; use float32")
     return models
 
 
@@ -258,7 +258,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
             f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "
             f"give one model, or take a method that averages no whole models ({', '.join(mixing_methods())})"
         )
-    if not algorithm.whole_graph:
+    if not algorithm.centralized:
         assign_models(config, config.partition.clients)
     hops, train = config.propagation.hops, config.train
     bfloat16 = config.engine.precision == "bfloat16"

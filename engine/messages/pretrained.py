@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.sizes import size
 from shoal.storage.errors import ShoalError
@@ -54,7 +54,7 @@ def write_pretrained(path: Path, backbone: nn.Module, described: Mapping[str, An
         unfinished.write_bytes(content)
 
 
-def read_pretrained(models: Sequence[ModelChoice], most_bytes: int) -> dict[str, bytes]:
+def read_pretrained(models: Sequence[ModelSpec], most_bytes: int) -> dict[str, bytes]:
     """The contents of the files that models start from, by path.
 
     Args:
@@ -65,7 +65,7 @@ def read_pretrained(models: Sequence[ModelChoice], most_bytes: int) -> dict[str,
         ShoalError: A file is missing, too large, or cannot be read.
     """
     contents = {}
-    for path in {choice.pretrained for choice in models if choice.pretrained is not None}:
+    for path in {spec.pretrained for spec in models if spec.pretrained is not None}:
         try:
             with open_plain(path) as file:
                 # Memory for all that is asked for would be taken before anything is read.
@@ -78,7 +78,7 @@ def read_pretrained(models: Sequence[ModelChoice], most_bytes: int) -> dict[str,
     return contents
 
 
-def require_fitting_files(models: Iterable[tuple[ModelChoice, FlatModel]], contents: Mapping[str, bytes]) -> None:
+def require_fitting_files(models: Iterable[tuple[ModelSpec, FlatModel]], contents: Mapping[str, bytes]) -> None:
     """Refuses files that are not for the models that are to start from them.
 
     Args:
@@ -88,9 +88,9 @@ def require_fitting_files(models: Iterable[tuple[ModelChoice, FlatModel]], conte
     Raises:
         ShoalError: A file is damaged, or has other tensors than the model, or numbers that are not finite.
     """
-    for choice, flat in models:
-        if choice.pretrained is not None:
-            _require_fitting(choice, flat.backbone, contents[choice.pretrained])
+    for spec, flat in models:
+        if spec.pretrained is not None:
+            _require_fitting(spec, flat.backbone, contents[spec.pretrained])
 
 
 def start_from(flat: FlatModel, content: bytes) -> Tensor:
@@ -102,22 +102,22 @@ def start_from(flat: FlatModel, content: bytes) -> Tensor:
     return flat.w.detach().clone()
 
 
-def _require_fitting(choice: ModelChoice, backbone: nn.Module, content: bytes) -> None:
-    where = f"model.pretrained: {choice.pretrained}"
+def _require_fitting(spec: ModelSpec, backbone: nn.Module, content: bytes) -> None:
+    where = f"model.pretrained: {spec.pretrained}"
     found = _tensors(content, where)
     own = dict(backbone.named_parameters())
     for name, tensor in found.items():
         if name not in own:
-            raise ShoalError(f"{where}: has {name}, which this model, {choice.name}, has not; {WAY_OUT}")
+            raise ShoalError(f"{where}: has {name}, which this model, {spec.name}, has not; {WAY_OUT}")
         if tensor.shape != own[name].shape:
-            shapes = f"is {list(tensor.shape)}, that of this model, {choice.name}, is {list(own[name].shape)}"
+            shapes = f"is {list(tensor.shape)}, that of this model, {spec.name}, is {list(own[name].shape)}"
             raise ShoalError(f"{where}: {name} {shapes}; {WAY_OUT}")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise ShoalError(f"{where}: {name} has numbers that are not finite, or no numbers; {WAY_OUT}")
     missing = [name for name in gnn_parameters(backbone) if name not in found]
     if missing or not found:
         what = missing[0] if missing else "tensors"
-        raise ShoalError(f"{where}: has no {what}, which this model, {choice.name}, starts from; {WAY_OUT}")
+        raise ShoalError(f"{where}: has no {what}, which this model, {spec.name}, starts from; {WAY_OUT}")
 
 
 def _tensors(content: bytes, where: str) -> Tree:

@@ -35,13 +35,13 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
         raise ShoalError(
             f"data.features: {has}, which {config.data.features.kind} leaves out; take other features, {WAY_OUT}"
         )
-    for choice in config.models():
-        if not _weighs_edges(choice.name, config.task):
+    for spec in config.models():
+        if not _weighs_edges(spec.name, config.task):
             raise ShoalError(
-                f"model.name: {has}, which {choice.name} leaves out; take gcn, gcnii or a model that reads hops, "
+                f"model.name: {has}, which {spec.name} leaves out; take gcn, gcnii or a model that reads hops, "
                 f"{WAY_OUT}"
             )
-        if choice.options.get("fanouts") is not None:
+        if spec.options.get("fanouts") is not None:
             raise ShoalError(f"model.fanouts: {has}, by which no neighbours are drawn; leave it out, {WAY_OUT}")
     with code_of(algorithm, "models"):
         described = [str(model["name"]) for model in algorithm.models().values() if model is not None]

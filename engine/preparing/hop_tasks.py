@@ -9,7 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 from shoal.engine.cluster.cluster import connect
 from shoal.engine.config.config import Config
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.hops import hop_memory, write_hops
@@ -21,7 +21,7 @@ RETRIES = 3
 
 
 def hops_on_cluster(
-    config: Config, store: Path, clients: Sequence[ClientRecord], limits: Limits, kernel: Kernel
+    config: Config, store: Path, clients: Sequence[ClientRecord], limits: Limits, propagation: PropagationOptions
 ) -> Iterator[tuple[int, FileRecord]]:
     """Writes the hops of some clients, and yields each as it is done; the order is that of completion.
 
@@ -31,7 +31,7 @@ def hops_on_cluster(
     Raises:
         ShoalError: What a task raised, there is no cluster, or it was silent for `engine.cell_timeout` seconds.
     """
-    shape = limits.features, kernel, limits.weighted
+    shape = limits.features, propagation, limits.weighted
     largest = max(hop_memory(client.nodes, client.entries, *shape) for client in clients)
     connect(config)
     try:
@@ -43,7 +43,7 @@ def hops_on_cluster(
         while waiting or running:
             while waiting and len(running) < at_once:
                 client = waiting.pop()
-                running[task.remote(store, client, limits, kernel)] = client.client
+                running[task.remote(store, client, limits, propagation)] = client.client
             done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)
             if not done:
                 raise ShoalError(
@@ -55,9 +55,9 @@ def hops_on_cluster(
         ray.shutdown()
 
 
-def _write(store: Path, client: ClientRecord, limits: Limits, kernel: Kernel) -> FileRecord:
+def _write(store: Path, client: ClientRecord, limits: Limits, propagation: PropagationOptions) -> FileRecord:
     shard = open_shard(store / shard_path(client.client), client.client, client.file, limits)
-    return write_hops(store / hops_path(kernel.name, client.client), shard, kernel)
+    return write_hops(store / hops_path(propagation.name, client.client), shard, propagation)
 
 
 def _result(done: ray.ObjectRef) -> FileRecord:

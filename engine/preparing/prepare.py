@@ -17,7 +17,7 @@ from shoal.engine.preparing.store_steps import hops_on_disk, shards_on_disk, spl
 from shoal.engine.preparing.training_store import TrainingBuilder, made_from
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.screen.progress import watch
-from shoal.partition.methods.user_partitioner import own_partitioner
+from shoal.partition.methods.user_partitioner import user_partitioner
 from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
 from shoal.storage.datasets.domains import joined_name
 from shoal.storage.datasets.registry import (
@@ -35,7 +35,7 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.layout import require_possible
 from shoal.storage.options.dataset_names import may_be_sparse
 from shoal.storage.options.masking import Sparsity
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions, read_split_file
 from shoal.storage.options.types import checked, is_own, quoted
 from shoal.storage.progress import watched_by
@@ -43,7 +43,7 @@ from shoal.storage.store.hops import hops_bytes
 from shoal.storage.store.manifest import FORMAT, NAME, Manifest
 from shoal.storage.store.store import DOMAINS, WHOLE, Store, training_path
 from shoal.storage.suggestions import did_you_mean
-from shoal.storage.user_code.user_code import read_own
+from shoal.storage.user_code.user_code import read_user_code
 
 OF_DATA_CONFIG = ("dataset", "root", "path", "row_normalize", "memory_limit", "own", "title", "made", "edge_weights")
 
@@ -156,7 +156,7 @@ def identity(config: Config) -> dict[str, Any]:
     if file is not None:
         chosen["file"] = contents(config).get("partition.file")
     if is_own(chosen["method"]):
-        chosen["method"] = read_own("partition.method", chosen["method"]).identity
+        chosen["method"] = read_user_code("partition.method", chosen["method"]).identity
     if chosen["method"] != "dirichlet":
         del chosen["alpha"]
     if not chosen["options"]:
@@ -205,7 +205,7 @@ def store_path(config: Config) -> Path:
     return data_root(config.data.root) / "stores" / name
 
 
-def prepare(config: Config, whole: bool = False, mend: bool = True) -> Store:
+def prepare(config: Config, centralized: bool = False, repair: bool = True) -> Store:
     """Makes what is missing of a config's store, and opens it.
 
     Args:
@@ -217,21 +217,21 @@ def prepare(config: Config, whole: bool = False, mend: bool = True) -> Store:
         ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.
     """
     with watched_by(watch):
-        return _prepare(config, whole, mend)
+        return _prepare(config, centralized, repair)
 
 
-def _prepare(config: Config, whole: bool, mend: bool) -> Store:
+def _prepare(config: Config, centralized: bool, repair: bool) -> Store:
     path = store_path(config)
     wanted = config.data, config.propagation
     made = identity(config)
     require_known(config)
     graph = LazyGraph(lambda: read_graph(config), lambda: _published(config))
     published = _published(config)
-    if additions_go_elsewhere(path, config) and not _is_ready(path, config, published, whole, mend):
+    if additions_go_elsewhere(path, config) and not _is_ready(path, config, published, centralized, repair):
         overlay = overlay_path(path, config)
-        ready = (overlay / NAME).exists() and _is_ready(overlay, config, published, whole, mend)
+        ready = (overlay / NAME).exists() and _is_ready(overlay, config, published, centralized, repair)
         path = overlay if ready else overlaid(path, config)
-    store = _complete(path, made, published, *wanted, mend)
+    store = _complete(path, made, published, *wanted, repair)
     if (path / NAME).exists():
         # Only an edge task is a part of an identity: the labels of a dataset are of one kind.
         found = Store(path).manifest
@@ -245,7 +245,7 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
     def beside(name: str, require_room: Callable[[], None]) -> Store:
         """The store of whole graphs below the clients' one."""
         own = {**made, "partition": {"method": name}}
-        found = _complete(path / name, own, published, *wanted, mend)
+        found = _complete(path / name, own, published, *wanted, repair)
         if found is not None:
             return found
         require_room()
@@ -254,24 +254,24 @@ def _prepare(config: Config, whole: bool, mend: bool) -> Store:
 
     if store.manifest.domains and config.evaluation.domains:
         beside(DOMAINS, lambda: None)
-    trained = beside(WHOLE, lambda: _require_room(store, config)) if whole else store
+    trained = beside(WHOLE, lambda: _require_room(store, config)) if centralized else store
     if config.data.inductive:
-        _prepare_training(trained, config, mend)
+        _prepare_training(trained, config, repair)
     return trained
 
 
-def _is_ready(path: Path, config: Config, published: dict[str, str], whole: bool, mend: bool) -> bool:
+def _is_ready(path: Path, config: Config, published: dict[str, str], centralized: bool, repair: bool) -> bool:
     """Whether a finished store has all that a config reads of it."""
     made, wanted = identity(config), (config.data, config.propagation)
-    clients = _complete(path, made, published, *wanted, mend)
+    clients = _complete(path, made, published, *wanted, repair)
     if clients is None:
         return False
     below = [DOMAINS] if clients.manifest.domains and config.evaluation.domains else []
-    below += [WHOLE] if whole else []
+    below += [WHOLE] if centralized else []
     own = {name: {**made, "partition": {"method": name}} for name in below}
     trained = clients
     for name in below:
-        found = _complete(path / name, own[name], published, *wanted, mend)
+        found = _complete(path / name, own[name], published, *wanted, repair)
         if found is None:
             return False
         trained = found if name == WHOLE else trained
@@ -279,14 +279,14 @@ def _is_ready(path: Path, config: Config, published: dict[str, str], whole: bool
         return True
     split = config.data.split_name
     training = trained.path / training_path(split)
-    return _complete(training, made_from(trained, split), trained.manifest.published, *wanted, mend) is not None
+    return _complete(training, made_from(trained, split), trained.manifest.published, *wanted, repair) is not None
 
 
-def _prepare_training(clients: Store, config: Config, mend: bool) -> None:
+def _prepare_training(clients: Store, config: Config, repair: bool) -> None:
     """Makes what is missing of the store of the training nodes of some clients."""
     split = config.data.split_name
     path, published = clients.path / training_path(split), clients.manifest.published
-    if _complete(path, made_from(clients, split), published, config.data, config.propagation, mend) is None:
+    if _complete(path, made_from(clients, split), published, config.data, config.propagation, repair) is None:
         with writing(path):
             TrainingBuilder(clients, config).run(config.data, config.propagation)
 
@@ -299,7 +299,12 @@ def _require_room(store: Store, config: Config) -> None:
 
 
 def _complete(
-    path: Path, made: dict[str, Any], published: dict[str, str], split: SplitOptions, kernel: Kernel, mend: bool
+    path: Path,
+    made: dict[str, Any],
+    published: dict[str, str],
+    split: SplitOptions,
+    propagation: PropagationOptions,
+    repair: bool,
 ) -> Store | None:
     if not (path / NAME).exists():
         return None
@@ -311,10 +316,10 @@ def _complete(
             f"{path}: this store was made from another content of {', '.join(changed)}; bring that back, set "
             "data.store, or delete the store"
         )
-    if mend:
+    if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)
-        return store if ready and hops_on_disk(path, manifest, kernel) else None
-    ready = split.split_name in manifest.splits and (not kernel.stored or kernel.name in manifest.hops)
+        return store if ready and hops_on_disk(path, manifest, propagation) else None
+    ready = split.split_name in manifest.splits and (not propagation.stored or propagation.name in manifest.hops)
     return store if ready else None
 
 
@@ -349,7 +354,7 @@ def require_known(config: Config) -> None:
     if config.task == "graph":
         require_divides_graphs(config.partition.method)
     if is_own(config.partition.method):
-        own_partitioner(config.partition)
+        user_partitioner(config.partition)
     if config.task == "edge" and config.data.split != "stratified":
         raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
     if config.task == "edge" and config.data.sparsity != Sparsity(seed=config.data.sparsity.seed):

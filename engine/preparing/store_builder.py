@@ -15,7 +15,7 @@ from shoal.engine.preparing.given_split import codes_of_clients, given_codes
 from shoal.engine.preparing.store_steps import StoreSteps
 from shoal.engine.screen.progress import progress, say
 from shoal.partition.domains import first_clients
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.partitioning import partition
@@ -132,7 +132,7 @@ class StoreBuilder(StoreSteps):
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         measured = quality(graph, assignment, count, kept).as_dict()
         # Nobody's nodes as those of one more client, which is not asked for.
-        assignment = np.where(assignment == NOBODY, np.int32(count), assignment)
+        assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]
         with progress("shards", count, "clients", count - len(missing)) as step:

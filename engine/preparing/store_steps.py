@@ -14,7 +14,7 @@ from shoal.engine.screen.progress import progress, say
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.disk import require_disk
 from shoal.storage.graph.rows import CsrRows
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.hops import hops_bytes, labelled_and_neighbours, write_hops
@@ -35,10 +35,12 @@ def split_on_disk(path: Path, manifest: Manifest, split: SplitOptions) -> bool:
     return record is not None and _all_exist(path, partial(split_path, split.split_name), record.files)
 
 
-def hops_on_disk(path: Path, manifest: Manifest, kernel: Kernel) -> bool:
+def hops_on_disk(path: Path, manifest: Manifest, propagation: PropagationOptions) -> bool:
     """Whether hops were made, and are on disk."""
-    records = manifest.hops.get(kernel.name)
-    return not kernel.stored or (records is not None and _all_exist(path, partial(hops_path, kernel.name), records))
+    records = manifest.hops.get(propagation.name)
+    return not propagation.stored or (
+        records is not None and _all_exist(path, partial(hops_path, propagation.name), records)
+    )
 
 
 def _all_exist(store: Path, place: Callable[[int], Path], records: Sequence[FileRecord]) -> bool:
@@ -81,7 +83,7 @@ class StoreSteps(ABC):
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
         """Makes the split of every client."""
 
-    def run(self, split: SplitOptions, kernel: Kernel) -> Store:
+    def run(self, split: SplitOptions, propagation: PropagationOptions) -> Store:
         """Makes shards, one split and one kernel's hops, as far as they are missing.
 
         The manifest is written after each, so that what comes next needs neither the raw files nor their derivatives.
@@ -105,39 +107,39 @@ class StoreSteps(ABC):
         if not split_on_disk(self.path, manifest, split):
             manifest = replace(manifest, splits={**manifest.splits, split.split_name: self._splits(shards, split)})
             manifest.write(self.path)
-        if not hops_on_disk(self.path, manifest, kernel):
-            manifest = replace(manifest, hops={**manifest.hops, kernel.name: self._hops(shards, kernel)})
+        if not hops_on_disk(self.path, manifest, propagation):
+            manifest = replace(manifest, hops={**manifest.hops, propagation.name: self._hops(shards, propagation)})
             manifest.write(self.path)
         return Store(self.path)
 
-    def _hops(self, shards: Store, kernel: Kernel) -> list[FileRecord]:
+    def _hops(self, shards: Store, propagation: PropagationOptions) -> list[FileRecord]:
         manifest = shards.manifest
-        missing = [c for c in manifest.clients if self.writer.finished(hops_path(kernel.name, c.client)) is None]
-        rows = sum(_rows_kept(shards, client, kernel) for client in missing)
-        needed = hops_bytes(rows, manifest.features, kernel)
+        missing = [c for c in manifest.clients if self.writer.finished(hops_path(propagation.name, c.client)) is None]
+        rows = sum(_rows_kept(shards, client, propagation) for client in missing)
+        needed = hops_bytes(rows, manifest.features, propagation)
         require_disk(self.path, needed, "the hops")
-        if kernel.rows == "labelled":
+        if propagation.rows == "labelled":
             say(f"hops: kept for the labelled nodes and their neighbours, {rows:,} rows; methods see no other node")
-        made = self._hops_here(shards, missing, kernel)
+        made = self._hops_here(shards, missing, propagation)
         if needed >= CLUSTER_BYTES and self.config.engine.backend == "ray":
             # A prepare in one process needs no Ray.
             from shoal.engine.preparing.hop_tasks import hops_on_cluster
 
-            made = hops_on_cluster(self.config, self.path, missing, manifest.limits, kernel)
+            made = hops_on_cluster(self.config, self.path, missing, manifest.limits, propagation)
         count = len(manifest.clients)
-        with progress(f"hops {kernel.name}", count, "clients", count - len(missing)) as step:
+        with progress(f"hops {propagation.name}", count, "clients", count - len(missing)) as step:
             for client, record in made:
-                self.writer.add(hops_path(kernel.name, client), record)
+                self.writer.add(hops_path(propagation.name, client), record)
                 step.advance()
-        files = [self.writer.finished(hops_path(kernel.name, client)) for client in range(count)]
+        files = [self.writer.finished(hops_path(propagation.name, client)) for client in range(count)]
         return [file for file in files if file is not None]
 
     def _hops_here(
-        self, shards: Store, clients: Sequence[ClientRecord], kernel: Kernel
+        self, shards: Store, clients: Sequence[ClientRecord], propagation: PropagationOptions
     ) -> Iterator[tuple[int, FileRecord]]:
         for client in clients:
-            path = self.path / hops_path(kernel.name, client.client)
-            yield client.client, write_hops(path, shards.shard(client.client), kernel)
+            path = self.path / hops_path(propagation.name, client.client)
+            yield client.client, write_hops(path, shards.shard(client.client), propagation)
 
     def _record(self, client: int, file: FileRecord, classes: int) -> ClientRecord:
         shard = open_shard(self.path / shard_path(client), client, file)
@@ -154,5 +156,7 @@ class StoreSteps(ABC):
         return sum(shard.x.entries for shard in shards if isinstance(shard.x, CsrRows))
 
 
-def _rows_kept(shards: Store, client: ClientRecord, kernel: Kernel) -> int:
-    return client.nodes if kernel.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
+def _rows_kept(shards: Store, client: ClientRecord, propagation: PropagationOptions) -> int:
+    return (
+        client.nodes if propagation.rows == "all" else int(labelled_and_neighbours(shards.shard(client.client)).sum())
+    )

@@ -13,7 +13,7 @@ from shoal.storage.datasets.user import files
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
-from shoal.storage.user_code.user_code import read_own
+from shoal.storage.user_code.user_code import read_user_code
 
 # The names under which the contents of the prepared stores are kept beside those of files.
 STORE = "the prepared store"
@@ -38,7 +38,7 @@ def contents(config: Config) -> dict[str, str]:
         f"callbacks.{number}.name": partial(_of_callback, callback["name"])
         for number, callback in enumerate(steering(config.plain()["callbacks"]))
     }
-    return _own_code(config) | _digests(readers | of_callbacks) | pretrained(config)
+    return _user_code(config) | _digests(readers | of_callbacks) | pretrained(config)
 
 
 def pretrained(config: Config) -> dict[str, str]:
@@ -64,20 +64,20 @@ def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
     return found
 
 
-def _own_code(config: Config) -> dict[str, str]:
+def _user_code(config: Config) -> dict[str, str]:
     """What tells the user's own code apart, by the keys that name it."""
     # A name that is none is found here.
     describe(config.algorithm.name, {})
     found = {key: code.identity for key, code in read_all(config.plain()) if not key.startswith("callbacks.")}
     names = config.data.dataset
     if "data.dataset" in found and not isinstance(names, str):
-        several = [read_own("data.dataset", name).identity if is_own(name) else name for name in names]
+        several = [read_user_code("data.dataset", name).identity if is_own(name) else name for name in names]
         found["data.dataset"] = text_digest(str(several))
     return found
 
 
 def _of_callback(name: str) -> str | None:
-    return read_own("callbacks", name).identity if is_own(name) else None
+    return read_user_code("callbacks", name).identity if is_own(name) else None
 
 
 def _of_file(file: str | None) -> str | None:

@@ -14,7 +14,7 @@ import yaml
 from shoal.engine.config.config import Config
 from shoal.engine.config.config_text import with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
-from shoal.engine.config.run_identity import ARITHMETIC, fingerprint_of, number_keys
+from shoal.engine.config.run_identity import ARITHMETIC, fingerprint_of, identity_keys
 from shoal.engine.records import checkpoint
 from shoal.engine.records.best_rounds import BEST
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
@@ -23,7 +23,7 @@ from shoal.engine.records.metrics import METRICS, RECORDS, Metrics
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
-from shoal.storage.user_code.user_code import OwnCode, path_of
+from shoal.storage.user_code.user_code import UserCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
 # What callbacks and `shoal export` write.
@@ -37,7 +37,7 @@ def run_path(config: Config) -> Path:
     Raises:
         ShoalError: Unknown method, or a file cannot be read.
     """
-    values = number_keys(config.plain()) | contents(config) | {"arithmetic": ARITHMETIC}
+    values = identity_keys(config.plain()) | contents(config) | {"arithmetic": ARITHMETIC}
     return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
 
 
@@ -151,7 +151,7 @@ class RunFolder:
         with replacing(self.path / CONFIG) as unfinished:
             unfinished.write_text(with_seal(text))
 
-    def _keep(self, code: OwnCode) -> None:
+    def _keep(self, code: UserCode) -> None:
         """Writes the texts of a user's file and of its helpers, where the kept config finds them."""
         file = self.path / kept_name(code).rpartition(":")[0]
         texts = {file: code.source, **{file.parent / path_of(name): text for name, text in code.helpers.items()}}
@@ -226,10 +226,10 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     """
     path = run / CONFIG
     try:
-        old = number_keys(yaml.safe_load(path.read_text()))
+        old = identity_keys(yaml.safe_load(path.read_text()))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
-    new = number_keys(config.plain())
+    new = identity_keys(config.plain())
     now = contents(config)
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     # Files count by their content.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client, ClientInfo
 from shoal.engine.rounds.scoring import (
     ACCURACY,
@@ -32,7 +32,7 @@ PARTS_OF_GRAPHS = (*PARTS, BOTH)
 WINS = KINDS
 
 
-def score_graph(algorithm: Algorithm, client: Client, given: Given, metric: str = ACCURACY) -> np.ndarray:
+def score_graph(algorithm: Algorithm, client: Client, received: Received, metric: str = ACCURACY) -> np.ndarray:
     """Counts of a whole graph, int64 `[3, 4, C]`: as those of a client, and what `twice_wins` gives.
 
     With the metric `average_precision` there is a fifth kind behind them, what `ranks` gives.
@@ -47,7 +47,7 @@ def score_graph(algorithm: Algorithm, client: Client, given: Given, metric: str 
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
-            scores, label = scores_of(algorithm, client, given, name, len(rows)), client.data.label[rows]
+            scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
             counts[part, :WINS] = counted(label, scores.argmax(1), classes)
             counts[part, WINS:] = _ranks(scores, label, precise)
             found.append((scores.detach().double().cpu(), label.cpu()))

@@ -45,25 +45,25 @@ class Evaluator:
             exchange: Asks clients; its draft gets the scores.
             global_model: The server's model, or what of one it shares; empty if it has none.
         """
-        draft = exchange.draft
-        served = draft.scores.setdefault("served", {})
-        stale = {i for i in self._everyone if i in draft.touched or i not in served}
+        next_state = exchange.next_state
+        served = next_state.scores.setdefault("served", {})
+        stale = {i for i in self._everyone if i in next_state.touched or i not in served}
         # One that fails now has no counts, rather than old ones.
         for i in stale:
             served.pop(i, None)
         if global_model and not self._shares_part:
             self._evaluate_the_global_model(exchange, global_model)
-            known = self._deploy_the_global_model(stale, draft)
-            served.update({i: counts for i, counts in draft.scores["global"].items() if i in known})
+            known = self._deploy_the_global_model(stale, next_state)
+            served.update({i: counts for i, counts in next_state.scores["global"].items() if i in known})
         else:
-            known = self._deploy_what_they_trained(stale, draft)
-            served.update({i: draft.scores["trained"][i] for i in known})
+            known = self._deploy_what_they_trained(stale, next_state)
+            served.update({i: next_state.scores["trained"][i] for i in known})
         stale -= known
-        for round_number in sorted({draft.newest.get(i, 0) for i in stale}):
-            group = [i for i in sorted(stale) if draft.newest.get(i, 0) == round_number]
-            served.update(exchange.score(group, draft.downloads.get(round_number, {})))
-        draft.touched.clear()
-        return {scope: self._summarize(scope, counts) for scope, counts in newest(draft).items()}
+        for round_number in sorted({next_state.newest.get(i, 0) for i in stale}):
+            group = [i for i in sorted(stale) if next_state.newest.get(i, 0) == round_number]
+            served.update(exchange.score(group, next_state.downloads.get(round_number, {})))
+        next_state.touched.clear()
+        return {scope: self._summarize(scope, counts) for scope, counts in newest(next_state).items()}
 
     def _summarize(self, scope: str, counts: Mapping[int, np.ndarray]) -> dict[str, Any]:
         if self._domains is None:
@@ -76,26 +76,26 @@ class Evaluator:
 
     def _evaluate_the_global_model(self, exchange: Exchange, model: Tree) -> None:
         """Counts of the server's model, everybody's and of every domain; of one that was evaluated, those of then."""
-        draft, found = exchange.draft, _digest(model)
+        next_state, found = exchange.next_state, _digest(model)
         graphs = {DOMAINS: self._domains.graphs} if self._domains and self._domains.graphs else {}
         for scope, ids in {"global": self._everyone, **graphs}.items():
-            known = draft.scores.get(scope, {}) if found == draft.evaluated else {}
+            known = next_state.scores.get(scope, {}) if found == next_state.evaluated else {}
             missing = [i for i in ids if i not in known]
             counted = exchange.score(missing, model, fresh=True) if missing else {}
-            draft.scores[scope] = known | counted
-        draft.evaluated = found
+            next_state.scores[scope] = known | counted
+        next_state.evaluated = found
 
-    def _deploy_the_global_model(self, stale: set[int], draft: FederationState) -> set[int]:
+    def _deploy_the_global_model(self, stale: set[int], next_state: FederationState) -> set[int]:
         """Clients that hold the server's model as it is now and nothing else."""
-        given = {draft.newest[i] for i in stale if i in draft.newest}
-        same = {r for r in given if _digest(draft.downloads[r]) == draft.evaluated}
-        return {i for i in stale if draft.newest.get(i) in same and not _holds_own(i, draft)}
+        received = {next_state.newest[i] for i in stale if i in next_state.newest}
+        same = {r for r in received if _digest(next_state.downloads[r]) == next_state.evaluated}
+        return {i for i in stale if next_state.newest.get(i) in same and not _holds_own(i, next_state)}
 
-    def _deploy_what_they_trained(self, stale: set[int], draft: FederationState) -> set[int]:
+    def _deploy_what_they_trained(self, stale: set[int], next_state: FederationState) -> set[int]:
         """Clients whose last visit was evaluated at its end and that got nothing since."""
         if not self._keeps_model:
             return set()
-        return {i for i in stale if draft.touched.get(i) and i not in draft.inboxes}
+        return {i for i in stale if next_state.touched.get(i) and i not in next_state.inboxes}
 
 
 def newest(state: FederationState) -> dict[str, Mapping[int, np.ndarray]]:
@@ -104,10 +104,10 @@ def newest(state: FederationState) -> dict[str, Mapping[int, np.ndarray]]:
     return {**state.scores, "trained": {**served, **state.scores.get("trained", {})}}
 
 
-def _holds_own(client: int, draft: FederationState) -> bool:
+def _holds_own(client: int, next_state: FederationState) -> bool:
     """Whether the client keeps anything that may make its model differ from a download."""
-    kept = draft.clients.get(client, {})
-    return client in draft.inboxes or not all(is_moment(name) for name in kept)
+    kept = next_state.clients.get(client, {})
+    return client in next_state.inboxes or not all(is_moment(name) for name in kept)
 
 
 def _digest(tree: Tree) -> str:

@@ -27,7 +27,7 @@ class Exchange:
         cell_size: int | str,
         pool: Pool,
         before: FederationState,
-        draft: FederationState,
+        next_state: FederationState,
         cohort: Sequence[int],
         meter: Meter,
     ) -> None:
@@ -43,7 +43,7 @@ class Exchange:
             meter: Counts.
         """
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
-        self.draft, self.cohort, self._meter = draft, list(cohort), meter
+        self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
 
     def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> tuple[Replies, Tree]:
         """Runs one phase; gives what the server sees, and what the engine holds for mixing.
@@ -56,19 +56,19 @@ class Exchange:
         Raises:
             ShoalError: No client answered.
         """
-        draft = self.draft
+        next_state = self.next_state
         ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
         score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
         cells = [
             Cell(
-                draft.round,
+                next_state.round,
                 cell,
                 ask.phase,
                 ask.up,
                 ask.train,
                 private=_pick(ask.private, cell),
-                states=_pick(draft.clients, cell),
-                inboxes=_pick(draft.inboxes, cell),
+                states=_pick(next_state.clients, cell),
+                inboxes=_pick(next_state.inboxes, cell),
                 score=score & frozenset(cell),
                 cost=self._cost(cell),
                 score_with=ask.score_with if score & frozenset(cell) else {},
@@ -78,9 +78,9 @@ class Exchange:
         self._meter.sent(ask, ids)
         outcomes, sums = self._run(cells, ask.shared)
         for outcome in outcomes:
-            draft.clients.update(outcome.states)
-            draft.touched.update({i: i in outcome.scores for i in outcome.ids})
-            trained = draft.scores.setdefault("trained", {})
+            next_state.clients.update(outcome.states)
+            next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
+            trained = next_state.scores.setdefault("trained", {})
             if ask.train:
                 # Those that come back are evaluated then; should they fail, no older counts stand for this training.
                 for i in outcome.ids:
@@ -95,10 +95,10 @@ class Exchange:
 
     def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
         """Counts of some clients after a download; `fresh` ones bring nothing of their own."""
-        states = {} if fresh else self.draft.clients
-        inboxes = {} if fresh else self.draft.inboxes
+        states = {} if fresh else self.next_state.clients
+        inboxes = {} if fresh else self.next_state.inboxes
         cells = [
-            evaluation_cell(self.draft.round, cell, states, inboxes, self._cost(cell))
+            evaluation_cell(self.next_state.round, cell, states, inboxes, self._cost(cell))
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]
         outcomes, _ = self._run(cells, download)
@@ -124,7 +124,7 @@ class Exchange:
         self._meter.failures[client] = failure
         if client in self.cohort:
             self.cohort.remove(client)
-        self.draft.restore(client, self._before)
+        self.next_state.restore(client, self._before)
 
     def _cost(self, ids: Sequence[int]) -> float:
         infos = [self._infos[i] for i in ids]

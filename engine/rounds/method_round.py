@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Context, Steps
-from shoal.algorithms.method_errors import Malformed, code_of, yield_place
+from shoal.algorithms.base import Algorithm, Context, Requests
+from shoal.algorithms.method_errors import ProtocolError, code_of, yield_place
 from shoal.algorithms.protocol import Ask, Mix, Replies
 from shoal.engine.messages.devices import CPU, creating_on, moved
 from shoal.engine.rounds.exchange import Exchange
@@ -41,8 +41,8 @@ class MethodRound:
         Raises:
             ShoalError: A client failed, the method's code did, asked for what cannot be, or made NaN on the server.
         """
-        draft = self._exchange.draft
-        server = moved(draft.server, context.device)
+        next_state = self._exchange.next_state
+        server = moved(next_state.server, context.device)
         clients = len(context.clients)
         with code_of(self._algorithm, "round", f"{self._where}: "):
             steps = self._algorithm.round(server, context, list(self._exchange.cohort))
@@ -60,10 +60,10 @@ class MethodRound:
         with code_of(self._algorithm, "round", f"{self._where}: "):
             require_tree(server, "the server's state")
         require_finite(server, f"{self._where}: the server's state")
-        draft.server = moved(server, CPU)
+        next_state.server = moved(server, CPU)
 
     @contextmanager
-    def _at(self, steps: Steps) -> Iterator[None]:
+    def _at(self, steps: Requests) -> Iterator[None]:
         """Errors about a request inside of the block say where the method makes it."""
         try:
             yield
@@ -71,7 +71,7 @@ class MethodRound:
             raise ShoalError(f"{error.line} ({yield_place(self._algorithm, steps)})", error.detail) from error
 
     def _next(
-        self, steps: Steps, reply: Replies | Tensor | None, device: torch.device, clients: int
+        self, steps: Requests, reply: Replies | Tensor | None, device: torch.device, clients: int
     ) -> Ask | Mix | None:
         """What the method wants next; None at its end."""
         if isinstance(reply, Replies):
@@ -86,7 +86,7 @@ class MethodRound:
                 return None
         try:
             require_step(step, clients)
-        except Malformed as error:
+        except ProtocolError as error:
             raise ShoalError(f"{self._where}: {yield_place(self._algorithm, steps)}, in round(): {error}") from None
         if isinstance(step, Mix):
             return replace(step, rows=step.rows.to(CPU))

@@ -13,9 +13,9 @@ COLUMNS_AT_A_TIME = 2**20
 
 
 class Mixer:
-    """The entries of `How.MIX` of one round, and where their products go."""
+    """The entries of `Reduce.MIX` of one round, and where their products go."""
 
-    def __init__(self, draft: FederationState, meter: Meter, where: str) -> None:
+    def __init__(self, next_state: FederationState, meter: Meter, where: str) -> None:
         """Starts with nothing to mix.
 
         Args:
@@ -23,7 +23,7 @@ class Mixer:
             meter: Counts what clients are sent.
             where: What an error says of the round and the method.
         """
-        self._draft, self._meter, self._where = draft, meter, where
+        self._next_state, self._meter, self._where = next_state, meter, where
         self._held: Tree = {}
 
     def hold(self, uploads: Tree) -> None:
@@ -37,7 +37,7 @@ class Mixer:
             ShoalError: Nobody uploaded the entry, the matrix does not fit the clients that did, or it holds NaN.
         """
         if mix.entry not in self._held:
-            raise ShoalError(f"{self._where}: Mix({mix.entry!r}) before any Ask uploaded it as How.MIX")
+            raise ShoalError(f"{self._where}: Mix({mix.entry!r}) before any Ask uploaded it as Reduce.MIX")
         held = self._held[mix.entry]
         flat = held.reshape(len(held), -1)
         rows = mix.rows.to(flat.dtype)
@@ -53,6 +53,6 @@ class Mixer:
         for row, client in enumerate(mix.dst or ()):
             # A copy, so that a client's inbox does not hold the whole product in memory.
             own = result[row].clone()
-            self._draft.put_into_inbox(client, mix.entry, own)
+            self._next_state.put_into_inbox(client, mix.entry, own)
             self._meter.mixed(own.nbytes)
         return result

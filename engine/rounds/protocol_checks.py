@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algorithms.method_errors import Malformed
-from shoal.algorithms.protocol import Ask, How, Mix, Tree, Upload
+from shoal.algorithms.method_errors import ProtocolError
+from shoal.algorithms.protocol import Ask, Mix, Reduce, Tree, Upload
 from shoal.algorithms.training.local_training import finite_loss
 from shoal.storage.errors import ShoalError
 
@@ -21,7 +21,7 @@ def require_generator(steps: Any) -> None:
         Malformed: It is no generator.
     """
     if not isinstance(steps, Generator):
-        raise Malformed(f"gives {named(steps)}, wanted a generator: it must `yield` an Ask or a Mix")
+        raise ProtocolError(f"gives {named(steps)}, wanted a generator: it must `yield` an Ask or a Mix")
 
 
 def require_step(step: Any, clients: int) -> None:
@@ -38,14 +38,14 @@ def require_step(step: Any, clients: int) -> None:
         _require_ask(step, clients)
     elif isinstance(step, Mix):
         if not isinstance(step.entry, str):
-            raise Malformed(f"Mix(entry={named(step.entry)}), wanted the name of an entry")
+            raise ProtocolError(f"Mix(entry={named(step.entry)}), wanted the name of an entry")
         require_tensor(step.rows, "Mix(rows)")
         if not step.rows.dim() or step.rows.is_complex():
-            raise Malformed("Mix(rows) is no matrix of real numbers")
+            raise ProtocolError("Mix(rows) is no matrix of real numbers")
         if step.dst is not None:
             _require_clients(step.dst, "Mix(dst)", clients)
     else:
-        raise Malformed(f"yields {named(step)}, wanted an Ask or a Mix")
+        raise ProtocolError(f"yields {named(step)}, wanted an Ask or a Mix")
 
 
 def require_tree(tree: Any, what: str) -> None:
@@ -59,10 +59,10 @@ def require_tree(tree: Any, what: str) -> None:
         Malformed: No dict, a name that is no text, or a value that is no plain tensor; names the entry.
     """
     if not isinstance(tree, Mapping):
-        raise Malformed(f"{what} is {named(tree)}, wanted a dict of tensors by name")
+        raise ProtocolError(f"{what} is {named(tree)}, wanted a dict of tensors by name")
     for name, value in tree.items():
         if not isinstance(name, str):
-            raise Malformed(f"{what} has the name {name!r}, wanted a text")
+            raise ProtocolError(f"{what} has the name {name!r}, wanted a text")
         require_tensor(value, f"{what} {name!r}")
 
 
@@ -73,9 +73,9 @@ def require_tensor(value: Any, what: str) -> None:
         Malformed: It is none, or a sparse one.
     """
     if not isinstance(value, torch.Tensor):
-        raise Malformed(f"{what} is {named(value)}, wanted a tensor")
+        raise ProtocolError(f"{what} is {named(value)}, wanted a tensor")
     if value.layout != torch.strided:
-        raise Malformed(f"{what} is a sparse tensor, wanted a dense one")
+        raise ProtocolError(f"{what} is a sparse tensor, wanted a dense one")
 
 
 def noted(notes: Any) -> dict[str, float | None]:
@@ -86,7 +86,7 @@ def noted(notes: Any) -> dict[str, float | None]:
     """
     for name, value in notes.items():
         if not isinstance(name, str) or not isinstance(value, Real):
-            raise Malformed(f"ctx.notes[{name!r}] is {named(value)}, wanted a number, as float(...) gives")
+            raise ProtocolError(f"ctx.notes[{name!r}] is {named(value)}, wanted a number, as float(...) gives")
     return {name: float(value) if math.isfinite(value) else None for name, value in notes.items()}
 
 
@@ -97,16 +97,18 @@ def named(value: Any) -> str:
 
 def _require_ask(ask: Ask, clients: int) -> None:
     if not isinstance(ask.phase, str) or not ask.phase:
-        raise Malformed(f"Ask(phase={ask.phase!r}), wanted the name of a phase")
+        raise ProtocolError(f"Ask(phase={ask.phase!r}), wanted the name of a phase")
     if not isinstance(ask.up, Mapping):
-        raise Malformed(f"Ask(up) is {named(ask.up)}, wanted a dict of entries and how each is reduced")
+        raise ProtocolError(f"Ask(up) is {named(ask.up)}, wanted a dict of entries and how each is reduced")
     for entry, how in ask.up.items():
-        if not isinstance(entry, str) or not isinstance(how, How):
-            raise Malformed(f"Ask(up) has {entry!r}: {how!r}, wanted a name and one of {', '.join(map(str, How))}")
+        if not isinstance(entry, str) or not isinstance(how, Reduce):
+            raise ProtocolError(
+                f"Ask(up) has {entry!r}: {how!r}, wanted a name and one of {', '.join(map(str, Reduce))}"
+            )
     require_tree(ask.shared, "Ask(shared)")
     require_tree(ask.score_with, "Ask(score_with)")
     if not isinstance(ask.private, Mapping):
-        raise Malformed(f"Ask(private) is {named(ask.private)}, wanted a dict of downloads by client")
+        raise ProtocolError(f"Ask(private) is {named(ask.private)}, wanted a dict of downloads by client")
     _require_clients(ask.private, "Ask(private)", clients)
     for client, tree in ask.private.items():
         require_tree(tree, f"Ask(private) of client {client}")
@@ -116,13 +118,13 @@ def _require_ask(ask: Ask, clients: int) -> None:
 
 def _require_clients(ids: Any, what: str, clients: int) -> None:
     if not isinstance(ids, Collection) or isinstance(ids, str | torch.Tensor):
-        raise Malformed(f"{what} is {named(ids)}, wanted numbers of clients")
+        raise ProtocolError(f"{what} is {named(ids)}, wanted numbers of clients")
     for i in ids:
         if not isinstance(i, Integral) or not 0 <= int(i) < clients:
-            raise Malformed(f"{what} names client {i!r}, there are 0 to {clients - 1}")
+            raise ProtocolError(f"{what} names client {i!r}, there are 0 to {clients - 1}")
 
 
-def require_form(upload: Any, up: Mapping[str, How], parameters: Mapping[str, torch.Size]) -> None:
+def require_form(upload: Any, up: Mapping[str, Reduce], parameters: Mapping[str, torch.Size]) -> None:
     """Checks what `upload` gave; `soundness` then looks at the numbers.
 
     Args:
@@ -136,23 +138,25 @@ def require_form(upload: Any, up: Mapping[str, How], parameters: Mapping[str, to
             negative or of another shape than its entry. Names the entry.
     """
     if not isinstance(upload, Upload):
-        raise Malformed(f"gives {named(upload)}, wanted an Upload")
-    for part in ("entries", "weight", "wire"):
+        raise ProtocolError(f"gives {named(upload)}, wanted an Upload")
+    for part in ("entries", "weight", "upload_bytes"):
         if not isinstance(getattr(upload, part), Mapping):
-            raise Malformed(f"gives Upload({part}) as {named(getattr(upload, part))}, wanted a dict by entry")
+            raise ProtocolError(f"gives Upload({part}) as {named(getattr(upload, part))}, wanted a dict by entry")
     for entry, how in up.items():
         if entry not in upload.entries:
-            raise Malformed(f"gives no {entry!r}, which the round asks for")
+            raise ProtocolError(f"gives no {entry!r}, which the round asks for")
         tensor = upload.entries[entry]
         require_tensor(tensor, f"the entry {entry!r}")
         _require_kind(entry, tensor, how)
         if entry in parameters:
             require_parameters(entry, tensor, parameters[entry])
-        if how is How.SUM and entry in upload.weight:
+        if how is Reduce.MEAN and entry in upload.weight:
             _require_weight(entry, upload.weight[entry], tensor.shape)
-    for entry, size in upload.wire.items():
+    for entry, size in upload.upload_bytes.items():
         if not isinstance(size, Integral) or size < 0:
-            raise Malformed(f"gives {size!r} as the bytes of {entry!r} on the wire, wanted a whole number, 0 or more")
+            raise ProtocolError(
+                f"gives {size!r} as the bytes of {entry!r} on the wire, wanted a whole number, 0 or more"
+            )
 
 
 def require_state(state: Any, parameters: Mapping[str, torch.Size]) -> None:
@@ -178,7 +182,7 @@ def require_parameters(name: str, w: Tensor, shape: torch.Size) -> None:
         Malformed: They are of another shape than the model's, or no float32.
     """
     if w.shape != shape or w.dtype != torch.float32:
-        raise Malformed(
+        raise ProtocolError(
             f"gives {name!r} as {kind(w)} {list(w.shape)}, the model's parameters are float32 {list(shape)}"
         )
 
@@ -188,34 +192,34 @@ def kind(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _require_kind(entry: str, tensor: Tensor, how: How) -> None:
-    if how is How.SUM and not tensor.is_floating_point():
-        raise Malformed(f"gives {entry!r} as {kind(tensor)}, a sum needs floats, as .float() gives")
-    if how is How.MIX and not tensor.is_floating_point():
-        raise Malformed(f"gives {entry!r} as {kind(tensor)}, mixing needs floats, as .float() gives")
+def _require_kind(entry: str, tensor: Tensor, how: Reduce) -> None:
+    if how is Reduce.MEAN and not tensor.is_floating_point():
+        raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, a sum needs floats, as .float() gives")
+    if how is Reduce.MIX and not tensor.is_floating_point():
+        raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, mixing needs floats, as .float() gives")
     if tensor.is_complex() or tensor.is_quantized:
-        raise Malformed(f"gives {entry!r} as {kind(tensor)}, wanted real numbers")
+        raise ProtocolError(f"gives {entry!r} as {kind(tensor)}, wanted real numbers")
 
 
 def _require_weight(entry: str, weight: Any, shape: torch.Size) -> None:
     if isinstance(weight, Tensor):
         if weight.is_complex() or not _broadcasts(weight.shape, shape):
-            raise Malformed(
+            raise ProtocolError(
                 f"weighs {entry!r} by {kind(weight)} {list(weight.shape)}, which does not broadcast to {list(shape)}"
             )
         if bool((weight < 0).any()):
-            raise Malformed(f"weighs {entry!r} by a negative number")
+            raise ProtocolError(f"weighs {entry!r} by a negative number")
     elif not isinstance(weight, Real):
-        raise Malformed(f"weighs {entry!r} by {named(weight)}, wanted a number or a tensor")
+        raise ProtocolError(f"weighs {entry!r} by {named(weight)}, wanted a number or a tensor")
     elif weight < 0:
-        raise Malformed(f"weighs {entry!r} by a negative number, {weight}")
+        raise ProtocolError(f"weighs {entry!r} by a negative number, {weight}")
 
 
 def _broadcasts(small: torch.Size, whole: torch.Size) -> bool:
     return len(small) <= len(whole) and all(a in (1, b) for a, b in zip(reversed(small), reversed(whole), strict=False))
 
 
-def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
+def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
     """Checks the numbers of what one client sends, whose form `upload_form` has checked.
 
     Raises:
@@ -223,13 +227,13 @@ def require_sound(upload: Upload, up: Mapping[str, How]) -> None:
     """
     for entry, how in up.items():
         read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
-        if how is How.SUM:
+        if how is Reduce.MEAN:
             read = counted(read, weight)
         if not (_finite(read) and _finite(weight)):
             raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
 
 
-def told_loss(loss: Any) -> float:
+def loss_value(loss: Any) -> float:
     """The loss that a method's `train` gave, NaN where it says none.
 
     Raises:
@@ -237,7 +241,7 @@ def told_loss(loss: Any) -> float:
         ShoalError: It is infinite.
     """
     if not isinstance(loss, Real) and not (isinstance(loss, Tensor) and loss.numel() == 1):
-        raise Malformed(f"gives {type(loss).__name__}, wanted the loss as a float, NaN where nothing was trained")
+        raise ProtocolError(f"gives {type(loss).__name__}, wanted the loss as a float, NaN where nothing was trained")
     number = float(loss)
     return number if math.isnan(number) else finite_loss(number)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shoal.algorithms.protocol import How, Replies, Tree, Upload
+from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.protocol_checks import counted
 from shoal.storage.errors import ShoalError
@@ -18,7 +18,7 @@ def tree_bytes(tree: Tree) -> int:
 
 def upload_bytes(upload: Upload) -> int:
     """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
-    told = upload.wire
+    told = upload.upload_bytes
     weights = {name: w for name, w in upload.weight.items() if name not in told}
     numbers = sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights.values())
     return (
@@ -28,7 +28,7 @@ def upload_bytes(upload: Upload) -> int:
     )
 
 
-def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outcome) -> None:
+def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, Reduce], outcome: Outcome) -> None:
     """Puts the reduced uploads of a cell into its outcome.
 
     Raises:
@@ -36,14 +36,14 @@ def reduce_cell(uploads: Sequence[Upload], up: Mapping[str, How], outcome: Outco
     """
     for entry, how in up.items():
         tensors = [upload.entries[entry] for upload in uploads]
-        if how is How.LIST:
+        if how is Reduce.GATHER:
             _require_one_type(entry, zip(outcome.ids, tensors))
             outcome.lists[entry] = tensors
             continue
         _require_one_shape(entry, [(i, t.shape) for i, t in zip(outcome.ids, tensors)])
-        if how is not How.SUM:
+        if how is not Reduce.MEAN:
             _require_one_type(entry, zip(outcome.ids, tensors))
-        if how is not How.SUM:
+        if how is not Reduce.MEAN:
             outcome.tensors[entry] = torch.stack(tensors)
             continue
         weights = [upload.weight.get(entry, 1.0) for upload in uploads]
@@ -125,8 +125,10 @@ class Sums:
             ready.sums, ready.weights = {}, {}
 
 
-def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, How], sums: Sums) -> tuple[Replies, Tree]:
-    """What the server sees of all cells, and what the engine holds of `How.MIX` entries, `[clients, …]`.
+def combine(
+    outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Reduce], sums: Sums
+) -> tuple[Replies, Tree]:
+    """What the server sees of all cells, and what the engine holds of `Reduce.MIX` entries, `[clients, …]`.
 
     Args:
         outcomes: Of the cells, in cell order.
@@ -145,11 +147,11 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
     held: Tree = {}
     lists: dict[str, list[Tensor]] = {}
     for entry, how in up.items():
-        if how is How.LIST:
+        if how is Reduce.GATHER:
             tensors = [tensor for outcome in outcomes for tensor in outcome.lists[entry]]
             _require_one_type(entry, zip(ids, tensors))
             lists[entry] = [tensors[place] for place in order]
-        elif how is How.SUM:
+        elif how is Reduce.MEAN:
             total, weight = sums.total[entry], sums.weight[entry]
             mean = torch.where(weight > 0, total / weight, torch.zeros((), dtype=torch.float64))
             entries[entry], weights[entry] = mean.float(), weight
@@ -159,7 +161,7 @@ def combine(outcomes: Sequence[Outcome], ids: Sequence[int], up: Mapping[str, Ho
             stacked = torch.cat([o.tensors[entry] for o in outcomes])
             if order != list(range(len(ids))):
                 stacked = stacked[order]
-            (held if how is How.MIX else entries)[entry] = stacked
+            (held if how is Reduce.MIX else entries)[entry] = stacked
     return Replies(sorted(ids), entries, weights, lists), held
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
-from shoal.algorithms.method_errors import Malformed, code_of
+from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -146,7 +146,7 @@ SUPPORT, PREDICTED, CORRECT = range(3)
 KINDS = 3
 
 
-def score(algorithm: Algorithm, client: Client, given: Given, metric: str = ACCURACY) -> np.ndarray:
+def score(algorithm: Algorithm, client: Client, received: Received, metric: str = ACCURACY) -> np.ndarray:
     """Counts of one client, int64 `[2, 3, C]`: validation and test; rows of the class, predicted so, rightly so.
 
     With another metric than accuracy there is a fourth kind behind them, what `ranks` gives.
@@ -158,7 +158,7 @@ def score(algorithm: Algorithm, client: Client, given: Given, metric: str = ACCU
     for part, name in enumerate(PARTS):
         rows = getattr(client.data, name)
         if len(rows):
-            scores, label = scores_of(algorithm, client, given, name, len(rows)), client.data.label[rows]
+            scores, label = scores_of(algorithm, client, received, name, len(rows)), client.data.label[rows]
             counts[part, :KINDS] = counted(label, scores.argmax(1), client.info.classes)
             if metric != ACCURACY:
                 counts[part, KINDS] = ranks(metric, scores, label)
@@ -171,38 +171,38 @@ def counted(label: torch.Tensor, predicted: torch.Tensor, classes: int) -> np.nd
     return np.stack([torch.bincount(found, minlength=classes).cpu().numpy() for found in (label, predicted, right)])
 
 
-def predicted_classes(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
+def predicted_classes(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
     """The class of the largest score of every row, int64 `[rows]`; arguments and errors are those of `scores_of`."""
-    return scores_of(algorithm, client, given, part, rows).argmax(1)
+    return scores_of(algorithm, client, received, part, rows).argmax(1)
 
 
-def scores_of(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
+def scores_of(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
     """The scores that a method gives to every row, `[rows, C]`.
 
     Args:
         algorithm: The method.
         client: The client.
-        given: What `begin` gave.
+        given: What `receive` gave.
         part: As for `Algorithm.predict`.
         rows: Number of its rows.
 
     Raises:
         ShoalError: The method's code failed, gave scores of another shape, or a row's largest score is not finite.
     """
-    scores = scores_in_form(algorithm, client, given, part, rows)
+    scores = scores_in_form(algorithm, client, received, part, rows)
     # NaN counts as the largest; -inf below it is a class that is ruled out.
     require_winner(part, bool(torch.isfinite(scores.max(1).values).all()))
     return scores
 
 
-def scores_in_form(algorithm: Algorithm, client: Client, given: Given, part: str, rows: int) -> torch.Tensor:
+def scores_in_form(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
     """The same, which may be NaN or infinite."""
     wanted = [rows, client.info.classes]
     with code_of(algorithm, "predict"):
-        scores = algorithm.predict(client, given, part)
+        scores = algorithm.predict(client, received, part)
         if not isinstance(scores, torch.Tensor) or list(scores.shape) != wanted or scores.is_complex():
             found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-            raise Malformed(f"gives {found} for {part!r}, wanted scores {wanted}")
+            raise ProtocolError(f"gives {found} for {part!r}, wanted scores {wanted}")
     return scores
 
 
@@ -218,7 +218,7 @@ def require_winner(part: str, finite: bool) -> None:
 
 def class_label(data: View, part: str) -> torch.Tensor:
     """Labels of a part, int64, kept where there is room."""
-    label: torch.Tensor = data.memo(("label", part), lambda: data.label[getattr(data, part)])
+    label: torch.Tensor = data.cache(("label", part), lambda: data.label[getattr(data, part)])
     return label
 
 

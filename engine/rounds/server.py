@@ -7,12 +7,12 @@ import torch
 
 from shoal.algorithms.base import Algorithm, Context
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.method_errors import Malformed, code_of
+from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.messages.devices import CPU, creating_on, moved
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.live import Watch, unwatched
-from shoal.engine.messages.models import kind_of
+from shoal.engine.messages.models import model_of
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.costs import Meter
 from shoal.engine.rounds.domains import Domains
@@ -62,9 +62,9 @@ class Server:
         self.infos, self.graphs = job.infos(job.open_training(store)), job.graph_infos(job.open_graphs(store))
         self.schedule = Schedule(plan, len(self.infos), job.seed)
         self._features = store.manifest.features
-        self._kinds = job.build_models(store, self.algorithm)
-        self._models = {name: [kind.info for kind in kinds] for name, kinds in self._kinds.items()}
-        self._initial = job.initial(kind_of(self._kinds, self.infos[0], MODEL), MODEL, 0)
+        self._built = job.build_models(store, self.algorithm)
+        self._models = {name: [built.info for built in built] for name, built in self._built.items()}
+        self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
         records = store.manifest.domains
         domains = Domains(records, self.graphs, job.metric) if records else None
@@ -91,28 +91,30 @@ class Server:
         torch.set_num_threads(self.job.threads)
         number = self.state.round + 1
         where = f"round {number}: {type(self.algorithm).__name__}"
-        draft = self.state.draft(number)
+        next_state = self.state.next_state(number)
         meter = Meter(number, self.infos, self._pool, watch)
         everyone = [*self.infos, *self.graphs]
-        exchange = Exchange(everyone, self.plan.cell_size, self._pool, self.state, draft, self.cohort(number), meter)
+        exchange = Exchange(
+            everyone, self.plan.cell_size, self._pool, self.state, next_state, self.cohort(number), meter
+        )
         records: Tree = {}
         # 1. The method's part: ask, mix, ask again. A round without a cohort changes nothing.
         if exchange.cohort:
             context = self._context(number, records if self.plan.keep_records else None)
             last = partial(self.schedule.is_last_visit, round_number=number)
-            MethodRound(self.algorithm, exchange, Mixer(draft, meter, where), where).run(context, last)
+            MethodRound(self.algorithm, exchange, Mixer(next_state, meter, where), where).run(context, last)
             with code_of(self.algorithm, "round", f"{where}: "):
                 self._require_initial_unchanged()
                 meter.notes = noted(context.notes)
         # 2. The cohort is given the new model, where there is one.
         with code_of(self.algorithm, "global_model", f"{where}: "):
-            model = self.algorithm.global_model(draft.server)
+            model = self.algorithm.global_model(next_state.server)
             require_tree(model, "the model")
-        draft.deploy(model, exchange.cohort)
+        next_state.deploy(model, exchange.cohort)
         # 3. Evaluation of all clients whose model changed.
         scopes = self._evaluator.evaluate(exchange, model) if self.schedule.evaluates(number) else None
         # 4. The commit.
-        self.state = draft
+        self.state = next_state
         line = meter.line(exchange.cohort, scopes)
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
@@ -133,7 +135,9 @@ class Server:
     def _require_initial_unchanged(self) -> None:
         # A tensor counts how often it was written to; nothing of the engine writes into this one.
         if self._initial._version != self._version:
-            raise Malformed("writes into ctx.initial, which every round reads; take a copy first, ctx.initial.clone()")
+            raise ProtocolError(
+                "writes into ctx.initial, which every round reads; take a copy first, ctx.initial.clone()"
+            )
 
     def _context(self, round_number: int, records: Tree | None = None) -> Context:
         return Context(
@@ -157,10 +161,10 @@ class Server:
 
     def _build(self, name: str, number: int = 0) -> FlatModel:
         """A model of its own for the method's server part, on the server's device."""
-        kind = self._kinds[name][number]
+        built = self._built[name][number]
         # The first client of the kind, whose initial parameters are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
-        w = self.job.initial(kind, name, client)
-        model = kind.flat.on(self._device)
+        w = self.job.initial(built, name, client)
+        model = built.flat.on(self._device)
         model.load(w)
         return model

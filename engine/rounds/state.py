@@ -40,7 +40,7 @@ class FederationState:
     touched: dict[int, bool] = field(default_factory=dict)
     evaluated: str = ""
 
-    def draft(self, round_number: int) -> "FederationState":
+    def next_state(self, round_number: int) -> "FederationState":
         """A copy that a round may change while this state stays as it is."""
         return replace(
             self,

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.engine.callbacks.callback import Callback, Running
 from shoal.engine.callbacks.calls import Calls
 from shoal.engine.config.config import Config
-from shoal.engine.config.run_identity import number_keys
+from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.hosts.device import PeakMemory, resident
 from shoal.engine.hosts.federation import Federation, ServerLost, Session
 from shoal.engine.messages.environment import environment
@@ -65,7 +65,7 @@ class Driver:
         self.paths = list(paths)
         self.environment = environment(job.device)
         plain = config.plain()
-        running = Running(folder.path, plain, number_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
+        running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
         self._calls = Calls(callbacks, running, say)
         self._servers_lost = 0
         self._saved = time.monotonic()

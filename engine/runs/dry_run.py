@@ -15,15 +15,15 @@ from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.closed_form.choice import closed_form
+from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.callbacks.loading import load_callbacks
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sizes import size
-from shoal.engine.hosts.job_context import CLOSED_FORM, training_paths
+from shoal.engine.hosts.job_context import ANALYTIC, trainers_of
 from shoal.engine.messages.cell import form_cells
-from shoal.engine.messages.models import assign_models, named_kinds, require_mixable, require_supported
+from shoal.engine.messages.models import assign_models, built_models, require_mixable, require_supported
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
@@ -50,14 +50,14 @@ from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.propagation import hops as propagated
 from shoal.storage.graph.rows import CsrRows, Rows, entries_of
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.hops import hops_bytes
 from shoal.storage.store.manifest import NAME, read_manifest
 from shoal.storage.store.masking import masks
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 # A pass over a client takes several times the memory of its data.
 SHARE_TO_MEASURE = 16
@@ -99,7 +99,7 @@ def expected(config: Config) -> Expected:
     require_mixable(config, algorithm)
     load_callbacks(config)
     config.train.require_rates(config.rounds)
-    device, bfloat16 = chosen_device(config), config.engine.precision == "bfloat16"
+    device, bfloat16 = device_choice(config), config.engine.precision == "bfloat16"
     path = store_or_overlay(store_path(config), config)
     if prepared := (path / NAME).exists():
         manifest = read_manifest(path)
@@ -129,15 +129,15 @@ def expected(config: Config) -> Expected:
     if prepared and values is not None:
         # How many of sparse ones are stored is known when they are made.
         hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
-    if algorithm.whole_graph:
+    if algorithm.centralized:
         require_whole(nodes, features, x_bytes, entries, config, weighted)
-    clients = 1 if algorithm.whole_graph else config.partition.clients
+    clients = 1 if algorithm.centralized else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
     model_of = assign_models(config, clients)
     graphs, pairs = (items // clients if what == each else None for each in ("graph", "pair"))
     train_items = int(share * items / clients)
     infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs, pairs) for i in range(clients)]
-    plan = plan_of(config, algorithm.whole_graph)
+    plan = plan_of(config, algorithm.centralized)
     cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
     cells = form_cells(cohort, infos, plan.cell_size)
     hops, train = config.propagation.hops, config.train
@@ -151,11 +151,11 @@ def expected(config: Config) -> Expected:
         "sparse": values is not None,
         "task": config.task,
     }
-    kinds = named_kinds(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
-    starts = [(kind.choice, kind.flat) for kind in kinds[MODEL]]
+    kinds = built_models(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
+    starts = [(kind.spec, kind.flat) for kind in kinds[MODEL]]
     require_fitting_files(starts, read_pretrained(config.models(), limit))
     models = [flat for _, flat in starts]
-    paths = training_paths(config.engine.path, device, algorithm, models, train)
+    paths = trainers_of(config.engine.trainer, device, algorithm, models, train)
     # Of a client that memory would not hold beside the models' work on it, a part is measured.
     mean, edges = infos[0], entries // clients
     part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
@@ -225,7 +225,9 @@ def _span(seconds: np.ndarray) -> str:
     return f"{low} ms" if low == high else f"{low} to {high} ms"
 
 
-def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, a_row: int | None) -> View:
+def _mean_client(
+    info: ClientInfo, features: int, entries: int, propagation: PropagationOptions, a_row: int | None
+) -> View:
     """Random numbers and random edges in the shape of a mean client; sparse ones with `a_row` values a row."""
     rng = np.random.default_rng(0)
     indptr = np.linspace(0, entries if info.nodes else 0, info.nodes + 1).astype(np.int32)
@@ -236,15 +238,15 @@ def _mean_client(info: ClientInfo, features: int, entries: int, kernel: Kernel, 
     indices = (starts + rng.integers(sizes, size=indptr[-1], dtype=np.int32)).astype(np.int32)
     x: list[Rows]
     if a_row is None:
-        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(kernel.hops + 1)]
+        x = [rng.standard_normal((info.nodes, features), dtype=np.float32) for _ in range(propagation.hops + 1)]
     else:
         sparse = _random_rows(info.nodes, features, a_row, rng)
-        x = [sparse, *propagated(indptr, indices, sparse, kernel)]
+        x = [sparse, *propagated(indptr, indices, sparse, propagation)]
     rows = np.arange(info.nodes)
     pairs = None if info.pairs is None else _random_pairs(info.nodes, info.pairs, rng)
     shard = Shard(0, rows, np.zeros(info.nodes, dtype=np.int32), indptr, indices, x[0], graph, pairs)
     train = np.arange(info.train)
-    return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Memo(2**63))
+    return View("mean client", shard, Split(train, rows[:0], rows[:0]), x[1:], info.classes, Cache(2**63))
 
 
 def _spans(wanted: np.ndarray, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -273,7 +275,7 @@ def _random_rows(nodes: int, features: int, a_row: int, rng: np.random.Generator
 def _measure(model: FlatModel, path: str, data: View, info: ClientInfo, train: TrainOptions) -> tuple[float, float]:
     """Seconds of one training epoch and one forward pass over a client."""
     # Cross-entropy: the method's own loss may need a download.
-    form = closed_form(model) if path == CLOSED_FORM else None
+    form = analytic(model) if path == ANALYTIC else None
     trainer = LocalTrainer({MODEL: model}, replace(train, epochs=1), Algorithm(), form)
     times = []
     for _ in range(3):

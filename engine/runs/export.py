@@ -67,8 +67,8 @@ def export(run: Path, best: str | None = None) -> Path:
     store = Store(prepare(config).path)
     job = make_job(config, store, run.name)
     algorithm = job.algorithm()
-    if algorithm.whole_graph:
-        store = prepare(config, whole=True)
+    if algorithm.centralized:
+        store = prepare(config, centralized=True)
         job = make_job(config, store, run.name)
     if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
         raise ShoalError(f"{store.path}: not the store that {run} was run on; bring that back, or run it again")
@@ -151,7 +151,7 @@ def _deployed(host: Host, state: FederationState, client: int, current: Tree) ->
 def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> Tensor:
     client = visit.scored
     try:
-        return predicted_classes(algorithm, client, visit.given, "all", client.info.items)
+        return predicted_classes(algorithm, client, visit.received, "all", client.info.items)
     except ShoalError as error:
         raise ShoalError(f"{who}: {error.line}", error.detail) from error
 

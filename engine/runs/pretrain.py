@@ -16,11 +16,11 @@ from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, cut_up
 from shoal.algorithms.models.build import READOUT, backbone, build
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Readout
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import BACKBONES
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
 from shoal.engine.hosts.device import cache_bytes, take_device
 from shoal.engine.messages.pretrained import write_pretrained
 from shoal.engine.messages.seeds import key
@@ -34,7 +34,7 @@ from shoal.storage.graph.graph import Graph
 from shoal.storage.options.types import message_of, quoted
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.store import TRAINING
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 Graphs = Literal["train", "all"]
 
@@ -67,20 +67,20 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
         ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the
             file cannot be written.
     """
-    choice = _model(config)
+    spec = _model(config)
     _require_place(out)
     if parts < 2:
         raise ShoalError(f"--parts: must be at least 2, found {parts}")
     torch.set_num_threads(config.engine.threads)
     share = config.resources.gpus_per_host or 1.0
-    device = take_device(chosen_device(config), share, config.engine.precision)
-    data, manifest = _data(config, Memo(cache_bytes(device, share, config.memory_limit() // 2)), device)
+    device = take_device(device_choice(config), share, config.engine.precision)
+    data, manifest = _data(config, Cache(cache_bytes(device, share, config.memory_limit() // 2)), device)
     small, seen = _graphs(data, manifest, parts, graphs, config.seed)
-    say(f"pretrain: {choice.name} on {seen}, in this process, whatever client has them; no label is read")
-    module: Any = build(choice.name, data.features, data.classes, 0, 0.0, choice.options, task=config.task)
+    say(f"pretrain: {spec.name} on {seen}, in this process, whatever client has them; no label is read")
+    module: Any = build(spec.name, data.features, data.classes, 0, 0.0, spec.options, task=config.task)
     while hasattr(module, "backbone"):
         module = module.backbone
-    model = Readout(module, choice.options.get(READOUT, "mean"), 0.0)
+    model = Readout(module, spec.options.get(READOUT, "mean"), 0.0)
     random = partial(key, config.seed, "pretrain")
     _train(GraphContrast(model, data, small, options, random), options.epochs)
     described = {
@@ -88,8 +88,8 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
         "centralised": f"trained in one place on {seen}, without labels",
         "dataset": manifest.name,
         "synthetic": manifest.synthetic,
-        "backbone": choice.name,
-        "options": choice.options,
+        "backbone": spec.name,
+        "options": spec.options,
         "features": data.features,
         "seed": config.seed,
         **asdict(options),
@@ -98,7 +98,7 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
     return out
 
 
-def _model(config: Config) -> ModelChoice:
+def _model(config: Config) -> ModelSpec:
     """The model of a config.
 
     Raises:
@@ -135,7 +135,7 @@ def _require_place(out: Path) -> None:
         raise cannot_write(out, error) from error
 
 
-def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manifest]:
+def _data(config: Config, cache: Cache, device: torch.device) -> tuple[View, Manifest]:
     """The whole dataset as that of one client, with the clients' split of it, and its manifest.
 
     Raises:
@@ -143,11 +143,11 @@ def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manif
     """
     plain = {
         # The file of a config may be the one that is to be made; neither hops nor whole domains are needed.
-        "model": ModelChoice(),
+        "model": ModelSpec(),
         "propagation": replace(config.propagation, hops=0),
         "evaluation": replace(config.evaluation, domains=False),
     }
-    store = prepare(config.model_copy(update=plain), whole=True)
+    store = prepare(config.model_copy(update=plain), centralized=True)
     if store.manifest.weighted:
         raise ShoalError(
             f"data.dataset: the edges of '{store.manifest.name}' have weights, which views of altered edges leave out; "
@@ -156,7 +156,7 @@ def _data(config: Config, memo: Memo, device: torch.device) -> tuple[View, Manif
     if config.data.inductive:
         store = store.training(config.data.split_name)
     shard, split, _ = store.data(config.data.split_name, None, 0)
-    return View("pretrain", shard, split, [], store.manifest.classes, memo, device), store.manifest
+    return View("pretrain", shard, split, [], store.manifest.classes, cache, device), store.manifest
 
 
 def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: int) -> tuple[SmallGraphs, str]:

@@ -10,11 +10,11 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.cluster.sessions import open_session
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.hosts.federation import Session
-from shoal.engine.hosts.job_context import training_paths
+from shoal.engine.hosts.job_context import trainers_of
 from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
@@ -31,17 +31,17 @@ from shoal.storage.errors import ShoalError
 log = logging.getLogger(__name__)
 
 
-def plan_of(config: Config, whole: bool = False) -> Plan:
+def plan_of(config: Config, centralized: bool = False) -> Plan:
     """What the round loop needs of a config; one client that is the whole graph always takes part.
 
     Raises:
         ShoalError: The trace cannot be read or is of other clients.
     """
-    how = ParticipationOptions() if whole else config.participation
+    how = ParticipationOptions() if centralized else config.participation
     online = None if how.trace is None else read_trace(how.trace, config.partition.clients)
     size: int | str = config.engine.cell_size
     if size == "auto":
-        batches = chosen_device(config) == "cuda" and config.engine.path != "loop"
+        batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
         size = IN_BATCHES if batches else ONE_BY_ONE
     return Plan(config.rounds, how, config.evaluation.every, size, online, config.run.keep_records)
 
@@ -74,7 +74,7 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         found = None if fresh else _checkpoint(config, folder, resume)
         if found:
             _require_same(folder, found.inputs, read)
-        store = prepare(config, whole=algorithm.whole_graph, mend=False)
+        store = prepare(config, centralized=algorithm.centralized, repair=False)
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
         read |= published_inputs(config) | {inputs.STORE: job.content}
@@ -86,8 +86,8 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             _require_same(folder, found.inputs, read)
         # A wrong option of the model is an error before any actor starts.
         models = [kind.flat for kind in job.build_models(store, algorithm)[MODEL]]
-        paths = training_paths(job.path, job.device, algorithm, models, job.train)
-        plan = plan_of(config, algorithm.whole_graph)
+        paths = trainers_of(job.trainer, job.device, algorithm, models, job.train)
+        plan = plan_of(config, algorithm.centralized)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
         if fresh:
@@ -154,7 +154,7 @@ def _checkpoint(config: Config, folder: RunFolder, resume: bool) -> Checkpoint |
         _require_early(folder)
         say("no checkpoint yet: starting over")
         return None
-    if changed := differences(found.environment, chosen_device(config)):
+    if changed := differences(found.environment, device_choice(config)):
         say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
     say(f"resuming after round {found.state.round}")
     return found

@@ -30,7 +30,7 @@ OPEN, CLOSE = "[{(", "]})"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """One combination.
 
     Attributes:
@@ -47,7 +47,7 @@ def is_seed(key: str) -> bool:
     return key.rpartition(".")[2] in ("seed", "split_seed")
 
 
-def combinations(axes: Sequence[str]) -> list[Choice]:
+def combinations(axes: Sequence[str]) -> list[Selection]:
     """`["a=1,2", "b=x,y"]` as all combinations, the last key changing fastest.
 
     - `algorithm=a{eps:0.5,0.9},b`: options of one method alone, every combination of theirs
@@ -59,7 +59,7 @@ def combinations(axes: Sequence[str]) -> list[Choice]:
         ShoalError: A key without values, a key twice, or too many runs.
     """
     runs = 1
-    found: list[list[Choice]] = []
+    found: list[list[Selection]] = []
     for axis in axes:
         values = _values(axis)
         runs *= len(values)
@@ -72,12 +72,12 @@ def combinations(axes: Sequence[str]) -> list[Choice]:
     return [_joined(several) for several in itertools.product(*found)]
 
 
-def _joined(choices: Sequence[Choice]) -> Choice:
+def _joined(choices: Sequence[Selection]) -> Selection:
     columns = {key: value for choice in choices for key, value in choice.columns.items()}
-    return Choice(columns, tuple(itertools.chain.from_iterable(choice.overrides for choice in choices)))
+    return Selection(columns, tuple(itertools.chain.from_iterable(choice.overrides for choice in choices)))
 
 
-def _values(axis: str) -> list[Choice]:
+def _values(axis: str) -> list[Selection]:
     key, equals, text = axis.partition("=")
     if not equals or not key:
         raise ShoalError(f"{_shown(axis)}: {FORM}")
@@ -92,27 +92,27 @@ def _values(axis: str) -> list[Choice]:
     return [choice for part in parts for choice in _named(axis, key, part)]
 
 
-def _repetitions(axis: str, key: str, text: str) -> list[Choice]:
+def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RUNS:
         raise ShoalError(f"{_shown(axis)}: {key} is a number of repetitions, 1 to {MOST_RUNS:,}")
     return [
-        Choice({name: str(number) for name in SEEDS[key]}, tuple(f"{name}={number}" for name in SEEDS[key]))
+        Selection({name: str(number) for name in SEEDS[key]}, tuple(f"{name}={number}" for name in SEEDS[key]))
         for number in range(int(text))
     ]
 
 
-def _together(axis: str, keys: Sequence[str], part: str) -> Choice:
+def _together(axis: str, keys: Sequence[str], part: str) -> Selection:
     values = part.split("+")
     if len(values) != len(keys):
         raise ShoalError(f"{_shown(axis)}: {part} has {len(values)} values for {len(keys)} keys; join them by +")
-    return Choice(dict(zip(keys, values)), tuple(f"{key}={value}" for key, value in zip(keys, values)))
+    return Selection(dict(zip(keys, values)), tuple(f"{key}={value}" for key, value in zip(keys, values)))
 
 
-def _named(axis: str, key: str, part: str) -> Iterator[Choice]:
+def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
     """A value, or with `name{option:a,b}` one of every combination of the options."""
     name, brace, rest = part.partition("{")
     if not name or not (brace or key in WHOLE):
-        yield Choice({key: part}, (f"{key}={part}",))
+        yield Selection({key: part}, (f"{key}={part}",))
         return
     if not brace:
         rest = "}"
@@ -123,7 +123,7 @@ def _named(axis: str, key: str, part: str) -> Iterator[Choice]:
         of_name = dict(zip(options, values))
         inner = ", ".join([f"name: {json.dumps(name)}", *(f"{option}: {value}" for option, value in of_name.items())])
         columns = {key: name, **{f"{key}.{option}": value for option, value in of_name.items()}}
-        yield Choice(columns, (f"{key}={{{inner}}}",))
+        yield Selection(columns, (f"{key}={{{inner}}}",))
 
 
 def _options(axis: str, part: str, text: str) -> dict[str, list[str]]:
@@ -196,7 +196,7 @@ class Study:
     choose_by: Scope = "served"
 
     @cached_property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[Selection]:
         """All combinations.
 
         Raises:

@@ -13,8 +13,8 @@ from statistics import fmean
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.cluster.sessions import open_session
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
 from shoal.engine.hosts.federation import Session
 from shoal.engine.messages.models import require_fitting, require_mixable, require_supported
 from shoal.engine.preparing.prepare import prepare, require_known
@@ -42,7 +42,7 @@ class _Process:
     said: Path
 
 
-def run_at_once(
+def run_parallel(
     commands: Iterator[tuple[int, Sequence[str]]], most: int, folder: Path, ended: Callable[[int, str | None], None]
 ) -> None:
     """Runs `shoal` with the arguments of every command, at most `most` at a time, in their order.
@@ -134,7 +134,7 @@ class Sweep:
         Raises:
             ShoalError: Names, options or values of any run are wrong, or two runs are the same.
         """
-        self.study, self._at_once = study, at_once
+        self.study, self._parallel = study, at_once
         self._choices = choices = study.choices
         self.configs = study.configs
         checked: set[str] = set()
@@ -175,7 +175,7 @@ class Sweep:
         return all(row.state in (FINISHED, NOT_CHOSEN) for row in self.rows)
 
     def _all_of(self, places: Sequence[int], hosts: "_Hosts") -> None:
-        if self._at_once > 1:
+        if self._parallel > 1:
             self._in_processes(places)
             return
         took: list[float] = []
@@ -218,7 +218,7 @@ class Sweep:
             to_go = f", {span(left * (time.monotonic() - began) / done)} left" if left else ""
             say(f"[{len(places) - left}/{len(places)}{to_go}] {self.rows[place].state}: {label_of(self.rows[place])}")
 
-        run_at_once(commands(), self._at_once, self.folder / "said", ended)
+        run_parallel(commands(), self._parallel, self.folder / "said", ended)
 
     def _command(self, place: int) -> list[str]:
         resume = ["--resume"] if started(run_path(self.configs[place])) else []
@@ -329,10 +329,10 @@ class _Hosts:
 
 def _prepare_once(config: Config, prepared: set[str]) -> None:
     """Prepares the store of a run, unless one of the same keys was prepared before."""
-    whole = load(describe(config.algorithm.name, config.algorithm.options)).whole_graph
-    keys = f"{whole} {config.model_dump(exclude={'seed', 'algorithm', 'train', 'run'})}"
+    centralized = load(describe(config.algorithm.name, config.algorithm.options)).centralized
+    keys = f"{centralized} {config.model_dump(exclude={'seed', 'algorithm', 'train', 'run'})}"
     if keys not in prepared:
-        prepare(config, whole=whole)
+        prepare(config, centralized=centralized)
         prepared.add(keys)
 
 
@@ -347,7 +347,7 @@ def _require_possible(config: Config) -> None:
     require_mixable(config, algorithm)
     load_callbacks(config)
     config.train.require_rates(config.rounds)
-    chosen_device(config)
+    device_choice(config)
     require_known(config)
     require_fitting(
         algorithm,

@@ -3,16 +3,16 @@
 import numpy as np
 
 # The client of a node that no client holds.
-NOBODY = -1
+NO_CLIENT = -1
 
 
 def assert_cover(assignment: np.ndarray, nodes: int, clients: int) -> None:
-    """Asserts that `assignment` is int32 `[nodes]` in `0..clients-1` or `NOBODY`, and leaves no client empty."""
+    """Asserts that `assignment` is int32 `[nodes]` in `0..clients-1` or `NO_CLIENT`, and leaves no client empty."""
     assert assignment.shape == (nodes,), f"assignment of shape {assignment.shape} for {nodes} nodes"
     assert assignment.dtype == np.int32, f"assignment of dtype {assignment.dtype}"
-    assert assignment.min() >= NOBODY
+    assert assignment.min() >= NO_CLIENT
     assert assignment.max() < clients
-    assert np.bincount(assignment[assignment != NOBODY], minlength=clients).min() > 0, "a client is empty"
+    assert np.bincount(assignment[assignment != NO_CLIENT], minlength=clients).min() > 0, "a client is empty"
 
 
 def fill_empty(assignment: np.ndarray, clients: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.storage.errors import ShoalError
@@ -75,7 +75,7 @@ def by_index(
     """Client of every item, int32 `[items]`: pieces of consecutive items, whose sizes differ by at most one.
 
     With more `options.chunks` than clients the first pieces are clients, in their order, and items of the others have
-    none (`NOBODY`).
+    none (`NO_CLIENT`).
 
     Raises:
         ShoalError: There are fewer chunks than clients, or more than items.
@@ -89,4 +89,4 @@ def by_index(
     sizes = np.full(chunks, graph.items // chunks)
     sizes[: graph.items % chunks] += 1
     piece = np.repeat(np.arange(chunks, dtype=np.int32), sizes)
-    return np.where(piece < options.clients, piece, np.int32(NOBODY))
+    return np.where(piece < options.clients, piece, np.int32(NO_CLIENT))

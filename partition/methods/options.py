@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from shoal.storage.options.types import CLOSED, FilePath, Number, OwnName, Positive, Whole, is_own
+from shoal.storage.options.types import CLOSED, FilePath, Number, Positive, UserName, Whole, is_own
 
 # A client has files of its own, and an entry in lists that every process holds.
 MOST_CLIENTS = 1_000_000
@@ -42,7 +42,7 @@ class PartitionOptions:
         ValueError: A value is out of its bounds.
     """
 
-    method: Methods | OwnName = "metis"
+    method: Methods | UserName = "metis"
     clients: Clients = 10
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] = 0
     resolution: Annotated[Number, Field(gt=0)] = 1.0

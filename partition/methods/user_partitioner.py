@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.methods.workspace import Workspace
 from shoal.storage.graph.graph import Graph
 from shoal.storage.user_code.option_fields import field_values, require_all
-from shoal.storage.user_code.user_code import OwnCode, read_own
+from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 KEY, OPTIONS = "partition.method", "partition.options."
 
@@ -51,20 +51,20 @@ def by_own(
     Raises:
         ShoalError: The file fails, has no such class, or gives no such clients; names the line.
     """
-    code, partitioner = own_partitioner(options)
+    code, partitioner = user_partitioner(options)
     with code.at_work(KEY):
         found = np.asarray(partitioner.assign(_read_only(graph), options.clients, np.random.default_rng(options.seed)))
     _require_clients(code, found, graph.items, options.clients)
     return found.astype(np.int32)
 
 
-def own_partitioner(options: PartitionOptions) -> tuple[OwnCode, Partitioner]:
+def user_partitioner(options: PartitionOptions) -> tuple[UserCode, Partitioner]:
     """The user's own partitioner with its options, and its text.
 
     Raises:
         ShoalError: The file fails or has no such class, or an option is unknown, missing or of a wrong type.
     """
-    code = read_own(KEY, options.method)
+    code = read_user_code(KEY, options.method)
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Partitioner):
         raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no partitioner; derive it from shoal.Partitioner")
@@ -88,12 +88,12 @@ def _read_only(graph: Graph) -> Graph:
     return replace(graph, **views)
 
 
-def _require_clients(code: OwnCode, found: np.ndarray, items: int, clients: int) -> None:
+def _require_clients(code: UserCode, found: np.ndarray, items: int, clients: int) -> None:
     if found.shape != (items,) or found.dtype.kind not in "iu":
         raise code.fault(KEY, f"must give integers [{items}], found {found.dtype} {list(found.shape)}")
-    wrong = np.flatnonzero((found < NOBODY) | (found >= clients))
+    wrong = np.flatnonzero((found < NO_CLIENT) | (found >= clients))
     if len(wrong):
-        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NOBODY}..{clients - 1}")
-    empty = np.flatnonzero(np.bincount(found[found != NOBODY], minlength=clients) == 0)
+        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
+    empty = np.flatnonzero(np.bincount(found[found != NO_CLIENT], minlength=clients) == 0)
     if len(empty):
         raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")

@@ -108,12 +108,12 @@ def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
                 f"data.dataset: graphs of one federation have the same features, found widths {found}; give each its "
                 "vocabulary, or features of one width"
             )
-        return None, _stacked([graph.x for graph in graphs])
+        return None, _batched([graph.x for graph in graphs])
     union = np.unique(np.concatenate(vocabularies))
-    return union, _stacked([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
+    return union, _batched([_spread(graph.x, own, union) for graph, own in zip(graphs, vocabularies)])
 
 
-def _stacked(parts: Sequence[Any]) -> Any:
+def _batched(parts: Sequence[Any]) -> Any:
     if any(sp.issparse(part) for part in parts):
         return sp.vstack([sp.csr_array(part) for part in parts], format="csr", dtype=np.float32)
     return np.concatenate([part[:] for part in parts])

@@ -35,7 +35,7 @@ from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.datasets.synthetic import induced_graphs, sbm, sbm_graphs, twin
 from shoal.storage.datasets.synthetic.sbm_graphs import load_sbm_graphs
 from shoal.storage.datasets.user import files
-from shoal.storage.datasets.user.user_dataset import load_own, own_content
+from shoal.storage.datasets.user.user_dataset import load_user_dataset, user_content
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
@@ -107,7 +107,7 @@ def load(options: DataSource) -> Graph:
             line says which.
     """
     name = _known(options)
-    loader = load_own if is_own(name) else LOADERS[name]
+    loader = load_user_dataset if is_own(name) else LOADERS[name]
     in_blocks = loader in (load_ogb, twin.load_twin)
     if in_blocks and options.row_normalize:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
@@ -149,7 +149,7 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
     name = _known(options)
     content: dict[str, Any] = {"dataset": name, "row_normalize": options.row_normalize}
     if is_own(name):
-        content |= own_content(options)
+        content |= user_content(options)
     if name == "digits":
         content["neighbors"] = options.neighbors
     if name == "sbm":

@@ -12,7 +12,7 @@ from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_hops import next_hop
 from shoal.storage.kernels.spmm import converts_halves, spmm
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 
 
 def propagate(
@@ -65,22 +65,22 @@ def propagate(
 
 
 def hops(
-    indptr: np.ndarray, indices: np.ndarray, x: Rows, kernel: Kernel, weight: np.ndarray | None = None
+    indptr: np.ndarray, indices: np.ndarray, x: Rows, propagation: PropagationOptions, weight: np.ndarray | None = None
 ) -> list[Rows]:
-    """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `kernel.dtype`; see `propagate`.
+    """Hop 1 to K of a graph that fits in memory, each `[N, F]` of `propagation.dtype`; see `propagate`.
 
     A hop is computed from the one before as stored, so hops in memory and on disk are the same. Those of sparse
     features are sparse as long as that is smaller.
     """
     result: list[Rows] = []
-    for _ in range(kernel.hops):
+    for _ in range(propagation.hops):
         last = result[-1] if result else x
         if isinstance(last, CsrRows):
-            scalings = _scalings(indptr, kernel.r, weight)
-            result.append(next_hop(indptr, indices, last, *scalings, kernel.dtype, weight))
+            scalings = _scalings(indptr, propagation.r, weight)
+            result.append(next_hop(indptr, indices, last, *scalings, propagation.dtype, weight))
             continue
-        out = np.empty(last.shape, dtype=kernel.dtype)
-        propagate(indptr, indices, last, kernel.r, out, weight=weight)
+        out = np.empty(last.shape, dtype=propagation.dtype)
+        propagate(indptr, indices, last, propagation.r, out, weight=weight)
         result.append(out)
     return result
 

@@ -13,7 +13,7 @@ MOST_HOPS = 1000
 
 
 @dataclass(frozen=True, config=CLOSED)
-class Kernel:
+class PropagationOptions:
     """Which hops are kept, and how they are computed: the section `propagation` of a config.
 
     Attributes:
@@ -44,11 +44,11 @@ class Kernel:
         return self.hops > 0 or self.rows != "all"
 
 
-def kernel_of(name: str) -> Kernel:
-    """The kernel of a name; the inverse of `Kernel.name`."""
+def propagation_of(name: str) -> PropagationOptions:
+    """The kernel of a name; the inverse of `PropagationOptions.name`."""
     found = re.fullmatch(r"r(.+)-k(\d+)-(float32|float16)(-labelled)?", name)
     assert found is not None, name
     r, hops, dtype, labelled = found.groups()
-    return Kernel(
+    return PropagationOptions(
         int(hops), float(r), "float16" if dtype == "float16" else "float32", "labelled" if labelled else "all"
     )

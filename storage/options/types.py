@@ -40,7 +40,7 @@ def is_own(name: str) -> bool:
     return bool(colon and file.endswith(".py") and cls)
 
 
-def absolute_own(value: Any) -> Any:
+def absolute_user_path(value: Any) -> Any:
     """`my_file.py:Name` with the file made absolute; any other value as it is."""
     return absolute(value) if isinstance(value, str) and is_own(value) else value
 
@@ -87,8 +87,8 @@ def _whole(value: Any) -> Any:
 
 FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
 # A name that may be one of a user's file, and one that must be.
-Name = Annotated[str, BeforeValidator(absolute_own)]
-OwnName = Annotated[str, AfterValidator(_own), BeforeValidator(absolute_own)]
+Name = Annotated[str, BeforeValidator(absolute_user_path)]
+UserName = Annotated[str, AfterValidator(_own), BeforeValidator(absolute_user_path)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]

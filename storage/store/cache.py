@@ -50,7 +50,7 @@ class _Asked(NamedTuple):
         return self if self.last == turn else _Asked(turn, self.last)
 
 
-class Memo:
+class Cache:
     """Keeps what fits; of more than that, one part stays and the rest passes.
 
     Clients are visited in turn. A cache that drops what was used longest ago drops every entry shortly before it is

@@ -10,7 +10,7 @@ from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.graph.induced import induced, kept_entries
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import Rows
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import FileRecord, MappedFile, require_content, require_none
 from shoal.storage.store.bounds import Limits, check_adjacency, check_ids, check_rows, check_weights
@@ -18,16 +18,16 @@ from shoal.storage.store.shard import Shard, weights_column, weights_of
 from shoal.storage.store.split import Split
 
 
-def write_hops(path: Path, shard: Shard, kernel: Kernel) -> FileRecord:
+def write_hops(path: Path, shard: Shard, propagation: PropagationOptions) -> FileRecord:
     """Propagates the features of a shard and writes hop 1 to K, one column `[N, F]` each.
 
     A hop of sparse features is sparse where that is smaller.
 
     Raises:
-        ShoalError: The disk is full, or a value does not fit `kernel.dtype`.
+        ShoalError: The disk is full, or a value does not fit `propagation.dtype`.
     """
-    columns = hops(shard.indptr, shard.indices, shard.x, kernel, shard.edge_weight)
-    if kernel.rows == "labelled":
+    columns = hops(shard.indptr, shard.indices, shard.x, propagation, shard.edge_weight)
+    if propagation.rows == "labelled":
         return _write_labelled(path, shard, columns)
     return arrow_file.write(path, "hops", {f"hop{k}": arrow_file.rows_column(x) for k, x in enumerate(columns, 1)})
 
@@ -59,7 +59,11 @@ def _add_neighbours(indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, k
 
 
 def open_hops(
-    path: Path, nodes: int, kernel: Kernel, record: FileRecord | None = None, limits: Limits | None = None
+    path: Path,
+    nodes: int,
+    propagation: PropagationOptions,
+    record: FileRecord | None = None,
+    limits: Limits | None = None,
 ) -> MappedFile:
     """Maps the hops of a shard.
 
@@ -77,13 +81,13 @@ def open_hops(
         require_content(path, record)
     file = MappedFile(path, "hops", record)
     if limits is not None:
-        require_none(path, _faults_of(file, nodes, kernel, limits))
+        require_none(path, _faults_of(file, nodes, propagation, limits))
     return file
 
 
-def _faults_of(file: MappedFile, nodes: int, kernel: Kernel, limits: Limits) -> list[str]:
-    labelled = kernel.rows == "labelled"
-    hop_names = [f"hop{k}" for k in range(0 if labelled else 1, kernel.hops + 1)]
+def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, limits: Limits) -> list[str]:
+    labelled = propagation.rows == "labelled"
+    hop_names = [f"hop{k}" for k in range(0 if labelled else 1, propagation.hops + 1)]
     weights = ["weights"] if limits.weighted else []
     names = ["row", "neighbors", *hop_names, *weights] if labelled else hop_names
     if file.names != names:
@@ -118,13 +122,13 @@ def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, 
     return own, Split(*parts), further
 
 
-def hops_bytes(rows: int, features: int, kernel: Kernel) -> int:
+def hops_bytes(rows: int, features: int, propagation: PropagationOptions) -> int:
     """Bytes on disk of the hops of `rows` rows that are kept; sparse ones take fewer."""
-    kept = kernel.hops + (kernel.rows != "all")
-    return rows * features * kept * np.dtype(kernel.dtype).itemsize
+    kept = propagation.hops + (propagation.rows != "all")
+    return rows * features * kept * np.dtype(propagation.dtype).itemsize
 
 
-def hop_memory(nodes: int, entries: int, features: int, kernel: Kernel, weighted: bool = False) -> int:
+def hop_memory(nodes: int, entries: int, features: int, propagation: PropagationOptions, weighted: bool = False) -> int:
     """Bytes of memory that computing the hops of one shard takes, its mapped file included; sparse ones take less."""
     of_entry = 12 if weighted else 8
-    return nodes * (features * (4 + kernel.hops * np.dtype(kernel.dtype).itemsize) + 50) + of_entry * entries
+    return nodes * (features * (4 + propagation.hops * np.dtype(propagation.dtype).itemsize) + 50) + of_entry * entries

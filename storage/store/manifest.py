@@ -169,7 +169,7 @@ class Manifest:
         pairs = self.pairs is not None
         return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
 
-    def content(self, split: str, kernel: str | None) -> str:
+    def content(self, split: str, propagation: str | None) -> str:
         """32 digits of all that a run reads of the store: two stores with the same give the same run.
 
         Args:
@@ -187,7 +187,7 @@ class Manifest:
             "dtype": self.dtype,
             "clients": [_plain(client) for client in self.clients],
             "split": asdict(self.splits[split]),
-            "hops": [asdict(record) for record in self.hops[kernel]] if kernel else [],
+            "hops": [asdict(record) for record in self.hops[propagation]] if propagation else [],
         }
         if self.layout != "dense":
             read["layout"] = self.layout

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import Rows
-from shoal.storage.options.propagation import kernel_of
+from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.arrow_file import FileRecord, MappedFile
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.hops import only_labelled, open_hops
@@ -29,9 +29,9 @@ def split_path(split: str, client: int) -> Path:
     return Path("splits") / split / f"{client:05d}.arrow"
 
 
-def hops_path(kernel: str, client: int) -> Path:
+def hops_path(propagation: str, client: int) -> Path:
     """Path of a client's hops inside a store."""
-    return Path("hops") / kernel / f"{client:05d}.arrow"
+    return Path("hops") / propagation / f"{client:05d}.arrow"
 
 
 def training_path(split: str) -> Path:
@@ -117,25 +117,27 @@ class Store:
         items = self.manifest.clients[client].items
         return self._open(path, lambda limits: open_split(path, items, record, limits is not None))
 
-    def data(self, split: str, kernel: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
+    def data(self, split: str, propagation: str | None, client: int) -> tuple[Shard, Split, list[Rows]]:
         """Maps all that a client trains on; of hops of labelled rows, the part of the graph that they keep.
 
         Raises:
             ShoalError: Something was not prepared, there is no such client, or a file is missing or damaged.
         """
         shard, rows = self.shard(client), self.split(split, client)
-        if kernel is None:
+        if propagation is None:
             return shard, rows, []
-        file = self.hops_file(kernel, client)
-        return only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(kernel, client))
+        file = self.hops_file(propagation, client)
+        return (
+            only_labelled(file, shard, rows) if "row" in file.names else (shard, rows, self.hops(propagation, client))
+        )
 
-    def hops(self, kernel: str, client: int) -> list[Rows]:
+    def hops(self, propagation: str, client: int) -> list[Rows]:
         """Maps hop 1, 2, … of all rows of a client, each `[N, F]`, dense or sparse.
 
         Raises:
             ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
         """
-        file = self.hops_file(kernel, client)
+        file = self.hops_file(propagation, client)
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
             raise ShoalError(
@@ -143,18 +145,18 @@ class Store:
             )
         return [file.features(name) for name in file.names]
 
-    def hops_file(self, kernel: str, client: int) -> MappedFile:
+    def hops_file(self, propagation: str, client: int) -> MappedFile:
         """Maps a client's hops as they are stored, of all rows or of labelled ones.
 
         Raises:
             ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
         """
-        if kernel not in self.manifest.hops:
-            raise ShoalError(f"{self.path}: no hops {kernel!r}; run `shoal prepare` on the config")
+        if propagation not in self.manifest.hops:
+            raise ShoalError(f"{self.path}: no hops {propagation!r}; run `shoal prepare` on the config")
         self._require(client)
-        path, record = self.path / hops_path(kernel, client), self.manifest.hops[kernel][client]
+        path, record = self.path / hops_path(propagation, client), self.manifest.hops[propagation][client]
         nodes = self.manifest.clients[client].nodes
-        return self._open(path, lambda limits: open_hops(path, nodes, kernel_of(kernel), record, limits))
+        return self._open(path, lambda limits: open_hops(path, nodes, propagation_of(propagation), record, limits))
 
     def _open(self, path: Path, open_file: Callable[[Limits | None], T]) -> T:
         """Opens a file, the first time with the limits that its numbers must keep."""
@@ -177,6 +179,6 @@ class Store:
         for name, split in self.manifest.splits.items():
             for client_number, record in enumerate(split.files):
                 yield split_path(name, client_number), record
-        for kernel, records in self.manifest.hops.items():
+        for propagation, records in self.manifest.hops.items():
             for client_number, record in enumerate(records):
-                yield hops_path(kernel, client_number), record
+                yield hops_path(propagation, client_number), record

@@ -55,8 +55,8 @@ def _checks(store: Store, faults: list[str]) -> Iterator[Callable[[], object]]:
         yield partial(fresh.shard, client)
         for split in store.manifest.splits:
             yield partial(fresh.split, split, client)
-        for kernel in store.manifest.hops:
-            yield partial(fresh.hops_file, kernel, client)
+        for propagation in store.manifest.hops:
+            yield partial(fresh.hops_file, propagation, client)
     named = {path for path, _ in store.files()}
     for path, record in _noted(store, faults).items():
         # What the manifest does not name is made again where it is missing.

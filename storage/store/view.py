@@ -11,8 +11,8 @@ from torch import Tensor
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges
-from shoal.storage.options.propagation import Kernel
-from shoal.storage.store.cache import Memo, apart, write_count, writes
+from shoal.storage.options.propagation import PropagationOptions
+from shoal.storage.store.cache import Cache, apart, write_count, writes
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
 
@@ -55,9 +55,9 @@ class View:
         split: Split,
         hops: Sequence[Rows],
         classes: int,
-        memo: Memo,
+        cache: Cache,
         device: torch.device = CPU,
-        kernel: Kernel | None = None,
+        propagation: PropagationOptions | None = None,
     ) -> None:
         """Wraps what the store mapped.
 
@@ -76,10 +76,10 @@ class View:
         self.nodes, self.items = shard.nodes, shard.items
         self.entries = shard.entries
         self.device = device
-        self.kernel = kernel
+        self.propagation = propagation
         self._key = key
         self._shard = shard
-        self._memo = memo
+        self._cache = cache
         parts = [torch.from_numpy(rows).long() for rows in (split.train, split.val, split.test)]
         self.train, self.val, self.test = (rows.to(device) for rows in parts)
         self._parts = list(zip((self.train, self.val, self.test), parts))
@@ -117,7 +117,7 @@ class View:
         if any(writes(adjacency) != before for adjacency, before in self._mapped_adjacency):
             return "adjacency"
         for key in self._used:
-            if self._memo.written((self._key, key)):
+            if self._cache.written((self._key, key)):
                 return key if isinstance(key, str) else f"memo({key!r})"
         self._used.clear()
         return None
@@ -182,10 +182,10 @@ class View:
         if isinstance(hop, Tensor):
             return self.block(k).float()
         if self.device.type != "cpu":
-            found: SparseMatrix = self.memo(("whole", k), lambda: self._copy(k).prepared())
+            found: SparseMatrix = self.cache(("whole", k), lambda: self._copy(k).prepared())
             return found
         # Columns stay in the map, which shall end with the view.
-        values, transposed = self.memo(("whole", k), lambda: _apart_of_the_map(hop))
+        values, transposed = self.cache(("whole", k), lambda: _apart_of_the_map(hop))
         if values is None:
             return SparseMatrix(hop.csr, transposed)
         indptr, indices, _ = hop.parts()
@@ -204,7 +204,7 @@ class View:
             return hop
         self._used.add(("hop", k))
         size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
-        copy: Features | None = self._memo.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
+        copy: Features | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
         return hop if copy is None else copy
 
     @cached_property
@@ -280,7 +280,7 @@ class View:
         starts, columns = self._edges[0]
         if self.device.type == "cpu":
             return starts, columns
-        return self.memo("edges", lambda: (starts.to(self.device), columns.to(self.device)))
+        return self.cache("edges", lambda: (starts.to(self.device), columns.to(self.device)))
 
     @property
     def adjacency(self) -> Tensor:
@@ -289,7 +289,7 @@ class View:
         Its values are ones, or the weights of edges.
         """
         if self.device.type != "cpu":
-            return self.memo("adjacency", self._adjacency)
+            return self.cache("adjacency", self._adjacency)
         # No entry of the memo: the map of the shard stays open as long as this does, and shall end with the view.
         if not self._mapped_adjacency:
             built = self._build(self._adjacency)
@@ -298,13 +298,13 @@ class View:
 
     def _adjacency(self) -> Tensor:
         weight = self._shard.edge_weight
-        values = (self._memo.ones(self.entries) if weight is None else torch.from_numpy(weight)).to(self.device)
+        values = (self._cache.ones(self.entries) if weight is None else torch.from_numpy(weight)).to(self.device)
         return torch.sparse_csr_tensor(*self.edges, values, size=(self.nodes, self.nodes), check_invariants=False)
 
     @property
     def degree(self) -> Tensor:
         """Degree with self loop, float32 `[N]`: the sum of its edges' weights and 1, where edges have weights."""
-        return self.memo("degree", self._degree)
+        return self.cache("degree", self._degree)
 
     def _degree(self) -> Tensor:
         return torch.from_numpy(degrees(self._shard.indptr, self._shard.edge_weight)).float().to(self.device)
@@ -321,7 +321,7 @@ class View:
         propagate(shard.indptr, shard.indices, y, 0.5, out.numpy(), weight=shard.edge_weight)
         return out
 
-    def memo(self, key: Hashable, build: Callable[[], Any]) -> Any:
+    def cache(self, key: Hashable, build: Callable[[], Any]) -> Any:
         """Node-sized data rebuilt from the shard when needed: kept while there is room, never checkpointed.
 
         Args:
@@ -329,7 +329,7 @@ class View:
             build: Makes it: a tensor or a tuple of tensors.
         """
         self._used.add(key)
-        return self._memo.get((self._key, key), lambda: self._build(build))
+        return self._cache.get((self._key, key), lambda: self._build(build))
 
     def _build(self, build: Callable[[], Any]) -> Any:
         return apart(build) if self.device.type == "cpu" else build()

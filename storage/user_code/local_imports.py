@@ -81,7 +81,7 @@ def _read(place: Path, key: str) -> tuple[bool, str] | None:
     return None
 
 
-class Beside:
+class LocalModules:
     """Imports modules from texts for one file, under names that no other file has.
 
     Attributes:

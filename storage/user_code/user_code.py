@@ -13,14 +13,14 @@ from typing import Any
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import text_digest
 from shoal.storage.files.reading import read_text
-from shoal.storage.user_code.local_imports import Beside, collect
+from shoal.storage.user_code.local_imports import LocalModules, collect
 from shoal.storage.user_code.tracebacks import in_words, innermost_line, raised_by_itself
 
 LARGEST_SOURCE = 1 << 22
 
 
 @dataclass(frozen=True)
-class OwnCode:
+class UserCode:
     """A user's file as it travels to the hosts and is kept with a run.
 
     Attributes:
@@ -104,7 +104,7 @@ def path_of(module: str) -> Path:
     return path.with_name(f"{path.name}.py")
 
 
-def read_own(key: str, name: str) -> OwnCode:
+def read_user_code(key: str, name: str) -> UserCode:
     """Reads a user's file, and what it imports beside it: hosts on other machines need not see them.
 
     Args:
@@ -123,7 +123,7 @@ def read_own(key: str, name: str) -> OwnCode:
         raise ShoalError(f"{key}: {file} cannot be read: not a text in UTF-8") from error
     except ValueError as error:
         raise ShoalError(f"{key}: {file} cannot be read: {error}") from error
-    return OwnCode(name, source, collect(Path(file), source, key))
+    return UserCode(name, source, collect(Path(file), source, key))
 
 
 @cache
@@ -131,10 +131,10 @@ def _loaded(name: str, source: str, helpers: tuple[tuple[str, str], ...]) -> Any
     file, _, wanted = name.rpartition(":")
     # Two files of one text know different folders.
     module_name = f"shoal_own_{text_digest(json.dumps([file, source, helpers]))}"
-    return read_class(Beside(module_name, Path(file).parent, dict(helpers)), file, source, wanted)
+    return read_class(LocalModules(module_name, Path(file).parent, dict(helpers)), file, source, wanted)
 
 
-def read_class(beside: Beside, file: str, source: str, name: str) -> Any:
+def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
     """Runs a user's file and takes a class out of it.
 
     Raises:

@@ -28,7 +28,7 @@ class Recorded:
     Attributes:
         downloads: By client, shared and private together.
         uploads: Entries that the server sees or the engine holds, by client.
-        weighted: Entries of `How.SUM`: the tensor times the client's weight, and that weight, by client.
+        weighted: Entries of `Reduce.MEAN`: the tensor times the client's weight, and that weight, by client.
     """
 
     downloads: dict[int, Tree]

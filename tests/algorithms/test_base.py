@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Client, Given, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Client, Received, Term, Trainer, Tree, Upload
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL
@@ -17,27 +17,27 @@ from shoal.storage.store.view import View
 
 
 class Bare(Algorithm):
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"n": torch.ones(1)})
 
 
 class OwnLoss(Algorithm):
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Given) -> Tensor:
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
         return out.logits_NC.sum()
 
 
 class OwnTerm(Algorithm):
-    def regularizer(self, client: Client, given: Given) -> Term | None:
+    def regularizer(self, client: Client, received: Received) -> Term | None:
         return None
 
 
 class OwnTraining(Algorithm):
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         return 0.0
 
 
 class HeirOfOwnLoss(OwnLoss):
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({})
 
 
@@ -46,8 +46,8 @@ class SaidPlain(Algorithm):
 
     plain_training: ClassVar[bool] = True
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
-        return trainer.fit(client, given)
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        return trainer.fit(client, received)
 
 
 class HeirOfSaidPlain(SaidPlain):
@@ -55,8 +55,8 @@ class HeirOfSaidPlain(SaidPlain):
 
 
 class NoLongerPlain(SaidPlain):
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Given) -> Tensor:
-        return -super().loss(out, y, w, given)
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
+        return -super().loss(out, y, w, received)
 
 
 class SaidNotPlain(Algorithm):
@@ -92,7 +92,7 @@ def client(make_view: Callable[..., View], make_client: Callable[..., Client]) -
 
 def test_the_server_of_a_bare_method_has_nothing() -> None:
     bare: Any = Algorithm()
-    assert (bare.keeps_model, bare.whole_graph, bare.mixed_models) == (False, False, False)
+    assert (bare.keeps_model, bare.centralized, bare.mixed_models) == (False, False, False)
     assert bare.models() == {MODEL: None}
     assert bare.setup(None) == {}
     assert bare.global_model({"w": torch.ones(2)}) == {}
@@ -102,11 +102,11 @@ def test_the_server_of_a_bare_method_has_nothing() -> None:
 
 def test_begin_loads_what_is_sent_and_hands_it_on(client: Client) -> None:
     before, down = client.model.w.clone(), {"anchor": torch.ones(2)}
-    assert Algorithm().begin(client, down) is down
+    assert Algorithm().receive(client, down) is down
     assert torch.equal(client.model.w, before)
     assert not client.model.received
     sent: Tree = {"w": torch.arange(float(len(before)))}
-    assert Algorithm().begin(client, sent) is sent
+    assert Algorithm().receive(client, sent) is sent
     assert torch.equal(client.model.w, sent["w"])
     assert client.model.received
 
@@ -122,11 +122,11 @@ def test_training_is_the_trainers(client: Client) -> None:
             asked.append((*args, more))
             return 2.5
 
-    given, teller = {"x": torch.ones(1)}, Teller()
-    assert Algorithm().train(client, given, teller, "train") == 2.5  # type: ignore[arg-type]
-    assert asked == [(client, given, {})]
-    assert Algorithm().regularizer(client, given) is None
-    assert Algorithm().upload(client, given, "train") == Upload({}, {}, {})
+    received, teller = {"x": torch.ones(1)}, Teller()
+    assert Algorithm().train(client, received, teller, "train") == 2.5  # type: ignore[arg-type]
+    assert asked == [(client, received, {})]
+    assert Algorithm().regularizer(client, received) is None
+    assert Algorithm().upload(client, received, "train") == Upload({}, {}, {})
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood() -> None:

@@ -94,11 +94,11 @@ def test_parameters_are_the_host_s(client: Client) -> None:
 @pytest.mark.parametrize("how", ["borrow", "take"])
 def test_parameters_are_copied_into_the_host_s_model_when_it_is_used(how: str, client: Client) -> None:
     model, pattern = client.model, client.model.pattern
-    before, given = model.snapshot(), torch.full_like(model.w, 0.5)
+    before, received = model.snapshot(), torch.full_like(model.w, 0.5)
     logits = model.logits()
-    getattr(model, how)(given)
+    getattr(model, how)(received)
     assert model.received
-    assert model.snapshot() is given
+    assert model.snapshot() is received
     assert torch.equal(pattern.w, before)
     # Of two that wait, each has its own.
     other = ClientModel(pattern, client.data, hash, before)
@@ -106,9 +106,9 @@ def test_parameters_are_copied_into_the_host_s_model_when_it_is_used(how: str, c
     assert torch.equal(other.logits(), logits)
     assert torch.equal(pattern.w, before)
     assert not torch.equal(model.logits(), logits)
-    assert torch.equal(pattern.w, given)
+    assert torch.equal(pattern.w, received)
     model.w.zero_()
-    assert torch.equal(given, torch.full_like(given, 0.5))
+    assert torch.equal(received, torch.full_like(received, 0.5))
     kept = model.snapshot()
     model.w.fill_(2.0)
     assert not kept.any()

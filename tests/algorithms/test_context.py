@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.algorithms.base import Algorithm, Client, Steps
+from shoal.algorithms.base import Algorithm, Client, Requests
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.context import Context, ModelInfo
 from shoal.algorithms.flat_model import FlatModel
@@ -85,7 +85,7 @@ class Twins(Algorithm):
         sizes = [[ctx.model_of(i, name).parameters for name in (MODEL, "twin")] for i in range(len(ctx.clients))]
         return {"sizes": torch.tensor(sizes)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         yield Ask("train", {})
 
 
@@ -107,10 +107,10 @@ class Builder(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {f"kind{number}": ctx.build(MODEL, number).w.detach().clone() for number in (0, 1)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         yield Ask("train", {})
 
-    def begin(self, client: Client, down: Tree) -> None:
+    def receive(self, client: Client, down: Tree) -> None:
         client.state["start"] = client.model.w.clone()
 
 

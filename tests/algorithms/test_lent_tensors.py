@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Tree, Upload
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 
@@ -31,8 +31,8 @@ class Writes(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.MIX}, shared={"w": server["w"]}, private={3: {"own": torch.ones(2)}})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MIX}, shared={"w": server["w"]}, private={3: {"own": torch.ones(2)}})
         yield Mix("w", torch.eye(len(got.ids)), dst=got.ids)
 
     def write(self, where: str, tensor: Tensor) -> None:
@@ -45,8 +45,8 @@ class Writes(Algorithm):
         else:
             tensor.numpy()[0] += 1.0
 
-    def begin(self, client: Client, down: Tree) -> Tree:
-        super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Tree:
+        super().receive(client, down)
         if "w" in down:
             self.write("begin", down["w"])
         if "own" in down:
@@ -55,14 +55,14 @@ class Writes(Algorithm):
             self.write("inbox", client.inbox["w"])
         return down
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        self.write("upload", given["w"])
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        self.write("upload", received["w"])
         return Upload({"w": client.model.w})
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if "w" in client.inbox:
             self.write("predict", client.inbox["w"])
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
 
 @pytest.mark.parametrize("how", ["mul_", "data", "numpy"])

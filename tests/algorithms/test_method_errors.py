@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.algorithms.base import Algorithm, Context, Steps, Tree
-from shoal.algorithms.method_errors import Malformed, code_of, fault, in_words, yield_place
+from shoal.algorithms.base import Algorithm, Context, Requests, Tree
+from shoal.algorithms.method_errors import ProtocolError, code_of, fault, in_words, yield_place
 from shoal.algorithms.methods import fedavg
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.registry.load import describe, load
@@ -41,9 +41,9 @@ def mine(tmp_path: Path) -> tuple[Any, Path]:
     return load(describe(f"{tmp_path / 'mine.py'}:Mine", {})), tmp_path
 
 
-def line_of(method: Algorithm, hook: str, *given: Any) -> str:
+def line_of(method: Algorithm, hook: str, *received: Any) -> str:
     with pytest.raises(ShoalError) as caught, code_of(method, hook, "round 1: "):
-        getattr(method, hook)(*given)
+        getattr(method, hook)(*received)
     assert "Traceback" in caught.value.detail
     return str(caught.value)
 
@@ -89,7 +89,7 @@ def test_a_hook_that_gave_something_wrong_is_named_by_its_definition(mine: tuple
     # It has no such hook of its own.
     assert str(fault(method, "regularizer", "gives 3")) == f"{folder / 'mine.py'}, in regularizer(): gives 3"
     with pytest.raises(ShoalError, match=r"mine\.py, line 10, in predict\(\): gives 3$"), code_of(method, "predict"):
-        raise Malformed("gives 3")
+        raise ProtocolError("gives 3")
 
     def own(x: int) -> int:
         return x
@@ -118,7 +118,7 @@ class Raises(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         raise self.error
 
-    def round(self, server: Tree, ctx: Context, cohort: Any) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Any) -> Requests:
         signal.raise_signal(signal.SIGINT)
         yield Ask("train", {})
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Client, Context, Output, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Client, Context, Output, Requests, Trainer, Tree, Upload
 from shoal.algorithms.models.build import build
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
@@ -51,19 +51,19 @@ class Mutual(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.build("copilot", 0).w.detach().clone()}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         assert ctx.model_of(0, "copilot").parameters == len(server["w"])
-        got = yield Ask("train", {"w": How.SUM}, shared={"copilot": server["w"]})
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"copilot": server["w"]})
         server["w"] = got["w"]
 
-    def begin(self, client: Client, down: Tree) -> Tree:
+    def receive(self, client: Client, down: Tree) -> Tree:
         if "copilot" in down:
             client.models["copilot"].load(down["copilot"])
         return down
 
-    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Tree, trainer: Trainer, phase: str) -> float:
         copilot = client.models["copilot"]
-        trainer.fit(client, given, "copilot", self.loss)
+        trainer.fit(client, received, "copilot", self.loss)
         if not client.info.train:
             return float("nan")
         teacher = copilot.output(copilot.gathered("train")).logits_NC.softmax(1)
@@ -72,7 +72,7 @@ class Mutual(Algorithm):
     def taught(self, out: Output, y: Tensor, w: Tensor, teacher: Tensor) -> Tensor:
         return F.cross_entropy(out.logits_NC, y) + F.cross_entropy(out.logits_NC, teacher)
 
-    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
         return Upload({"w": client.models["copilot"].w}, {"w": float(client.info.train)})
 
 

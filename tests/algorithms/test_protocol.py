@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Client, Context, Given, Mix, Output, Steps, Trainer, Tree, Upload
-from shoal.algorithms.protocol import Ask, How, Replies, is_moment, moments_key, parameters_key
+from shoal.algorithms.base import Algorithm, Client, Context, Mix, Output, Received, Requests, Trainer, Tree, Upload
+from shoal.algorithms.protocol import Ask, Reduce, Replies, is_moment, moments_key, parameters_key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
@@ -54,12 +54,12 @@ def test_what_an_ask_and_an_upload_leave_out() -> None:
     ask, upload = Ask("train", {}), Upload({})
     assert (ask.shared, ask.private, ask.train, ask.to) == ({}, {}, True, None)
     assert (ask.score, ask.score_with) == (True, {})
-    assert (upload.weight, upload.wire) == ({}, {})
+    assert (upload.weight, upload.upload_bytes) == ({}, {})
     assert Mix("w", torch.ones(2)).dst is None
     replies = Replies([1], {"w": torch.ones(2)}, {})
     assert replies["w"] is replies.entries["w"]
     assert replies.lists == {}
-    assert len(How) == 4
+    assert len(Reduce) == 4
 
 
 # Prototypes: a sum with a weight of its own for every class
@@ -71,11 +71,11 @@ class Prototypes(Algorithm):
 
     keeps_model: ClassVar[bool] = True
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"proto": How.SUM})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"proto": Reduce.MEAN})
         server.update(proto=got["proto"], counts=got.weights["proto"])
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         embedding = client.model.output(client.model.gathered("train")).embedding_NH
         one_hot = F.one_hot(client.data.label[client.data.train], client.info.classes).float()
         counts_C1 = one_hot.sum(0)[:, None]
@@ -112,27 +112,27 @@ class Scaffold(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial, "c": torch.zeros_like(ctx.initial)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM, "dc": How.SUM}, shared={"w": server["w"], "c": server["c"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN, "dc": Reduce.MEAN}, shared={"w": server["w"], "c": server["c"]})
         server["w"] = got["w"]
         server["c"] = server["c"] + got["dc"] * len(got.ids) / len(ctx.clients)
 
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def begin(self, client: Client, down: Tree) -> Tree:
-        super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Tree:
+        super().receive(client, down)
         if "c" not in down:
             return down
         return {**down, "correction": down["c"] - client.state.get("c", torch.zeros_like(client.model.w))}
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
-        return super().loss(out, y, w, given) + w @ given["correction"]
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
+        return super().loss(out, y, w, received) + w @ received["correction"]
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if not client.info.train:
             return Upload({"w": client.model.w, "dc": torch.zeros_like(client.model.w)}, {"w": 0.0})
-        dc = (given["w"] - client.model.w) / (self.steps * self.lr) - given["c"]
+        dc = (received["w"] - client.model.w) / (self.steps * self.lr) - received["c"]
         client.state["c"] = client.state.get("c", torch.zeros_like(dc)) + dc
         return Upload({"w": client.model.w, "dc": dc})
 
@@ -180,20 +180,20 @@ class PrivateHead(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]})
         server["w"] = got["w"]
 
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def begin(self, client: Client, down: Tree) -> None:
+    def receive(self, client: Client, down: Tree) -> None:
         w = down.get("w", client.model.w).clone()
         if "head" in client.state:
             w[-self.head :] = client.state["head"]
         client.model.load(w)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         client.state["head"] = client.model.w[-self.head :]
         return Upload({"w": client.model.w})
 
@@ -235,10 +235,10 @@ class Split(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"top": torch.eye(ctx.classes, ctx.model_of(0).shapes["head.linears.1.weight"][1])}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         able = [i for i in cohort if ctx.clients[i].train]
         for _ in range(self.steps):
-            got = yield Ask("forward", {"z": How.LIST, "y": How.LIST}, train=False, to=able[::-1])
+            got = yield Ask("forward", {"z": Reduce.GATHER, "y": Reduce.GATHER}, train=False, to=able[::-1])
             assert got.ids == able
             assert got.lists["y"][0].dtype == torch.int64
             z = [part.requires_grad_() for part in got.lists["z"]]
@@ -246,20 +246,20 @@ class Split(Algorithm):
             F.cross_entropy(torch.cat(z) @ top.T, torch.cat(got.lists["y"])).backward()
             server["top"] = (top - self.lr * top.grad).detach()
             yield Ask("backward", {}, private={i: {"g": part.grad} for i, part in zip(able, z)}, to=able)
-        nobody = yield Ask("forward", {"z": How.KEEP}, train=False, to=[])
+        nobody = yield Ask("forward", {"z": Reduce.STACK}, train=False, to=[])
         assert nobody.ids == []
 
     def activations(self, client: Client) -> Tensor:
         return client.model([hop[: rows_of(client)] for hop in client.model.gathered("train")]).embedding_NH
 
-    def train(self, client: Client, given: Tree, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Tree, trainer: Trainer, phase: str) -> float:
         with trainer.optimizer(client) as optimizer:
             optimizer.zero_grad(set_to_none=False)
-            self.activations(client).backward(given["g"])
+            self.activations(client).backward(received["g"])
             optimizer.step()
         return float("nan")
 
-    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
+    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
         if phase == "backward":
             return Upload({})
         y = client.data.label[client.data.train][: rows_of(client)]
@@ -299,17 +299,17 @@ def test_split_learning(run: Run, views: Views, module_of: ModuleOf, counts_of: 
 class Gossip(Algorithm):
     """Every client of the federation is sent the mean of the cohort, scaled by its number."""
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.MIX})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MIX})
         n = len(ctx.clients)
         rows = torch.arange(1.0, n + 1)[:, None].expand(n, len(got.ids)) / len(got.ids)
         yield Mix("w", rows, dst=range(n))
 
-    def begin(self, client: Client, down: Tree) -> None:
+    def receive(self, client: Client, down: Tree) -> None:
         if "w" in client.inbox:
             client.model.load(client.inbox["w"])
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.model.w})
 
 

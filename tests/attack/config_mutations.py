@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rooms import ROOT
+from buffers import ROOT
 from verdict import verdict_of
 
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import load_config
+from shoal.engine.config.device_choice import device_choice
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.prepare import require_known, store_path
 from shoal.engine.records.run_folder import run_path
@@ -66,7 +66,7 @@ KEYS = [
     "algorithm.orders", "algorithm.lam", "algorithm.hops", "participation.ratio", "participation.count",
     "participation.trace", "participation.at_least", "evaluation.every", "evaluation.domains",
     "evaluation.metric", "engine.backend",
-    "engine.hosts", "engine.threads", "engine.path", "engine.device", "engine.precision", "engine.cell_size",
+    "engine.hosts", "engine.threads", "engine.trainer", "engine.device", "engine.precision", "engine.cell_size",
     "engine.memory_limit", "engine.cell_timeout", "engine.retries", "resources.cpus_per_host",
     "resources.gpus_per_host", "resources.server_gpus",
     "ray.address", "run.root", "run.keep", "run.keep_best", "run.keep_finished", "run.keep_records",
@@ -139,8 +139,8 @@ def _look_at(file: Path, overrides: tuple[str, ...]) -> None:
         method = load(describe(config.algorithm.name, config.algorithm.options))
         require_supported(config, method)
         require_mixable(config, method)
-        plan_of(config, method.whole_graph)
-    chosen_device(config)
+        plan_of(config, method.centralized)
+    device_choice(config)
     require_known(config)
     assert config.data.split_name
     assert store_path(config)

@@ -140,16 +140,16 @@ def _npz(arrays: dict[str, Any], rng: random.Random) -> bytes:
     return content.getvalue()
 
 
-def _given(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _received(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array for name, array in arrays.items() if name != "trace"}
 
 
 def _as_npz(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, bytes]:
-    return {"mine.npz": _npz(_given(arrays), rng)}
+    return {"mine.npz": _npz(_received(arrays), rng)}
 
 
 def _as_folder(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, bytes]:
-    return {f"mine/{name}.npy": _npy(array) for name, array in _given(arrays).items()}
+    return {f"mine/{name}.npy": _npy(array) for name, array in _received(arrays).items()}
 
 
 def _as_sparse(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, bytes]:

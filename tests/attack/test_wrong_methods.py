@@ -115,7 +115,7 @@ def test_a_client_that_fails_is_left_out_and_logged(start: Start, tmp_path: Path
 
 
 def test_answers_may_be_ignored(start: Start, tmp_path: Path) -> None:
-    text = CLASS + "    def round(self, server, ctx, cohort):\n        yield Ask('train', {'w': How.SUM})\n"
+    text = CLASS + "    def round(self, server, ctx, cohort):\n        yield Ask('train', {'w': Reduce.MEAN})\n"
     server = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]})
     before = server.state.server["w"].clone()
     server.round()

@@ -207,11 +207,15 @@ STEPS = [
         "gives a list, wanted a gen",
     ),
     steps("yields none", "yield # here", "yields None, wanted an Ask or a Mix"),
-    steps("yields odd", "yield Ask('train', {'w': How.SUM})\nyield 3 # here", "yields a int, wanted an Ask or a Mix"),
+    steps(
+        "yields odd", "yield Ask('train', {'w': Reduce.MEAN})\nyield 3 # here", "yields a int, wanted an Ask or a Mix"
+    ),
     steps("phase", "yield Ask(3, {}) # here", "Ask(phase=3), wanted the name of a phase"),
     steps("no phase", "yield Ask('', {}) # here", "Ask(phase=''), wanted the name of a phase"),
     steps("up", "yield Ask('train', ['w']) # here", "Ask(up) is a list"),
-    steps("how", "yield Ask('train', {'w': 'sum'}) # here", "Ask(up) has 'w': 'sum', wanted a name and one of How.SUM"),
+    steps(
+        "how", "yield Ask('train', {'w': 'sum'}) # here", "Ask(up) has 'w': 'sum', wanted a name and one of Reduce.MEAN"
+    ),
     steps("shared", "yield Ask('train', {}, shared={'w': [1.0]}) # here", "Ask(shared) 'w' is a list, wanted a tensor"),
     steps(
         "private", "yield Ask('train', {}, private={60: {}}) # here", "Ask(private) names client 60, there are 0 to 5"
@@ -222,16 +226,20 @@ STEPS = [
     steps("unread ask", "yield Ask('train') # here", "in round(): TypeError"),
     steps("mix rows", "yield Mix('w', [1.0]) # here", "Mix(rows) is a list, wanted a tensor"),
     steps("mix entry", "yield Mix('w', torch.ones(6)) # here", "Mix('w') before any Ask uploaded it"),
-    steps("mix dst", "yield Ask('train', {'w': How.MIX})\nyield Mix('w', torch.eye(6), [9] * 6) # here", "client 9"),
+    steps("mix dst", "yield Ask('train', {'w': Reduce.MIX})\nyield Mix('w', torch.eye(6), [9] * 6) # here", "client 9"),
     steps(
-        "mix shape", "yield Ask('train', {'w': How.MIX})\nyield Mix('w', torch.eye(2)) # here", "is [2, 2], wanted [6]"
+        "mix shape",
+        "yield Ask('train', {'w': Reduce.MIX})\nyield Mix('w', torch.eye(2)) # here",
+        "is [2, 2], wanted [6]",
     ),
     steps("state", "yield Ask('train', {})\nserver['n'] = 3", "round 1: ", "the server's state 'n' is a int"),
     steps(
         "notes", "yield Ask('train', {})\nctx.notes['n'] = 'x'", "round 1: ", "ctx.notes['n'] is a str, wanted a num"
     ),
     steps("initial", "yield Ask('train', {})\nctx.initial.zero_()", "round 1: ", "writes into ctx.initial"),
-    steps("no such entry", "got = yield Ask('train', {'w': How.SUM})\ngot['v'] # here", "in round(): KeyError: 'v'"),
+    steps(
+        "no such entry", "got = yield Ask('train', {'w': Reduce.MEAN})\ngot['v'] # here", "in round(): KeyError: 'v'"
+    ),
 ]
 UPLOADS = [
     upload("none", "return None", "in upload(): gives None, wanted an Upload"),
@@ -259,7 +267,7 @@ UPLOADS = [
         "def upload(self, client, given, phase):\n    return Upload({'w': client.model.w}, {'w': float('nan')})",
         "round 1, client 0: upload() gives NaN or infinity in 'w'",
     ),
-    upload("wire", "return Upload(sent.entries, {}, {'w': -4})", "gives -4 as the bytes of 'w' on the wire"),
+    upload("upload_bytes", "return Upload(sent.entries, {}, {'w': -4})", "gives -4 as the bytes of 'w' on the wire"),
     upload("state", "client.state['n'] = 3", "client.state 'n' is a int, wanted a tensor"),
     upload("no state", "client.state = None", "client.state is None, wanted a dict"),
     upload(

@@ -16,7 +16,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
-from shoal.storage.store.view import Memo
+from shoal.storage.store.view import Cache
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NODES, FEATURES = 60, 40
@@ -65,7 +65,7 @@ def test_same_logits_and_gradient_as_shoal(tmp_path: Path, bench: Any, name: str
     job = make_job(parse_config(config, "test"), store, "test")
     (kind,) = job.build_models(store, job.algorithm())[MODEL]
     job.initial(kind, MODEL, 0)
-    view, rounds_of = job.view(store, 1, Memo(0)), bench("task")
+    view, rounds_of = job.view(store, 1, Cache(0)), bench("task")
     model = ClientModel(kind.flat, view, lambda _: 0)
     kind.flat.module.train()
     wanted = model(model.gathered("train")).logits_NC
@@ -76,7 +76,7 @@ def test_same_logits_and_gradient_as_shoal(tmp_path: Path, bench: Any, name: str
     rounds = rounds_of.Rounds(str(tmp_path / "start.npy"), 3, 0.1, [], 1, 1, "")
     shapes = {n: list(shape) for n, shape in kind.info.shapes.items()}
     task = rounds_of.GraphTask(
-        **asdict(rounds), store=job.store, split=job.split, kernel=job.kernel, model=name, shapes=shapes
+        **asdict(rounds), store=job.store, split=job.split, propagation=job.propagation, model=name, shapes=shapes
     )
     weights = bench("graph_weights").Weights(task)
     (forward,) = bench("graph_models").MODELS[name](weights, [view])

@@ -22,7 +22,7 @@ def test_two_stages_and_what_could_not_be_done(tmp_path: Path) -> None:
     assert found["device"] == "cpu"
     assert {name: stage["state"] for name, stage in found["stages"].items()} == {"paths": "done", "faults": "done"}
     loop, stacked = found["stages"]["paths"]["rows"]
-    assert (loop["path"], stacked["path"]) == ("loop", "stacked")
+    assert (loop["path"], stacked["path"]) == ("autograd", "batched")
     assert 0 < stacked["launches a client"] < loop["launches a client"]
     assert found["stages"]["faults"]["rows"][0]["found"] == "not done: they need a GPU"
     assert "paths: done" in (tmp_path / "gpu.txt").read_text()

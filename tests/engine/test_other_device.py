@@ -93,20 +93,20 @@ def here(run: Run) -> Run:
 @pytest.fixture
 def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a config on the device, and sees that a visit has all its tensors there and leaves none behind."""
-    begin, run_cell, run_cells = Visit.__init__, _CellAtWork.run, Host.run_cells
+    receive, run_cell, run_cells = Visit.__init__, _CellAtWork.run, Host.run_cells
     visited: list[int] = []
 
     def begin_there(self: Visit, opened: OpenedJob, client_id: int, *args: Any) -> None:
-        begin(self, opened, client_id, *args)
+        receive(self, opened, client_id, *args)
         visited.append(client_id)
         client, data = self.client, self.client.data
         for model in client.models.values():
             require_on(other, [model.w, *model.module.parameters(), data.label, data.train, data.degree])
-        given = vars(self.given) if is_dataclass(self.given) else self.given
-        given = given.values() if isinstance(given, dict) else given
-        given = [given] if isinstance(given, Tensor) else list(given or ())
-        tensors = [t for t in given if isinstance(t, Tensor)]
-        parameters = [p for module in given if isinstance(module, nn.Module) for p in module.parameters()]
+        received = vars(self.received) if is_dataclass(self.received) else self.received
+        received = received.values() if isinstance(received, dict) else received
+        received = [received] if isinstance(received, Tensor) else list(received or ())
+        tensors = [t for t in received if isinstance(t, Tensor)]
+        parameters = [p for module in received if isinstance(module, nn.Module) for p in module.parameters()]
         require_on(other, [*tensors, *parameters, *client.state.values(), *client.inbox.values()])
 
     def run_cell_there(self: _CellAtWork) -> Any:
@@ -215,7 +215,7 @@ def test_lists_of_models(here: Run, run_there: Run, method: str) -> None:
 
 STREAMED = {
     "fedavg": {},
-    "stacked": {"engine.path": "stacked"},
+    "batched": {"engine.trainer": "batched"},
     "class_means": {"algorithm.name": "class_means"},
     "fedpg": {"algorithm.name": "fedpg"},
     "gcn": {"model.name": "gcn"},
@@ -296,10 +296,10 @@ class Mine(FedAvg):
 """
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 def test_what_a_method_makes_for_its_terms_lies_there(run_there: Run, tmp_path: Path, path: str) -> None:
     (tmp_path / "mine.py").write_text(TERMS)
-    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine", "engine.path": path})
+    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine", "engine.trainer": path})
 
 
 def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rooms import ROOT
+from buffers import ROOT
 
 import shoal
 

@@ -138,7 +138,7 @@ def matrix() -> dict[str, Keys]:
         few = {"ratio": 0.67}
         runs[f"{name} {model['name']}"] = {"algorithm": {"name": name}, "model": model, "participation": few}
     for method in ("local", "fedavg", "fedgta"):
-        runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"path": "stacked"}}
+        runs[f"{method} stacked"] = {"algorithm": {"name": method}, "engine": {"trainer": "batched"}}
         runs[f"{method} float16"] = {
             "algorithm": {"name": method},
             "propagation": {"hops": 2, "dtype": "float16"},
@@ -167,8 +167,8 @@ def matrix() -> dict[str, Keys]:
     runs["lg_fedavg gin conv head"] = {**apart, "participation": {"ratio": 0.67}}
     jumping = {**COUPLED, "layers": 4, "jumping": "max"}
     runs["fedavg gcn jumping"] = {"model": jumping}
-    runs["fedavg gcn jumping autograd"] = {"model": jumping, "engine": {"path": "loop"}}
-    runs["fedavg autograd"] = {"model": COUPLED, "engine": {"path": "loop"}}
+    runs["fedavg gcn jumping autograd"] = {"model": jumping, "engine": {"trainer": "autograd"}}
+    runs["fedavg autograd"] = {"model": COUPLED, "engine": {"trainer": "autograd"}}
     for model in (COUPLED, DECOUPLED):
         runs[f"fedavg sparse {model['name']}"] = {"model": model, "data": {"layout": "sparse"}}
     for name, model in (("fedgta", DECOUPLED), ("fedavg", COUPLED), ("global", COUPLED)):

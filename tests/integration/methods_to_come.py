@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.protocol import MODEL, Reduce
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class ServerModel(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"mean": How.KEEP, "present": How.KEEP}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"mean": Reduce.STACK, "present": Reduce.STACK}, shared={"w": server["w"]})
         hops_KNF = got["mean"][got["present"]].transpose(0, 1)
         label_N = got["present"].nonzero()[:, 1]
         model = ctx.build(MODEL, 0)
@@ -39,7 +39,7 @@ class ServerModel(Algorithm):
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         one_hot_NC = F.one_hot(client.data.train_label, client.info.classes).float()
         count_C = one_hot_NC.sum(0)
         hops = [one_hot_NC.T @ hop / count_C.clamp_min(1)[:, None] for hop in client.model.gathered("train")]

@@ -49,8 +49,8 @@ def test_accuracies_are_ogb_s(tmp_path: Path) -> None:
         rows = columns["part"] == part
         assert np.count_nonzero(rows) == nodes
         for scope in ("served", "global"):
-            given = {"y_true": columns["label"][rows][:, None], "y_pred": columns[scope][rows][:, None]}
-            official = evaluator.eval(given)["acc"]
+            received = {"y_true": columns["label"][rows][:, None], "y_pred": columns[scope][rows][:, None]}
+            official = evaluator.eval(received)["acc"]
             assert 1 / 40 < official < 1
             assert logged[scope]["last"][name]["rows"] == pytest.approx(official, abs=1e-12)
 

@@ -45,10 +45,10 @@ TESTS = {
     "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/protocol.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/test_named_models.py"],
     "algorithms/backbones/": ["tests/algorithms/backbones"],
-    "algorithms/models/layers/adapted.py": ["tests/algorithms/training/stacked/test_stacked_training.py"],
-    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/stacked/test_stacked_training.py"],
+    "algorithms/models/layers/adapted.py": ["tests/algorithms/training/batched/batched/test_batched_training.py"],
+    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/batched/test_batched_training.py"],
     "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
-    "algorithms/training/closed_form/": ["tests/algorithms/training/closed_form"],
+    "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],
     "algorithms/flat_model.py": ["tests/algorithms/backbones/test_sparse_features.py"],
     "algorithms/methods/local.py": [
         "tests/algorithms/methods/test_local.py",

@@ -4,7 +4,7 @@ from typing import Any
 
 # The second step has moments of the first, the second round what was kept from the first.
 KEYS = {"rounds": 2, "train.epochs": 2, "train.dropout": 0.3, "participation.ratio": 0.7}
-KEYS |= {"engine.cell_size": 4, "engine.path": "loop"}
+KEYS |= {"engine.cell_size": 4, "engine.trainer": "autograd"}
 PROTOTYPE = {"algorithm.name": "fedpg", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
 ATTENTION = {**PROTOTYPE, "algorithm.attention": "node"}
 # Adam makes of roundings what it will where a gradient is next to nothing.
@@ -19,21 +19,21 @@ FEDSAGE_PLUS |= {"model.name": "sage", "rounds": 3}
 AVERAGING = ("fedprox", "fedopt", "scaffold", "feddc", "moon", "fpl", "fedproc", "fednh", "fedproto_averaged")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "fedavg, stacked": {"engine.path": "stacked"},
-    "fedavg, stacked, sgd": {"engine.path": "stacked", **MOMENTUM},
+    "fedavg, stacked": {"engine.trainer": "batched"},
+    "fedavg, stacked, sgd": {"engine.trainer": "batched", **MOMENTUM},
     "fedavg, batches": {"train.batch_size": 4},
     "fedavg, sgd": MOMENTUM,
-    "fedavg, closed form": {"engine.path": "closed_form", "model.name": "mlp"},
-    "fedavg, closed form, batches": {"engine.path": "closed_form", "model.name": "mlp", "train.batch_size": 4},
-    "fedavg, the path of a GPU": {"engine.path": "auto"},
+    "fedavg, closed form": {"engine.trainer": "analytic", "model.name": "mlp"},
+    "fedavg, closed form, batches": {"engine.trainer": "analytic", "model.name": "mlp", "train.batch_size": 4},
+    "fedavg, the path of a GPU": {"engine.trainer": "auto"},
     **{name: {"algorithm.name": name} for name in AVERAGING},
     "fedopt, momentum": {"algorithm.name": "fedopt", "algorithm.optimizer": "momentum"},
     "fpl, as published": {"algorithm.name": "fpl", "algorithm.cluster_from": 1},
     "fedgta": {"algorithm.name": "fedgta"},
-    "fedgta, stacked": {"algorithm.name": "fedgta", "engine.path": "stacked", "model.name": "mlp"},
+    "fedgta, stacked": {"algorithm.name": "fedgta", "engine.trainer": "batched", "model.name": "mlp"},
     "local": {"algorithm.name": "local", "model.init": "own"},
     "fedproto": {"algorithm.name": "fedproto"},
-    "fedproto, stacked": {"algorithm.name": "fedproto", "engine.path": "stacked", "model.name": "mlp", **MOMENTUM},
+    "fedproto, stacked": {"algorithm.name": "fedproto", "engine.trainer": "batched", "model.name": "mlp", **MOMENTUM},
     "fedtgp": {"algorithm.name": "fedtgp"},
     "fml": {"algorithm.name": "fml", **MOMENTUM},
     "fml, alone": {"algorithm.name": "fml", "algorithm.alpha": 1.0, "model.name": "gcn", **MOMENTUM},
@@ -58,13 +58,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedpub, coupled": {"algorithm.name": "fedpub", "model.name": "gcn"},
     "fggp, neighbours": {**FGGP, **MOMENTUM, "algorithm.gkic": "knn_only", "algorithm.head_mode": "personal"},
     "fggp, prototypes alone": {"algorithm.name": "fggp", "algorithm.gkic": "off", "algorithm.cluster": "dbscan"},
-    "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.path": "closed_form"},
+    "lg_fedavg, closed form": {"algorithm.name": "lg_fedavg", "model.name": "mlp", "engine.trainer": "analytic"},
     "fedgen": {"algorithm.name": "fedgen", "algorithm.server_steps": 5},
     "feddistill": {"algorithm.name": "feddistill"},
     "class_means": {"algorithm.name": "class_means", "algorithm.noise": 0.1},
     "class_means, stacked": {
         "algorithm.name": "class_means",
-        "engine.path": "stacked",
+        "engine.trainer": "batched",
         "model.name": "gin",
         **MOMENTUM,
     },

@@ -39,17 +39,17 @@ class DeviceCounts(TorchDispatchMode):
         self.named: Counter[str] = Counter()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = op(*args, **given)
+        received = kwargs or {}
+        result = op(*args, **received)
         name = op.overloadpacket.__name__
-        tensors = [t for t in tree_leaves((args, given)) if isinstance(t, Tensor)]
+        tensors = [t for t in tree_leaves((args, received)) if isinstance(t, Tensor)]
         made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         kinds = {t.device.type for t in (*tensors, *made)}
         if self._kind not in kinds:
             return result
         if name in ("_to_copy", "copy_") and len(kinds) > 1:
             self._add("copies", name)
-            waits = not (args[2:] and args[2]) and not given.get("non_blocking", False)
+            waits = not (args[2:] and args[2]) and not received.get("non_blocking", False)
             if waits:
                 self._add("synchronisations", name)
             return result
@@ -59,14 +59,14 @@ class DeviceCounts(TorchDispatchMode):
             self._add("synchronisations", name)
         if name not in VIEWS and name != "_local_scalar_dense":
             self._add("launches", name)
-        if name in ASKING or self._chooses(name, args, given):
+        if name in ASKING or self._chooses(name, args, received):
             self._add("synchronisations", name)
         return result
 
-    def _chooses(self, name: str, args: Any, given: Any) -> bool:
+    def _chooses(self, name: str, args: Any, received: Any) -> bool:
         """Whether rows are chosen by a mask, or repeated as often as a tensor says."""
         if name == "repeat_interleave":
-            return given.get("output_size") is None
+            return received.get("output_size") is None
         if name in ("index", "index_put_", "_index_put_impl_"):
             return any(isinstance(t, Tensor) and t.dtype == torch.bool for t in args[1])
         return False

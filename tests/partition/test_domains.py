@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import partition
 from shoal.partition.quality import quality
@@ -31,7 +31,7 @@ def test_each_is_divided_as_if_alone(both, method):
 
 def test_chunks_are_those_of_every_graph(both):
     assignment = partition(both[2], PartitionOptions("index", clients=[2, 1], chunks=3))
-    assert assignment.tolist() == [0] * 4 + [1] * 4 + [NOBODY] * 4 + [2] * 3 + [NOBODY] * 4
+    assert assignment.tolist() == [0] * 4 + [1] * 4 + [NO_CLIENT] * 4 + [2] * 3 + [NO_CLIENT] * 4
 
 
 def test_quality_leaves_out_what_nobody_holds(both):

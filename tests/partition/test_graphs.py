@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import METHODS, OF_ITEMS, partition
 from shoal.partition.quality import quality
@@ -43,7 +43,8 @@ def test_every_client_has_a_graph(many):
 
 def test_pieces_of_consecutive_graphs(many):
     assert (
-        clients_of_graphs(partition(many, PartitionOptions("index", 2, chunks=3))) == [0, 0, 0, 1, 1, 1] + [NOBODY] * 2
+        clients_of_graphs(partition(many, PartitionOptions("index", 2, chunks=3)))
+        == [0, 0, 0, 1, 1, 1] + [NO_CLIENT] * 2
     )
 
 
@@ -94,7 +95,7 @@ def test_methods_that_follow_edges_are_refused(many, method):
 
 def test_quality_counts_nodes_and_the_labels_of_graphs(many):
     """Client 0 has graphs 0, 1, 7 of labels 0, 1, none; client 1 has 2 to 5 of 2, 0, 1, 2; nobody has 6."""
-    assignment = np.repeat(np.array([0, 0, 1, 1, 1, 1, NOBODY, 0]), SIZES).astype(np.int32)
+    assignment = np.repeat(np.array([0, 0, 1, 1, 1, 1, NO_CLIENT, 0]), SIZES).astype(np.int32)
     found = quality(many, assignment, 2)
     assert found.nodes == (6, 12)
     assert found.entries == (6, 16)

@@ -12,7 +12,7 @@ from shoal.storage.graph.graph import Graph, clean_edges
 from shoal.storage.graph.induced import kept_entries
 from shoal.storage.graph.layout import Layout
 from shoal.storage.graph.rows import entries_of
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.hops import write_hops
 from shoal.storage.store.manifest import ClientRecord, Manifest, SplitRecord
@@ -63,7 +63,10 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
     """A store of 30 nodes: clients of 20, 9 and 1 nodes, one split, one kernel of two hops."""
 
     def make(dtype: str = "float32", layout: Layout = "dense", x: np.ndarray | None = None, rows: str = "all") -> Store:
-        root, kernel = tmp_path / ("store" if layout == "dense" else layout), Kernel(2, dtype=dtype, rows=rows)
+        root, propagation = (
+            tmp_path / ("store" if layout == "dense" else layout),
+            PropagationOptions(2, dtype=dtype, rows=rows),
+        )
         graph = build_graph(0, 30, 0.2)
         graph = graph if x is None else replace(graph, x=x)
         assignment = np.repeat(np.arange(3, dtype=np.int32), [20, 9, 1])
@@ -78,7 +81,7 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             clients.append(ClientRecord(client, shard.nodes, shard.entries, len(labelled), classes, file))
             counts.append([len(split.train), len(split.val), len(split.test)])
             splits.append(write_split(root / split_path(OPTIONS.split_name, client), split))
-            hops.append(write_hops(root / hops_path(kernel.name, client), shard, kernel))
+            hops.append(write_hops(root / hops_path(propagation.name, client), shard, propagation))
         Manifest(
             identity={"dataset": {"dataset": "small"}, "partition": {"method": "file"}},
             name="small",
@@ -91,7 +94,7 @@ def make_store(tmp_path: Path) -> Callable[..., Store]:
             quality={},
             clients=clients,
             splits={OPTIONS.split_name: SplitRecord(counts, [2], 0, splits)},
-            hops={kernel.name: hops},
+            hops={propagation.name: hops},
             layout=layout,
             feature_values=entries_of(graph.x) if layout == "sparse" else 0,
         ).write(root)

@@ -15,7 +15,7 @@ from shoal.storage.graph.pairs import Pairs
 from shoal.storage.store.bounds import Limits
 from shoal.storage.store.shard import Shard, bounds_of, open_shard, write_shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 # Rows 0-1-2 are joined, 1-3 was held out, 0-3 and 2-3 have no edge.
 SOUND: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_shards_of_other_items(tmp_path: Path) -> None:
 def view(tmp_path: Path) -> View:
     shard: Shard = open_shard(written(tmp_path / "a.arrow"), 3)
     split = Split(*(np.array(rows, dtype=np.int32) for rows in ([2, 4], [], [0, 1])))
-    return View("test", shard, split, [], 2, Memo(2**20))
+    return View("test", shard, split, [], 2, Cache(2**20))
 
 
 def test_items_of_a_view_are_pairs(view: View) -> None:

@@ -16,7 +16,7 @@ from shoal.storage.files.digest import digest
 from shoal.storage.graph.induced import Induced
 from shoal.storage.graph.rows import CsrRows, Rows, csr_of
 from shoal.storage.graph.sparse_matrix import SparseMatrix
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import rows_column
 from shoal.storage.store.bounds import Limits
@@ -25,7 +25,7 @@ from shoal.storage.store.manifest import NAME, Manifest, SplitRecord, read_manif
 from shoal.storage.store.shard import open_shard, write_shard
 from shoal.storage.store.store import Store, hops_path, shard_path
 from shoal.storage.store.verify import verify
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 SPLIT = "stratified-50-20-30-seed0"
 FEATURES = 64
@@ -45,7 +45,7 @@ def dense(x: Rows) -> np.ndarray:
 
 def view_of(store: Store, client: int = 0, limit: int = 2**20) -> View:
     shard, split, hops = store.data(SPLIT, next(iter(store.manifest.hops)), client)
-    return View(("test", client), shard, split, hops, 2, Memo(limit))
+    return View(("test", client), shard, split, hops, 2, Cache(limit))
 
 
 def test_the_bytes_of_dense_files(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_the_bytes_of_dense_files(tmp_path: Path) -> None:
     for dtype, expected in recorded.items():
         write_shard(tmp_path / "a.arrow", 0, part, label, x.astype(dtype))
         shard = open_shard(tmp_path / "a.arrow", 0)
-        write_hops(tmp_path / "all.arrow", shard, Kernel(2, 0.5, dtype))
-        write_hops(tmp_path / "few.arrow", shard, Kernel(2, 0.5, dtype, "labelled"))
+        write_hops(tmp_path / "all.arrow", shard, PropagationOptions(2, 0.5, dtype))
+        write_hops(tmp_path / "few.arrow", shard, PropagationOptions(2, 0.5, dtype, "labelled"))
         assert tuple(digest(tmp_path / f"{name}.arrow") for name in ("a", "all", "few")) == expected
     split = SplitRecord([], [], 0, [])
     manifest = Manifest({"dataset": {}}, "small", True, 3, 4, 2, "float32", {}, {}, [], splits={"s": split})
@@ -84,11 +84,11 @@ def test_the_bytes_of_dense_files(tmp_path: Path) -> None:
 def test_numbers_of_a_dense_store(make_store: Callable[..., Store], dtype: str, rows: str) -> None:
     x = words()
     plain, sparse = make_store(dtype, x=x, rows=rows), make_store(dtype, "sparse", csr_of(x), rows)
-    kernel = next(iter(sparse.manifest.hops))
+    propagation = next(iter(sparse.manifest.hops))
     layouts = set()
     for client in range(3):
         assert isinstance(sparse.shard(client).x, CsrRows)
-        one, other = plain.data(SPLIT, kernel, client), sparse.data(SPLIT, kernel, client)
+        one, other = plain.data(SPLIT, propagation, client), sparse.data(SPLIT, propagation, client)
         for mine, truth in zip([other[0].x, *other[2]], [one[0].x, *one[2]], strict=True):
             assert mine.dtype == truth.dtype == dtype
             np.testing.assert_array_equal(dense(mine), truth)
@@ -114,8 +114,8 @@ def test_the_manifest_says_so(make_store: Callable[..., Store]) -> None:
     store = make_store("float32", "sparse", words())
     again = read_manifest(store.path)
     assert (again.layout, again.feature_values) == ("sparse", np.count_nonzero(words()))
-    (kernel,) = again.hops
-    assert again.content(SPLIT, kernel) != replace(again, layout="dense").content(SPLIT, kernel)
+    (propagation,) = again.hops
+    assert again.content(SPLIT, propagation) != replace(again, layout="dense").content(SPLIT, propagation)
     dense_store = Store(store.path, manifest=replace(again, layout="dense"))
     with pytest.raises(ShoalError, match=rf"^{store.path / shard_path(0)}: x is not dense; "):
         dense_store.shard(0)
@@ -233,7 +233,7 @@ def test_a_whole_hop_is_kept_with_its_transpose(make_store: Callable[..., Store]
     transposed = whole.transposed
     kept = sum(part.nbytes for part in (transposed.crow_indices(), transposed.col_indices(), transposed.values()))
     values = 0 if dtype == "float32" else whole.parts()[2].nbytes
-    assert view._memo.bytes == kept + values
+    assert view._cache.bytes == kept + values
 
 
 def test_writes_into_a_whole_hop_are_seen(make_store: Callable[..., Store]) -> None:
@@ -251,15 +251,15 @@ def test_writes_into_a_whole_hop_are_seen(make_store: Callable[..., Store]) -> N
 
 
 def test_what_a_memo_holds_of_a_matrix_counts_its_transpose() -> None:
-    memo = Memo(2**20)
+    cache = Cache(2**20)
     indptr, columns, values = torch.tensor([0, 1, 2, 2]).int(), torch.tensor([0, 4]).int(), torch.ones(2)
-    matrix = memo.get("matrix", lambda: SparseMatrix.of(indptr, columns, values, 5))
-    assert memo.bytes == (16 + 8 + 8) + (24 + 8 + 8)
+    matrix = cache.get("matrix", lambda: SparseMatrix.of(indptr, columns, values, 5))
+    assert cache.bytes == (16 + 8 + 8) + (24 + 8 + 8)
     kept = [*matrix.parts(), *SparseMatrix(matrix.transposed).parts()]
-    assert sum(part.nbytes for part in kept) == memo.bytes
-    assert not memo.written("matrix")
+    assert sum(part.nbytes for part in kept) == cache.bytes
+    assert not cache.written("matrix")
     matrix.csr.values().add_(1)
-    assert memo.written("matrix")
+    assert cache.written("matrix")
 
 
 WRITES: dict[str, Callable[[SparseMatrix], object]] = {

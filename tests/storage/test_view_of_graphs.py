@@ -6,7 +6,7 @@ import torch
 
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def view() -> View:
     indptr, indices = np.array([0, 1, 2, 2, 3, 4, 4], dtype=np.int32), np.array([1, 0, 4, 3], dtype=np.int32)
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     split = Split(*(np.array(rows, dtype=np.int32) for rows in ([2], [], [0, 1])))
-    return View("test", Shard(3, np.arange(10, 16), label, indptr, indices, x, graph), split, [], 3, Memo(2**20))
+    return View("test", Shard(3, np.arange(10, 16), label, indptr, indices, x, graph), split, [], 3, Cache(2**20))
 
 
 def test_items_are_graphs(view: View) -> None:

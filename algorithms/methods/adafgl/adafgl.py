@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.adafgl.branches import Branches, Scores
@@ -26,7 +26,7 @@ PERSONAL = "personal"
 
 
 @dataclass
-class Given:
+class Received:
     """What a visit remembers.
 
     Attributes:
@@ -54,7 +54,7 @@ class AdaFGL(FedAvg):
     sparse and wide (see `knowledge`).
 
     Down: in the first phase w `[P]`, in the second w once a client. Up: in the first w_i `[P]` and n_i, in the second
-    nothing. Scope `global` is w. With `shared_rounds` of all rounds it is FedAvg, to the bit with `engine.path: loop`.
+    nothing. Scope `global` is w. With `shared_rounds` of all rounds it is FedAvg, to the bit by autograd.
 
     Attributes:
         shared_rounds: Rounds of the first phase; None: half of the run's.
@@ -111,7 +111,7 @@ class AdaFGL(FedAvg):
                 f"several of {size:,} bytes ({size / 1e9:.1f} GB) each, or take more clients"
             )
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if ctx.round <= self._shared_rounds(ctx):
             yield from super().round(server, ctx, cohort)
             return
@@ -121,17 +121,17 @@ class AdaFGL(FedAvg):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Given:
-        super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Received:
+        super().receive(client, down)
         if COMMON in down:
             client.state[COMMON] = down[COMMON].clone()
         if COMMON in client.state:
             client.model.load(client.state[COMMON])
-        return Given()
+        return Received()
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if phase != PERSONAL or not client.info.train:
-            return trainer.fit(client, given)
+            return trainer.fit(client, received)
         state, options = client.state, trainer.options
         if HOMOPHILY not in state:
             state[HOMOPHILY] = torch.tensor(homophily(client.data, client.rng(HOMOPHILY)))
@@ -146,7 +146,7 @@ class AdaFGL(FedAvg):
                 loss = self._objective(client, known, flat.module(known, client.data.whole(0)))
                 loss.backward()
                 optimizer.step()
-        given.scores_NC = None
+        received.scores_NC = None
         return finite_loss(float(loss.detach()))
 
     def _known(self, client: Client) -> Knowledge:
@@ -157,7 +157,7 @@ class AdaFGL(FedAvg):
         def build() -> Knowledge:
             return knowledge(client.data, client.model.logits().softmax(1), self.alpha, self.steps, self.cut)
 
-        found: Knowledge = client.data.memo(key, build)
+        found: Knowledge = client.data.cache(key, build)
         return found
 
     def _branches(self, client: Client, dropout: float = 0.0) -> FlatModel:
@@ -177,15 +177,15 @@ class AdaFGL(FedAvg):
             loss = loss + self.preserve * F.mse_loss(scores.homo.softmax(1), known.p_NC)
         return loss
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        return Upload({}) if phase == PERSONAL else super().upload(client, given, phase)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        return Upload({}) if phase == PERSONAL else super().upload(client, received, phase)
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if BRANCHES not in client.state:
-            return super().predict(client, given, part)
-        if given.scores_NC is None:
-            given.scores_NC = self._predicted(client)
-        return given.scores_NC if part == "all" else given.scores_NC[getattr(client.data, part)]
+            return super().predict(client, received, part)
+        if received.scores_NC is None:
+            received.scores_NC = self._predicted(client)
+        return received.scores_NC if part == "all" else received.scores_NC[getattr(client.data, part)]
 
     def _predicted(self, client: Client) -> Tensor:
         known, module = self._known(client), self._branches(client).module

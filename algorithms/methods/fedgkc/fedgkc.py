@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Replies, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
 from shoal.algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
-from shoal.algorithms.protocol import MODEL, How
-from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_together, weighted_sum
+from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -52,7 +52,7 @@ class FedGKC(WithCopilot):
 
     Up: the copilot's P_c parameters, N_k and P_k, P_c + 2 scalars. Down: P_c. An absent client keeps both models; one
     that comes back overwrites its copilot. A client without training rows has no CE and is taught all the same.
-    alpha = 1 without self distillation trains the own model as Local, to the bit with `engine.path: loop`.
+    alpha = 1 without self distillation trains the own model as Local, to the bit with `engine.trainer: autograd`.
 
     Where the paper is silent or runs away: equation 1 divides by the degree (`neigh_norm: sum` is literal); distances
     of the self distillation are of rows of length one (`self_mse: raw` is literal, and lets embeddings grow without
@@ -124,15 +124,15 @@ class FedGKC(WithCopilot):
                 )
         return super().setup(ctx)
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if self.mutual == "none":
             yield Ask("train", {})
             return
         shared = {"w": server["w"]}
         if self.ramp:
             shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
-        kept = {"nodes": How.KEEP, "knowledge": How.KEEP} if self.weights == "kama" else {"nodes": How.KEEP}
-        got = yield Ask("train", {"w": How.MIX, **kept}, shared=shared)
+        kept = {"nodes": Reduce.STACK, "knowledge": Reduce.STACK} if self.weights == "kama" else {"nodes": Reduce.STACK}
+        got = yield Ask("train", {"w": Reduce.MIX, **kept}, shared=shared)
         # Clients without a node have no say, all of them together neither.
         if got.ids and got["nodes"].any():
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
@@ -153,8 +153,8 @@ class FedGKC(WithCopilot):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Shares:
-        super().begin(client, down)
+    def receive(self, client: Client, down: Tree) -> Shares:
+        super().receive(client, down)
         return self._shares(float(down["ramp"]) if "ramp" in down else 1.0)
 
     def _shares(self, ramp: float) -> Shares:
@@ -165,36 +165,36 @@ class FedGKC(WithCopilot):
         rest = round(1 - self.alpha - self.beta, 12)
         return Shares(self.alpha, ramp * neighbours, ramp * rest)
 
-    def loss(self, out: Output, y: Tensor, w: Tensor, given: Shares) -> Tensor:
-        return given.labels * F.cross_entropy(out.logits_NC, y)
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: Shares) -> Tensor:
+        return received.labels * F.cross_entropy(out.logits_NC, y)
 
-    def train(self, client: Client, given: Shares, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Shares, trainer: Trainer, phase: str) -> float:
         if not client.info.nodes:
             # Where training sees training nodes alone, a client may have nothing that a model could answer for.
             return float("nan")
-        if not given.taught and COPILOT in client.models:
-            trainer.fit(client, given, COPILOT)
-        if not given.taught and not self.self_distillation:
-            return trainer.fit(client, given)
+        if not received.taught and COPILOT in client.models:
+            trainer.fit(client, received, COPILOT)
+        if not received.taught and not self.self_distillation:
+            return trainer.fit(client, received)
         losses: dict[str, JointLoss] = {}
-        if given.taught:
-            losses[COPILOT] = lambda outputs: self._taught(client, given, outputs, COPILOT, MODEL)
+        if received.taught:
+            losses[COPILOT] = lambda outputs: self._taught(client, received, outputs, COPILOT, MODEL)
         views = GraphViews(client.model, client.rng("views")) if self.self_distillation else None
 
         def own_loss(outputs: Outputs) -> Tensor:
-            taught = self._taught(client, given, outputs, MODEL, COPILOT)
+            taught = self._taught(client, received, outputs, MODEL, COPILOT)
             return taught if views is None else taught + self._self_distilled(client, views)
 
         losses[MODEL] = own_loss
-        return train_together(client, trainer, losses)[MODEL]
+        return train_jointly(client, trainer, losses)[MODEL]
 
-    def _taught(self, client: Client, given: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
+    def _taught(self, client: Client, received: Shares, outputs: Outputs, learner: str, teacher: str) -> Tensor:
         """Equations 2 and 3."""
         own = outputs[learner]
         return weighted_sum(
-            (given.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
-            (given.neighbours, lambda: self._from_neighbours(client.data, outputs[teacher], own)),
-            (given.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
+            (received.labels * bool(client.info.train), lambda: label_loss(client, own, "all")),
+            (received.neighbours, lambda: self._from_neighbours(client.data, outputs[teacher], own)),
+            (received.scores, lambda: distilled(outputs[teacher].logits_NC, own.logits_NC)),
         )
 
     def _from_neighbours(self, data: View, teacher: Output, own: Output) -> Tensor:
@@ -208,7 +208,7 @@ class FedGKC(WithCopilot):
         distance = embedding_distance(weak.embedding_NH, strong.embedding_NH, self.self_mse)
         return distance + distilled(weak.logits_NC, strong.logits_NC, detach=self.self_detach)
 
-    def upload(self, client: Client, given: Shares, phase: str) -> Upload:
+    def upload(self, client: Client, received: Shares, phase: str) -> Upload:
         if self.mutual == "none":
             return Upload({})
         copilot = client.models[COPILOT]

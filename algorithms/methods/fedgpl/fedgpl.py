@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedgpl.laplace_noise import Noise, noised
 from shoal.algorithms.methods.fedgpl.own_part import (
     BATCH,
@@ -23,10 +23,10 @@ from shoal.algorithms.methods.fedgpl.own_part import (
 from shoal.algorithms.methods.fedgpl.server_gnn import GNN, ServerGNN
 from shoal.algorithms.methods.fedgpl.task_mixing import Diagonal, Mixing, Trained, task_weights
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.local_training import finite_loss
 
-GRAPHS = {"x": How.LIST, "pairs": How.LIST, "arrows": How.LIST, "first": How.LIST}
+GRAPHS = {"x": Reduce.GATHER, "pairs": Reduce.GATHER, "arrows": Reduce.GATHER, "first": Reduce.GATHER}
 UpdatesGNN = Literal["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"]
 Exchange = Generator[Ask | Mix, Any, None]
 
@@ -105,7 +105,7 @@ class FedGPL(Algorithm):
         w = flat.w.detach()
         return {GNN: w[~own].clone(), "theta": w[own].expand(len(ctx.clients), -1).clone()}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         able = [i for i in cohort if ctx.clients[i].train]
         pending = {i: {"theta": server["theta"][i]} for i in cohort}
         if self.gnn == "per_batch_seq":
@@ -121,7 +121,7 @@ class FedGPL(Algorithm):
             yield from self._train(ctx, [gnn], pending)
             if self.gnn == "round_accumulate":
                 gnn.step(self.server_lr)
-        got = yield Ask("end", {"theta": How.KEEP}, private=pending, score_with={GNN: server[GNN]})
+        got = yield Ask("end", {"theta": Reduce.STACK}, private=pending, score_with={GNN: server[GNN]})
         self._mix(server, ctx, got.ids, got["theta"])
         if self.noise == "clipped":
             # Every training graph is released twice an epoch: as features, and as the gradient of its answer.
@@ -147,8 +147,8 @@ class FedGPL(Algorithm):
         self, ctx: Context, gnns: Sequence[ServerGNN], number: int, clients: Sequence[int], pending: dict[int, Tree]
     ) -> Exchange:
         """The messages of one batch."""
-        given = {i: pending.pop(i) for i in clients if i in pending}
-        got = yield Ask("forward", GRAPHS, private=given, to=clients, score=False)
+        received = {i: pending.pop(i) for i in clients if i in pending}
+        got = yield Ask("forward", GRAPHS, private=received, to=clients, score=False)
         columns = zip(got.ids, *(got.lists[name] for name in GRAPHS))
         sent = {
             i: PlainGraphs(x, pairs, first.long(), arrows if arrows.shape[1] else None)
@@ -159,7 +159,7 @@ class FedGPL(Algorithm):
             seed = ctx.random(f"batch {number} from client {gnn.clients[0]}")
             said = gnn.forward({i: sent[i] for i in gnn.clients if i in sent}, seed)
             answers.update({i: {"answer": answer} for i, answer in said.items()})
-        got = yield Ask("backward", {"of_answer": How.LIST}, private=answers, to=got.ids, score=False)
+        got = yield Ask("backward", {"of_answer": Reduce.GATHER}, private=answers, to=got.ids, score=False)
         of_answer = dict(zip(got.ids, got.lists["of_answer"]))
         for gnn in gnns:
             for i, of_x in gnn.backward(of_answer).items():
@@ -188,7 +188,7 @@ class FedGPL(Algorithm):
 
     # The clients' part.
 
-    def begin(self, client: Client, down: Tree) -> Turn:
+    def receive(self, client: Client, down: Tree) -> Turn:
         if GNN in down:
             hold_gnn(client, down[GNN])
         if "thetas" in down:
@@ -199,8 +199,8 @@ class FedGPL(Algorithm):
             hold(client, client.state[OWN])
         return Turn(down)
 
-    def train(self, client: Client, given: Turn, trainer: Trainer, phase: str) -> float:
-        part, down = OwnPart(client, trainer.options), given.down
+    def train(self, client: Client, received: Turn, trainer: Trainer, phase: str) -> float:
+        part, down = OwnPart(client, trainer.options), received.down
         if "theta" in down:
             part.restart()
         if "of_x" in down:
@@ -209,11 +209,11 @@ class FedGPL(Algorithm):
             graphs = part.prompted()
             x_NF = self._noised(client, graphs.x_NF.detach(), "x")
             arrows = graphs.pairs_2E[:, :0] if graphs.arrows_2E is None else graphs.arrows_2E.int()
-            given.up = {"x": x_NF, "pairs": graphs.pairs_2E, "arrows": arrows, "first": graphs.first.int()}
+            received.up = {"x": x_NF, "pairs": graphs.pairs_2E, "arrows": arrows, "first": graphs.first.int()}
         elif phase == "backward":
-            given.up = {"of_answer": self._noised(client, part.learn_head(down["answer"]), "answer")}
+            received.up = {"of_answer": self._noised(client, part.learn_head(down["answer"]), "answer")}
         else:
-            given.up = {"theta": client.state[OWN]}
+            received.up = {"theta": client.state[OWN]}
             return finite_loss(float(client.state[LOSS])) if client.info.train else float("nan")
         return float("nan")
 
@@ -221,8 +221,8 @@ class FedGPL(Algorithm):
         rng = client.rng(f"noise {what} {int(client.state[BATCH])}")
         return noised(rows, self.noise, self.epsilon, self.clip, rng)
 
-    def upload(self, client: Client, given: Turn, phase: str) -> Upload:
+    def upload(self, client: Client, received: Turn, phase: str) -> Upload:
         if phase == "end":
             for name in (OWN, BATCH, LOSS, OF_HEAD):
                 client.state.pop(name, None)
-        return Upload(given.up)
+        return Upload(received.up)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import Client
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.method_errors import Malformed
+from shoal.algorithms.method_errors import ProtocolError
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.models.prompts.prompted import Prompted
@@ -137,6 +137,6 @@ def hold_gnn(client: Client, gnn: Tensor) -> None:
 def _put(client: Client, part: Tensor, where: Tensor) -> None:
     w = client.model.w.clone()
     if len(part) != int(where.sum()):
-        raise Malformed(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")
+        raise ProtocolError(f"a part of {len(part)} parameters, the model has {int(where.sum())} there")
     w[where] = part
     client.model.load(w)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from shoal.algorithms.losses.label_propagation import row_stochastic
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, confidence_of_nodes
-from shoal.algorithms.training.stacked.stacked_inputs import joined, padded, training_places
+from shoal.algorithms.training.batched.batched_inputs import joined, padded, training_places
 from shoal.storage.store.view import View, smoothed
 
 
-def sketch_several(
+def batched_sketch(
     views: Sequence[View], logits_BNC: Tensor, form: SketchForm, seeds_labels: bool
 ) -> tuple[Tensor, Tensor]:
     """`sketch_labels` of every client, to rounding.

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.label_propagation import with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_labels
 from shoal.algorithms.methods.fedgta.sketches_at_once import at_once, sketches
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 # Of propagation and of moments; what is kept of each is an upload's row.
 MOST_STEPS = 1000
@@ -88,9 +88,9 @@ class FedGTA(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"warm": ctx.initial, "met": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         newcomers = {i: {"w": server["warm"]} for i in cohort if not server["met"][i]}
-        got = yield Ask("train", {"w": How.MIX, "h": How.KEEP, "m": How.KEEP}, private=newcomers)
+        got = yield Ask("train", {"w": Reduce.MIX, "h": Reduce.STACK, "m": Reduce.STACK}, private=newcomers)
         rows = mixing_rows(got["m"], got["h"], self.eps)
         ctx.notes["set size"] = float((rows > 0).sum(1).float().mean())
         # A set of ten in which one weighs nearly all counts as one.
@@ -102,13 +102,13 @@ class FedGTA(Algorithm):
         if self.cold_start == "warm":
             server["warm"] = yield Mix("w", (got["h"] / got["h"].sum()).float())
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         if "w" not in client.inbox:
-            return super().begin(client, down)
+            return super().receive(client, down)
         client.model.borrow(client.inbox["w"])
         return down
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if self.sketch_every == 1:
             h, m = self._sketch(client)
             return Upload({"w": client.model.w, "h": h, "m": m})
@@ -120,7 +120,7 @@ class FedGTA(Algorithm):
         return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
 
     def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Given], phase: str
+        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
     ) -> Mapping[int, Upload]:
         if self.sketch_every > 1:
             return {}

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.methods.fedgta.batched_sketch import sketch_several
+from shoal.algorithms.methods.fedgta.batched_sketch import batched_sketch
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm
-from shoal.algorithms.training.stacked.like_sized import like_sized
-from shoal.algorithms.training.stacked.stacked_inputs import padded
-from shoal.algorithms.training.stacked.stacked_model import evaluated
+from shoal.algorithms.training.batched.batched_inputs import padded
+from shoal.algorithms.training.batched.batched_model import evaluated
+from shoal.algorithms.training.batched.size_groups import size_groups
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Of the hops that a pass of the model reads, and of labels and their powers.
@@ -33,14 +33,14 @@ def at_once(clients: Sequence[Client], form: SketchForm) -> list[list[int]]:
     # The powers, what they are powers of, and the same for central moments.
     labels = 4 * steps * data.classes + form.lp_steps * data.classes
     numbers = data.features * len(model.pattern.inputs) + labels
-    groups = like_sized([client.data.nodes for client in clients], 4 * numbers, 0, BYTES_AT_A_TIME)
+    groups = size_groups([client.data.nodes for client in clients], 4 * numbers, 0, BYTES_AT_A_TIME)
     return [group for group in groups if len(group) > 1]
 
 
 def sketches(
     clients: Sequence[Client], w: Sequence[Tensor], form: SketchForm, seed: Literal["labels", "predictions"]
 ) -> tuple[Tensor, Tensor]:
-    """Moments and confidence of what every client predicts with its parameters `[P]`; see `sketch_several`."""
+    """Moments and confidence of what every client predicts with its parameters `[P]`; see `batched_sketch`."""
     hops = [padded(list(parts), 0) for parts in zip(*(client.model.gathered("all") for client in clients))]
     logits_BNC = evaluated(clients[0].model.pattern, torch.stack(list(w)), hops)
-    return sketch_several([client.data for client in clients], logits_BNC, form, seed == "labels")
+    return batched_sketch([client.data for client in clients], logits_BNC, form, seed == "labels")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Output, TermOfSeveral
+from shoal.algorithms.base import BatchedTerm, Output
 from shoal.algorithms.client import Client
 from shoal.algorithms.losses.alignment import NodeAlignment
 from shoal.algorithms.losses.prototypes import EPS, unit
@@ -25,7 +25,7 @@ def alignment_of_several(
     by_prototype: bool,
     confident: float | None,
     mu: float,
-) -> TermOfSeveral | None:
+) -> BatchedTerm | None:
     """mu times the alignment of every client; None if no prototype of any has a target.
 
     Args:
@@ -52,7 +52,7 @@ def alignment_of_several(
         terms = [reach(torch.stack([z_BRH[i] for i in group])).unbind() for group, reach in zip(groups, reaches)]
         return mu * torch.stack(_in_order(groups, terms))
 
-    return TermOfSeveral(rows, term)
+    return BatchedTerm(rows, term)
 
 
 def _in_order(groups: Sequence[Sequence[int]], found: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -15,9 +15,9 @@ from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.annotation import KnownEdges
 from shoal.algorithms.methods.fedpg.batched_hop_weights import hop_weights_by_products
 from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes
-from shoal.algorithms.training.stacked.like_sized import like_sized
-from shoal.algorithms.training.stacked.stacked_inputs import joined, padded, stacked_inputs, training_places
-from shoal.algorithms.training.stacked.stacked_model import outputs
+from shoal.algorithms.training.batched.batched_inputs import batched_inputs, joined, padded, training_places
+from shoal.algorithms.training.batched.batched_model import outputs
+from shoal.algorithms.training.batched.size_groups import size_groups
 
 # Of the hops that a pass of the model reads, and of what is computed of every node.
 BYTES_AT_A_TIME = 2**28
@@ -62,7 +62,9 @@ def at_once(clients: Sequence[Client], levels: int) -> list[list[int]]:
     # Features; embeddings, and these with the weight of every level; counts by class in float64 and their products.
     features = data.features * len(model.pattern.inputs)
     of_node = features + (layers + 2 * levels) * model.pattern.embedding_width + 6 * data.classes
-    return like_sized([client.data.nodes for client in clients], 4 * of_node, 4 * len(model.pattern.w), BYTES_AT_A_TIME)
+    return size_groups(
+        [client.data.nodes for client in clients], 4 * of_node, 4 * len(model.pattern.w), BYTES_AT_A_TIME
+    )
 
 
 def side_by_side(clients: Sequence[Client], w: Sequence[Tensor], confident: float | None = None) -> SideBySide:
@@ -74,7 +76,7 @@ def side_by_side(clients: Sequence[Client], w: Sequence[Tensor], confident: floa
         confident: As there.
     """
     data = [client.data for client in clients]
-    inputs = stacked_inputs([client.model.gathered("all") for client in clients])
+    inputs = batched_inputs([client.model.gathered("all") for client in clients])
     out = outputs(clients[0].model.pattern, torch.stack(list(w)), inputs)
     logits_VC, most = out.logits_NC.flatten(0, 1).float(), out.logits_NC.shape[1]
     place_R, label_R = training_places(data, most)

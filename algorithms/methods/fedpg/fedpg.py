@@ -10,12 +10,12 @@ from torch import Tensor
 from shoal.algorithms.base import (
     Algorithm,
     Ask,
+    BatchedTerm,
     Client,
     Context,
     Replies,
-    Steps,
+    Requests,
     Term,
-    TermOfSeveral,
     Trainer,
     Tree,
     Upload,
@@ -38,7 +38,7 @@ from shoal.algorithms.methods.fedpg.batched_alignment import alignment_of_severa
 from shoal.algorithms.methods.fedpg.batched_annotation import at_once, prototypes_of_several, side_by_side
 from shoal.algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
 from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class FedPG(Algorithm):
         if self.attention == "node" and (self.alignment != "prototype" or not self.hops):
             raise ValueError("attention: node is trained by alignment: prototype, with hops of at least 1")
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if self.targets == "own":
             yield Ask("train", {})
             return
-        up = {"proto": How.KEEP, "present": How.KEEP, "counts": How.KEEP}
+        up = {"proto": Reduce.STACK, "present": Reduce.STACK, "counts": Reduce.STACK}
         got = yield Ask("train", up, private=self._downloads(server, ctx, cohort))
         self._remember(server, ctx, got)
         ctx.record_prototypes(got.ids, got["proto"][:, 0], got["present"][:, 0])
@@ -196,22 +196,22 @@ class FedPG(Algorithm):
 
         return loss
 
-    def begin(self, client: Client, down: Tree) -> Targets | None:
+    def receive(self, client: Client, down: Tree) -> Targets | None:
         if self.targets == "own" and "proto" in client.state:
             return Targets(client.state["proto"], client.state["present"])
         received = unpack(down, self.hops + 1, client.info.classes)
         return None if received is None else Targets(*received)
 
-    def train(self, client: Client, given: Targets | None, trainer: Trainer, phase: str) -> float:
-        loss = trainer.fit(client, given)
+    def train(self, client: Client, received: Targets | None, trainer: Trainer, phase: str) -> float:
+        loss = trainer.fit(client, received)
         # The last step left the scorer a gradient.
         train_scorer(client.state, self.attention_lr)
         return loss
 
-    def regularizer(self, client: Client, given: Targets | None) -> Term | None:
-        if not self.mu or given is None:
+    def regularizer(self, client: Client, received: Targets | None) -> Term | None:
+        if not self.mu or received is None:
             return None
-        reach = reach_of(self._annotated(client, embeddings=self.attention == "node"), given)
+        reach = reach_of(self._annotated(client, embeddings=self.attention == "node"), received)
         if reach is None:
             return None
         if self.alignment == "node":
@@ -223,10 +223,10 @@ class FedPG(Algorithm):
         return lambda: self.mu * term()
 
     def regularizers(
-        self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Targets | None]
-    ) -> TermOfSeveral | None:
+        self, clients: Sequence[Client], w_BP: Tensor, received: Sequence[Targets | None]
+    ) -> BatchedTerm | None:
         # Clients of a batch were given the like: all of them targets, or none.
-        targets = [one for one in given if one is not None]
+        targets = [one for one in received if one is not None]
         if not self.mu or not targets:
             return None
         by_prototype = self.alignment == "prototype"
@@ -239,7 +239,7 @@ class FedPG(Algorithm):
     def _annotated(self, client: Client, embeddings: bool = True) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if self.hops else 0, embeddings)
 
-    def upload(self, client: Client, given: Targets | None, phase: str) -> Upload:
+    def upload(self, client: Client, received: Targets | None, phase: str) -> Upload:
         class_N, centre_N, z_NH, graph = self._annotated(client)
         g_HN = None
         if SCORER in client.state:
@@ -249,7 +249,7 @@ class FedPG(Algorithm):
         return self._told(client, proto_LCH, counts_LC, int((counts_LC > 0).sum()))
 
     def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], given: Sequence[Targets | None], phase: str
+        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Targets | None], phase: str
     ) -> Mapping[int, Upload]:
         if self.attention == "node":
             return {}
@@ -271,5 +271,5 @@ class FedPG(Algorithm):
         sent = 4 * proto_LCH.shape[-1] * existing
         return Upload(
             {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
-            wire={"proto": sent, "present": bit_bytes(present_LC)},
+            upload_bytes={"proto": sent, "present": bit_bytes(present_LC)},
         )

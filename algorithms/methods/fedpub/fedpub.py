@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpub.masks import MASK, factors, in_matrices, masked, own_mask
 from shoal.algorithms.methods.fedpub.proxy_graph import sketch
 from shoal.algorithms.methods.lg_fedavg import require_body
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batches import batches
@@ -22,7 +22,7 @@ from shoal.algorithms.training.local_training import finite_loss
 
 
 @dataclass
-class Given:
+class Received:
     """What a client was given.
 
     Attributes:
@@ -56,7 +56,7 @@ class FedPUB(Algorithm):
 
     Down: 8 bytes of the seed, the mix `[P]`, to a newcomer the initial parameters. Up: w_i `[P]` and h_i `[H]`. Masks
     never travel. tau = 0 is the plain mean of the cohort; without masks and penalties and with a tau so large that
-    only equal sketches are mixed it is Local, to the bit with `engine.path: loop`.
+    only equal sketches are mixed it is Local, to the bit with `engine.trainer: autograd`.
 
     Attributes:
         tau: How much likeness counts; the authors' code has 3 to 10.
@@ -88,9 +88,9 @@ class FedPUB(Algorithm):
         met = torch.zeros(len(ctx.clients), dtype=torch.bool)
         return {"initial": ctx.initial, "met": met, "proxy": torch.tensor(ctx.random("proxy graph"))}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         newcomers = {i: {"w": server["initial"]} for i in cohort if not server["met"][i]}
-        up = {"w": How.MIX, "sketch": How.KEEP}
+        up = {"w": Reduce.MIX, "sketch": Reduce.STACK}
         got = yield Ask("train", up, shared={"proxy": server["proxy"]}, private=newcomers)
         if not got.ids:
             return
@@ -104,12 +104,12 @@ class FedPUB(Algorithm):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         mixed = client.inbox.get("w")
         # Nothing of either: the initial parameters, which the model has now.
         w = (down.get("w", client.model.w) if mixed is None else mixed).clone()
         self._deploy(client, w)
-        return Given(w, mixed, int(down["proxy"]) if "proxy" in down else 0)
+        return Received(w, mixed, int(down["proxy"]) if "proxy" in down else 0)
 
     def _deploy(self, client: Client, w: Tensor) -> None:
         """Gives the model what it is evaluated with."""
@@ -117,32 +117,32 @@ class FedPUB(Algorithm):
             w = masked(w, client.state[MASK], in_matrices(client.model.flat), self.threshold)
         client.model.load(w)
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not client.info.train:
             return float("nan")
         if not self.masks:
-            loss = trainer.fit(client, given)
-            given.w = client.model.w.clone()
+            loss = trainer.fit(client, received)
+            received.w = client.model.w.clone()
             return loss
-        client.model.load(given.w)
-        loss = self._train_masked(client, given, trainer)
-        given.w = client.model.w.clone()
-        self._deploy(client, given.w)
+        client.model.load(received.w)
+        loss = self._train_masked(client, received, trainer)
+        received.w = client.model.w.clone()
+        self._deploy(client, received.w)
         return loss
 
-    def regularizer(self, client: Client, given: Given) -> Term | None:
-        near, w = given.near, client.model.flat.w
+    def regularizer(self, client: Client, received: Received) -> Term | None:
+        near, w = received.near, client.model.flat.w
         if not self.proximal or near is None:
             return None
         return lambda: self.proximal * (w - near).square().sum()
 
-    def _train_masked(self, client: Client, given: Given, trainer: Trainer) -> float:
+    def _train_masked(self, client: Client, received: Received, trainer: Trainer) -> float:
         """Trains w, which is left in the model, and the mask, which is left in the client's state."""
         flat, places_P = client.model.flat, in_matrices(client.model.flat)
         w, gradient = flat.w, flat.w.grad
         assert gradient is not None
         inputs_of, y = batches(client), client.data.train_label
-        penalty = self.regularizer(client, given)
+        penalty = self.regularizer(client, received)
         mask_W = own_mask(client, int(places_P.sum()))
         losses: list[Tensor] = []
         with trainer.optimizer(client) as optimizer, own_optimizer(client, trainer, MASK, mask_W) as mask_optimizer:
@@ -173,8 +173,8 @@ class FedPUB(Algorithm):
                 losses.append(value * (len(target) / len(y)))
         return finite_loss(float(sum(losses)))
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        return Upload({"w": given.w, "sketch": sketch(client.model, given.seed)})
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        return Upload({"w": received.w, "sketch": sketch(client.model, received.seed)})
 
 
 def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | None]]:

@@ -34,7 +34,7 @@ def sketch(model: ClientModel, seed: int) -> Tensor:
     """What a model makes of the proxy graph: its mean embedding over the nodes, in evaluation mode, `[H]`."""
     coupled = model.coupled
     reads = (*model.flat.inputs, _r(model)) if coupled is None else (coupled.operator, coupled.depth)
-    inputs = model.data.memo(("proxy graph", seed, *reads), lambda: _inputs(model, seed))
+    inputs = model.data.cache(("proxy graph", seed, *reads), lambda: _inputs(model, seed))
     return model.output(inputs).embedding_NH.mean(0)
 
 
@@ -54,5 +54,5 @@ def _inputs(model: ClientModel, seed: int) -> Inputs:
 
 def _r(model: ClientModel) -> float:
     """Exponent of the normalisation of the clients' own hops."""
-    kernel = model.data.kernel
+    kernel = model.data.propagation
     return 0.5 if kernel is None else kernel.r

@@ -25,7 +25,7 @@ from shoal.algorithms.methods.fedsage_plus.generator import (
 from shoal.algorithms.methods.fedsage_plus.impaired import Impaired, impaired
 from shoal.algorithms.methods.fedsage_plus.matching import others_loss, own_loss
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, operator_over
-from shoal.algorithms.models.items.augmented_nodes import MendedFeatures, MendedNodes, with_new_neighbours
+from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.protocol import Tree
 from shoal.algorithms.rng import generator_on
@@ -34,7 +34,7 @@ from shoal.algorithms.training.local_training import finite_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features
 
 # Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its mended graph.
-GENERATOR, HIDDEN, MENDED = "generator", "hidden", "mended"
+GENERATOR, HIDDEN, AUGMENTED = "generator", "hidden", "mended"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class ClientGenerator:
             return torch.zeros((), device=self._data.device)
         edges = with_new_neighbours(shown.indptr.numpy(), shown.indices.numpy(), count_V.cpu().numpy())
         operator = operator_over("mean", *edges).to(self._data.device)
-        around = Neighbourhood(MendedFeatures(shown.x_VF, new), (operator,) * classifier.depth, shown.train_T)
+        around = Neighbourhood(AugmentedFeatures(shown.x_VF, new), (operator,) * classifier.depth, shown.train_T)
         return F.cross_entropy(classifier(around).logits_NC, shown.label_T)
 
     # With other clients.
@@ -191,19 +191,19 @@ class ClientGenerator:
 
     # For good.
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """From now on the graph is mended by the generator as it is."""
         state = self._client.state
-        state[MENDED] = torch.tensor(self._client.random(MENDED))
+        state[AUGMENTED] = torch.tensor(self._client.random(AUGMENTED))
         for name in kept_moments(state, GENERATOR):
             del state[f"{GENERATOR}.opt.{name}"]
 
-    def mended(self, coupled: Coupled) -> MendedNodes:
+    def augmented(self, coupled: Coupled) -> AugmentedNodes:
         """The client's nodes in its mended graph, as a backbone reads them; kept on the host while there is room.
 
         Features of generated neighbours are written out where that is smaller than what they are made of.
         """
-        seed, w_bytes = int(self._client.state[MENDED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
+        seed, w_bytes = int(self._client.state[AUGMENTED]), self._client.state[GENERATOR].cpu().numpy().tobytes()
 
         def build() -> tuple[Tensor, ...]:
             module = self._module
@@ -216,15 +216,15 @@ class ClientGenerator:
                 return guess.count_N, *((new.to_dense(),) if narrow else parts)
 
         key = "mended", seed, hash(w_bytes)
-        count_N, *parts = self._data.memo(key, build)
+        count_N, *parts = self._data.cache(key, build)
         new: Features = parts[0] if len(parts) == 1 else GeneratedFeatures(parts[0], parts[1], count_N)
 
         def matrix() -> object:
             edges = with_new_neighbours(*self._data.csr, count_N.cpu().numpy())
             return operator_over(coupled.operator, *edges).to(self._data.device)
 
-        operator = self._data.memo((*key, coupled.operator), matrix)
-        return MendedNodes(self._data, MendedFeatures(self._data.whole(0), new), operator, coupled)
+        operator = self._data.cache((*key, coupled.operator), matrix)
+        return AugmentedNodes(self._data, AugmentedFeatures(self._data.whole(0), new), operator, coupled)
 
 
 def _noisy(z_NH: Tensor, rng: torch.Generator) -> Tensor:

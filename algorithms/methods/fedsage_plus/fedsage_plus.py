@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Replies, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
-from shoal.algorithms.methods.fedsage_plus.client_generator import MENDED, ClientGenerator, GeneratorOptions
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.methods.fedsage_plus.client_generator import AUGMENTED, ClientGenerator, GeneratorOptions
+from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
 
 # Phases of a round of generators, and where a client's state counts those rounds.
@@ -19,7 +19,7 @@ SHOW, JUDGE, LEARN, ROUNDS = "show", "judge", "learn", "rounds"
 
 
 @dataclass(frozen=True)
-class MendedGraphs(Algorithm):
+class AugmentedGraphs(Algorithm):
     """FedSage+ (Zhang et al., NeurIPS 2021) before the averaging of models, which the class beside it does.
 
     In the first `generator_rounds` rounds clients train generators. A client hides a share h of its nodes, drawn once.
@@ -112,7 +112,7 @@ class MendedGraphs(Algorithm):
                 "to average models in; take fewer, or more rounds"
             )
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         if ctx.round > self.generator_rounds:
             yield from super().round(server, ctx, cohort)
             return
@@ -121,12 +121,12 @@ class MendedGraphs(Algorithm):
 
     def _judged(self, ctx: Context) -> Generator[Ask, Any, dict[int, Tree]]:
         """What every client of the cohort is sent of how others judge its generator."""
-        got = yield Ask(SHOW, {"maker": How.KEEP, "z": How.LIST, "count": How.LIST}, train=False)
+        got = yield Ask(SHOW, {"maker": Reduce.STACK, "z": Reduce.GATHER, "count": Reduce.GATHER}, train=False)
         shown_to = drawn_peers(len(got.ids), self.peers, ctx.rng("peers"), ctx.device)
         if not shown_to.shape[1]:
             return {}
         private = {client: shown_by(got, places) for client, places in zip(got.ids, shown_to)}
-        answers = yield Ask(JUDGE, {"gradient": How.KEEP}, private=private, train=False, to=got.ids)
+        answers = yield Ask(JUDGE, {"gradient": Reduce.STACK}, private=private, train=False, to=got.ids)
         place = {client: number for number, client in enumerate(got.ids)}
         of = torch.stack([shown_to[place[client]] for client in answers.ids])
         gradient = answers["gradient"]
@@ -134,52 +134,52 @@ class MendedGraphs(Algorithm):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Given:
-        given = super().begin(client, down)
-        if MENDED in client.state:
-            self._answer_in_mended(client, ClientGenerator(client, self._options))
-        return given
+    def receive(self, client: Client, down: Tree) -> Received:
+        received = super().receive(client, down)
+        if AUGMENTED in client.state:
+            self._answer_in_augmented(client, ClientGenerator(client, self._options))
+        return received
 
-    def _answer_in_mended(self, client: Client, generator: ClientGenerator) -> None:
+    def _answer_in_augmented(self, client: Client, generator: ClientGenerator) -> None:
         coupled = client.model.coupled
         assert coupled is not None
-        client.model.answer_in(generator.mended(coupled))
+        client.model.answer_in(generator.augmented(coupled))
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         state, epochs = client.state, trainer.options.epochs
         done = int(state.get(ROUNDS, torch.zeros(())))
         if phase == LEARN:
             state[ROUNDS] = torch.tensor(done + 1)
-            return ClientGenerator(client, self._options).train(trainer, epochs, given.get("gradient"))
-        if self.generator_rounds and client.data.nodes and MENDED not in state:
+            return ClientGenerator(client, self._options).train(trainer, epochs, received.get("gradient"))
+        if self.generator_rounds and client.data.nodes and AUGMENTED not in state:
             generator = ClientGenerator(client, self._options)
             if done < self.generator_rounds:
                 generator.train(trainer, epochs * (self.generator_rounds - done))
-            generator.settle()
-            self._answer_in_mended(client, generator)
-        return super().train(client, given, trainer, phase)
+            generator.flush()
+            self._answer_in_augmented(client, generator)
+        return super().train(client, received, trainer, phase)
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
-        if MENDED in client.state and client.model.items is None:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
+        if AUGMENTED in client.state and client.model.items is None:
             # Training sees training nodes alone: all nodes, which are scored, are mended by the same generator.
-            self._answer_in_mended(client, ClientGenerator(client, self._options))
-        return super().predict(client, given, part)
+            self._answer_in_augmented(client, ClientGenerator(client, self._options))
+        return super().predict(client, received, part)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == SHOW:
             return Upload(ClientGenerator(client, self._options).shown(self.sampled_nodes))
         if phase == JUDGE:
-            return Upload({"gradient": ClientGenerator(client, self._options).judged(given)})
-        return Upload({}) if phase == LEARN else super().upload(client, given, phase)
+            return Upload({"gradient": ClientGenerator(client, self._options).judged(received)})
+        return Upload({}) if phase == LEARN else super().upload(client, received, phase)
 
 
 @dataclass(frozen=True)
-class FedSagePlus(MendedGraphs, FedAvg):
-    """FedSage+ (Zhang et al., NeurIPS 2021): FedAvg on mended graphs, see `MendedGraphs`.
+class FedSagePlus(AugmentedGraphs, FedAvg):
+    """FedSage+ (Zhang et al., NeurIPS 2021): FedAvg on mended graphs, see `AugmentedGraphs`.
 
     Down: in the first phase what others' generators are judged by, in the second w `[P]`. Up: w_i `[P]` and n_i, the
     client's own nodes. Scope `global` is w on clients' graphs as they are. With `generator_rounds: 0` it is FedAvg, to
-    the bit with `engine.path: loop`. FedSage, without the plus, is `fedavg` with `model: sage`.
+    the bit with `engine.trainer: autograd`. FedSage, without the plus, is `fedavg` with `model: sage`.
 
     Attributes:
         weight: n_i, as FedAvg has it.
@@ -187,14 +187,14 @@ class FedSagePlus(MendedGraphs, FedAvg):
 
 
 @dataclass(frozen=True)
-class FedSagePlusFedGTA(MendedGraphs, FedGTA):
-    """FedSage+ whose second phase averages as FedGTA does (Table 5 of its paper), see `MendedGraphs` and `FedGTA`.
+class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
+    """FedSage+ whose second phase averages as FedGTA does (Table 5 of its paper), see `AugmentedGraphs` and `FedGTA`.
 
     Labels spread over the graph as it is, from what the model says of the client's nodes in the mended one.
     """
 
     def __post_init__(self) -> None:
-        MendedGraphs.__post_init__(self)
+        AugmentedGraphs.__post_init__(self)
         FedGTA.__post_init__(self)
 
 

@@ -17,7 +17,7 @@ from shoal.storage.store.view import View
 
 
 class Impaired(NamedTuple):
-    """The graph of the nodes that are shown, and what they lost; tensors, so that `View.memo` can keep it.
+    """The graph of the nodes that are shown, and what they lost; tensors, so that `View.cache` can keep it.
 
     Attributes:
         indptr: Row starts of the shown nodes' adjacency, int32 `[V + 1]`, on the processor.
@@ -58,7 +58,7 @@ def impaired(data: View, share: float, seed: int) -> Impaired:
         share: h, in (0, 1), so that a node is shown.
         seed: Of the draw.
     """
-    found: Impaired = data.memo(("impaired", share, seed), partial(_impaired, data, share, seed))
+    found: Impaired = data.cache(("impaired", share, seed), partial(_impaired, data, share, seed))
     return found
 
 

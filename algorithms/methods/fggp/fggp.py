@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Steps, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client_model import ROWS_AT_A_TIME
 from shoal.algorithms.graphs.generated_graph import EdgeOptions
 from shoal.algorithms.graphs.nearest import nearest
@@ -26,7 +26,7 @@ from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
 from shoal.algorithms.methods.fggp.global_view import GlobalView
 from shoal.algorithms.methods.fggp.requirements import require_fitting
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import label_loss, weighted_sum
 from shoal.algorithms.training.local_training import finite_loss
@@ -35,7 +35,7 @@ GENERATOR = "generator"
 
 
 @dataclass
-class Given:
+class Received:
     """What a client was given.
 
     Attributes:
@@ -75,7 +75,7 @@ class FGGP(FedAvg):
     the bank, and the round's number where neighbours are looked for. Up: P_f, P_G, n_i, and H + 2 scalars (prototype,
     class, mass) of every class that the client has a label of. `gkic: off` trains on CE(U) alone, and any model will
     do. With `fcpp: false` nothing is sent but parameters and the classifier predicts, so that it must be averaged; with
-    `gkic: off` beside it this is FedAvg, to the bit with `engine.path: loop`. A client without training nodes does not
+    `gkic: off` beside it this is FedAvg, to the bit by autograd. A client without training nodes does not
     train and has no weight. `model.init` has to be `shared`.
 
     Where the paper is silent, or its formulas and its code disagree: an edge is drawn with its probability, generated
@@ -181,12 +181,12 @@ class FGGP(FedAvg):
             server[GENERATOR] = ctx.build(GENERATOR, 0).w.detach().clone()
         return server
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         shared = dict(server)
         if self._completes:
             shared["round"] = torch.tensor(ctx.round, dtype=torch.int32)
-        up = {name: How.SUM for name in ("w", GENERATOR) if name in server}
-        prototypes = dict.fromkeys(("proto", "proto.class", "proto.mass"), How.LIST) if self.fcpp else {}
+        up = {name: Reduce.MEAN for name in ("w", GENERATOR) if name in server}
+        prototypes = dict.fromkeys(("proto", "proto.class", "proto.mass"), Reduce.GATHER) if self.fcpp else {}
         got = yield Ask("train", {**up, **prototypes}, shared=shared)
         if got.weights["w"] > 0:
             server.update({name: got[name] for name in up})
@@ -221,7 +221,7 @@ class FGGP(FedAvg):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         model = client.model
         if "w" in down and self.head_mode == "average":
             model.load(down["w"])
@@ -231,13 +231,13 @@ class FGGP(FedAvg):
             model.load(together(model.flat, down["w"], head))
         if GENERATOR in down:
             client.models[GENERATOR].load(down[GENERATOR])
-        return Given(Bank.read(down), int(down["round"]) if "round" in down else 0)
+        return Received(Bank.read(down), int(down["round"]) if "round" in down else 0)
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if self.gkic == "off" or not client.info.train:
-            return trainer.fit(client, given)
+            return trainer.fit(client, received)
         model, generator = client.model, client.models.get(GENERATOR)
-        near_NK = self._nearest(client, given) if self._completes else None
+        near_NK = self._nearest(client, received) if self._completes else None
         view = GlobalView(model, near_NK, generator, self._edges, client.rng("generated graph"))
         own = model.gathered("all")
         draws, loss = Stream(client.data.device, model.random("train")), torch.zeros(())
@@ -272,9 +272,9 @@ class FGGP(FedAvg):
         there_C = mass_C >= LEAST_MASS
         return contrast_of_views(own_CH[there_C], other_CH[there_C], self.tau, self.contrast_form == "literal")
 
-    def _nearest(self, client: Client, given: Given) -> Tensor:
+    def _nearest(self, client: Client, received: Received) -> Tensor:
         """The neighbours that the client keeps, found anew if it is time."""
-        kept, now = client.state, given.round
+        kept, now = client.state, received.round
         old = "knn" not in kept or now - int(kept["knn.round"]) > 2 * self.knn_every
         if old or now % self.knn_every == 0:
             out = client.model.output(client.model.gathered("all"))
@@ -282,7 +282,7 @@ class FGGP(FedAvg):
             kept["knn.round"] = torch.tensor(now, dtype=torch.int32)
         return kept["knn"]
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         flat, weight = client.model.flat, self.weight_of(client)
         sent = {"w": client.model.w if self.head_mode == "average" else body_of(flat)}
         if self.head_mode == "personal":
@@ -290,9 +290,9 @@ class FGGP(FedAvg):
         if self._generates:
             sent[GENERATOR] = client.models[GENERATOR].w
         # The weight is one number for both.
-        wire = {name: w.nbytes for name, w in sent.items() if name == GENERATOR}
+        upload_bytes = {name: w.nbytes for name, w in sent.items() if name == GENERATOR}
         weights = dict.fromkeys(sent, weight)
-        return Upload({**sent, **(self._prototypes(client) if self.fcpp else {})}, weights, wire)
+        return Upload({**sent, **(self._prototypes(client) if self.fcpp else {})}, weights, upload_bytes)
 
     def _prototypes(self, client: Client) -> Tree:
         """Those of the classes that the client may speak for."""
@@ -308,14 +308,14 @@ class FGGP(FedAvg):
         found_J = there_C.nonzero()[:, 0]
         return {"proto": proto_CH[found_J], "proto.class": found_J.int(), "proto.mass": mass_C[found_J]}
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if not self.fcpp:
-            return super().predict(client, given, part)
+            return super().predict(client, received, part)
         if part == "all":
             z_NH = torch.cat([feature(out) for out in client.model.outputs()])
         else:
             z_NH = feature(client.model.output(client.model.gathered(part)))
-        bank = given.bank or self._own_bank(client)
+        bank = received.bank or self._own_bank(client)
         if bank is None:
             # Without a bank and without a label nothing speaks for any class.
             return z_NH.new_zeros(len(z_NH), client.info.classes)

@@ -56,7 +56,7 @@ class GlobalView:
         return self._around(drawn.operator, self._coupled.depth), drawn.regularizer
 
     def _kept(self, what: str, build: Callable[[], Any]) -> Any:
-        return self._data.memo((what, self._content), build)
+        return self._data.cache((what, self._content), build)
 
     def _operator(self, kind: Operator) -> SparseMatrix:
         starts, columns = self._graph[0].numpy(), self._graph[1].numpy()

@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Given, Mix, Replies, Steps, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
 from shoal.algorithms.methods.gcfl_plus.warping import warping_distances
 from shoal.algorithms.methods.lg_fedavg import require_body
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 
 # Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
 CLASSIFIER = "classifier"
@@ -87,10 +87,10 @@ class GCFLPlus(FedAvg):
             "known": torch.zeros(clients, dtype=torch.int64),
         }
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         sent = [{"w": w.clone()} for w in server["models"]]
         private = {i: sent[server["cluster"][i]] for i in cohort}
-        up = {"change": How.MIX, "n": How.KEEP, "moved": How.KEEP, "gradient": How.KEEP}
+        up = {"change": Reduce.MIX, "n": Reduce.STACK, "moved": Reduce.STACK, "gradient": Reduce.STACK}
         got = yield Ask("train", up, private=private)
         self._remember(server, got)
         change_KP = yield Mix("change", shares(server["cluster"][got.ids], got["n"], len(sent)))
@@ -140,7 +140,7 @@ class GCFLPlus(FedAvg):
 
     # The clients.
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         """Loads the model of the client's cluster, given alone or, before an evaluation, with those of all clusters."""
         if not down:
             return down
@@ -152,11 +152,11 @@ class GCFLPlus(FedAvg):
             client.model.load(w)
         return {"w": w}
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         flat = client.model.flat
         if self.share == "body":
             client.state[CLASSIFIER] = classifier_of(flat)
-        change, gradient = self._shared(flat, client.model.w) - given["w"], flat.w.grad
+        change, gradient = self._shared(flat, client.model.w) - received["w"], flat.w.grad
         assert gradient is not None
         # Without training rows there was no step: what lies there is another client's.
         last = self._shared(flat, gradient).norm() if client.info.train else change.new_zeros(())

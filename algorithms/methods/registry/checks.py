@@ -46,7 +46,7 @@ def require_method(cls: Any, file: str, source: str) -> None:
         raise ShoalError(f"{where}: {name} is no frozen dataclass; write @dataclass(frozen=True) above it")
     if cls.round is Algorithm.round:
         raise ShoalError(f"{where}: {name} has no round(self, server, ctx, cohort), the server's part of a round")
-    for hook, given in HOOKS.items():
+    for hook, received in HOOKS.items():
         function = getattr(cls, hook)
         if function is getattr(Algorithm, hook):
             continue
@@ -54,9 +54,9 @@ def require_method(cls: Any, file: str, source: str) -> None:
         code = getattr(function, "__code__", None)
         line = f"{code.co_filename}, line {code.co_firstlineno}" if code else where
         try:
-            inspect.signature(function).bind(*given if bound else (None, *given))
+            inspect.signature(function).bind(*received if bound else (None, *received))
         except (TypeError, ValueError) as error:
-            wanted = ", ".join(("self", *given))
+            wanted = ", ".join(("self", *received))
             raise ShoalError(f"{line}: {name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
 
 

@@ -10,7 +10,7 @@ from shoal.algorithms.method_errors import code_of, file_of
 from shoal.algorithms.methods.registry.checks import class_place, read_options, require_method
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
 from shoal.storage.errors import ShoalError
-from shoal.storage.user_code.user_code import OwnCode, read_own
+from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class MethodSpec:
         return "" if self.code is None else self.code.digest
 
     @property
-    def code(self) -> OwnCode | None:
+    def code(self) -> UserCode | None:
         """The texts; None of a method of ours."""
-        return None if self.source is None else OwnCode(self.name, self.source, self.helpers)
+        return None if self.source is None else UserCode(self.name, self.source, self.helpers)
 
 
 def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
@@ -50,7 +50,7 @@ def describe(name: str, options: Mapping[str, Any]) -> MethodSpec:
     require_method_name(name)
     if name in METHODS:
         return MethodSpec(name, dict(options))
-    code = read_own("algorithm.name", name)
+    code = read_user_code("algorithm.name", name)
     return MethodSpec(name, dict(options), code.source, code.helpers)
 
 

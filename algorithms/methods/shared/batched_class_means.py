@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.training.stacked.like_sized import like_sized
-from shoal.algorithms.training.stacked.stacked_inputs import NO_ROW, numbers_of_row, padded, stacked_inputs
-from shoal.algorithms.training.stacked.stacked_model import outputs
+from shoal.algorithms.training.batched.batched_inputs import NO_ROW, batched_inputs, numbers_of_row, padded
+from shoal.algorithms.training.batched.batched_model import outputs
+from shoal.algorithms.training.batched.size_groups import size_groups
 
 # Of what the model reads and computes.
 BYTES_AT_A_TIME = 2**28
 
 
-def means_at_once(clients: Sequence[Client], w: Sequence[Tensor]) -> list[Tensor]:
+def batched_class_means(clients: Sequence[Client], w: Sequence[Tensor]) -> list[Tensor]:
     """What `class_means` gives of the embeddings of every client's training rows, `[C, H]`, to rounding.
 
     Args:
@@ -28,8 +28,8 @@ def means_at_once(clients: Sequence[Client], w: Sequence[Tensor]) -> list[Tensor
     gathered = [client.model.gathered("train") for client in clients]
     rows, numbers = zip(*(numbers_of_row(one, model.coupled) for one in gathered))
     found: dict[int, Tensor] = {}
-    for group in like_sized(rows, 4 * numbers[0], 4 * len(w[0]), BYTES_AT_A_TIME):
-        inputs = stacked_inputs([gathered[i] for i in group])
+    for group in size_groups(rows, 4 * numbers[0], 4 * len(w[0]), BYTES_AT_A_TIME):
+        inputs = batched_inputs([gathered[i] for i in group])
         z_BTH = outputs(model.pattern, torch.stack([w[i] for i in group]), inputs).embedding_NH.float()
         found |= zip(group, _means([clients[i] for i in group], z_BTH))
     return [found[i] for i in range(len(clients))]

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Replies, Steps, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Replies, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 
 class ClassRows(Algorithm):
@@ -30,15 +30,15 @@ class ClassRows(Algorithm):
         """The client's r_ic, `[C, K]`, zero for a class that it does not train on, and its counts, `[C]`."""
         return class_means(self.rows_of(client), client.data.train_label, client.info.classes)
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"proto": How.SUM}, shared=known_rows(server))
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"proto": Reduce.MEAN}, shared=known_rows(server))
         take_rows(server, got)
 
-    def begin(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+    def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
         """The known rows, `[C, K]`, and which those are, `[C]`; None while there are none."""
         return unpack(down, client.info.classes)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return self.told(*self.means_of(client))
 
     def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Given, Steps, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
 from shoal.algorithms.models.names import BACKBONES, HEADLESS
-from shoal.algorithms.protocol import MODEL, How
+from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
 
 COPILOT = "copilot"
@@ -40,17 +40,17 @@ class WithCopilot(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.build(COPILOT, 0).w.detach().clone()}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]})
         if got.weights["w"] > 0:
             server["w"] = got["w"]
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         if "w" in down:
             client.models[COPILOT].load(down["w"])
         return down
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.models[COPILOT].w}, {"w": float(client.info.items)})
 
 

@@ -88,9 +88,9 @@ class _AttentionVectors(nn.Module):
         glorot(self.att_dst)
 
 
-def _attended(operator: SparseMatrix, said_MH: Tensor, vectors: Any) -> Tensor:
+def _attended(operator: SparseMatrix, sender_MH: Tensor, vectors: Any) -> Tensor:
     """Weighted sums of what neighbours say, `[n_l, H]`, by the attention vectors of all heads, `[1, heads, D]`."""
-    said_MHD = said_MH.view(-1, *vectors.att_src.shape[1:])
-    heard_NH = (said_MHD[: len(operator)] * vectors.att_dst).sum(-1)
-    weight_MH = (said_MHD * vectors.att_src).sum(-1)
-    return attend(operator, heard_NH, weight_MH, said_MHD, vectors.negative_slope).flatten(1)
+    sender_MHD = sender_MH.view(-1, *vectors.att_src.shape[1:])
+    receiver_NH = (sender_MHD[: len(operator)] * vectors.att_dst).sum(-1)
+    weight_MH = (sender_MHD * vectors.att_src).sum(-1)
+    return attend(operator, receiver_NH, weight_MH, sender_MHD, vectors.negative_slope).flatten(1)

@@ -51,7 +51,7 @@ def matrix_of_all(data: View, operator: Operator) -> SparseMatrix:
     """The matrix of all nodes of a client; arguments as for `all_nodes`."""
     if operator == "sum":
         return SparseMatrix(data.adjacency, data.adjacency)
-    matrix: SparseMatrix = data.memo(("operator", operator), lambda: _operator(data, operator))
+    matrix: SparseMatrix = data.cache(("operator", operator), lambda: _operator(data, operator))
     return matrix
 
 

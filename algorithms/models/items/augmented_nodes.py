@@ -17,7 +17,7 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
 
 
-class MendedFeatures(SparseMatrix):
+class AugmentedFeatures(SparseMatrix):
     """X and below it the features of new nodes, `[N + M, F]`: its product with W is that of both; X is not copied.
 
     It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
@@ -42,7 +42,7 @@ class MendedFeatures(SparseMatrix):
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return torch.cat([self._x @ weight_FH, self._new @ weight_FH])
 
-    def float(self) -> "MendedFeatures":
+    def float(self) -> "AugmentedFeatures":
         return self
 
     def to_dense(self) -> Tensor:
@@ -72,7 +72,7 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
 
 
 @dataclass(frozen=True)
-class MendedNodes:
+class AugmentedNodes:
     """The nodes of a client, as a coupled backbone reads them in a mended graph; none of the new ones is an item.
 
     Attributes:
@@ -83,7 +83,7 @@ class MendedNodes:
     """
 
     data: View
-    x: MendedFeatures
+    x: AugmentedFeatures
     operator: SparseMatrix
     coupled: Coupled
 

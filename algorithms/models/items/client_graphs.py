@@ -64,8 +64,8 @@ class ClientGraphs:
         if len(graphs) == data.items:
             return self.all()
         if self.coupled is not None:
-            matrix = data.memo((name, self.operator), partial(self._matrix, graphs))
-        hops = [data.memo((name, k), partial(kept_rows, data, k, graphs)) for k in self.hops]
+            matrix = data.cache((name, self.operator), partial(self._matrix, graphs))
+        hops = [data.cache((name, k), partial(kept_rows, data, k, graphs)) for k in self.hops]
         return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
 
     def successive(self, rows: int) -> Iterator[GraphBatch]:
@@ -96,7 +96,7 @@ class ClientGraphs:
         """Codes of some rows or of all, for a backbone that reads them; those of all are kept on the host."""
         if self.coupled is None or self.coupled.structure is None:
             return None
-        codes_NQ: Tensor = self.data.memo("structure codes", lambda: structure_codes(self.data.adjacency, self.ptr))
+        codes_NQ: Tensor = self.data.cache("structure codes", lambda: structure_codes(self.data.adjacency, self.ptr))
         return codes_NQ if rows is None else codes_NQ.index_select(0, rows)
 
     def _layers(self, matrix: SparseMatrix | None) -> tuple[SparseMatrix, ...]:

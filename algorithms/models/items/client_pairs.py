@@ -53,11 +53,11 @@ class ClientPairs:
         """The pairs of `train`, `val` or `test`; rows of a decoupled backbone are kept on the host if there is room."""
         pairs: Tensor = getattr(self.data, name)
         if self.coupled is not None:
-            return self._of_all_nodes(self.data.memo((name, "ends"), lambda: self.ends[pairs]))
-        rows, places = self.data.memo((name, "rows of pairs"), lambda: _distinct(self.ends[pairs]))
+            return self._of_all_nodes(self.data.cache((name, "ends"), lambda: self.ends[pairs]))
+        rows, places = self.data.cache((name, "rows of pairs"), lambda: _distinct(self.ends[pairs]))
         if len(rows) == self.data.nodes:
             return self._of_all_nodes(places)
-        return PairBatch([self.data.memo((name, k), partial(self._kept, k, rows)) for k in self.hops], (), places)
+        return PairBatch([self.data.cache((name, k), partial(self._kept, k, rows)) for k in self.hops], (), places)
 
     def successive(self, rows: int) -> Iterator[PairBatch]:
         """All pairs in their order: at once for a coupled backbone, else as many at a time as have so many ends."""

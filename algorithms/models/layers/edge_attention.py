@@ -15,7 +15,7 @@ from torch_geometric.utils import softmax
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
-def attend(pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
+def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
     """Σ_j w_ij x_j with w_i = softmax over j of LeakyReLU(heard_i + said_j), float32 `[N, H, D]` (GAT, eqs. 3 and 6).
 
     Args:
@@ -26,15 +26,15 @@ def attend(pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tens
         slope: Of LeakyReLU below zero.
     """
     if x_MHD.device.type != "cpu":
-        return _by_torch(pattern, heard_NH, said_MH, x_MHD, slope)
-    return _Attention.apply(heard_NH, said_MH, x_MHD, pattern, slope)
+        return _by_torch(pattern, receiver_NH, sender_MH, x_MHD, slope)
+    return _Attention.apply(receiver_NH, sender_MH, x_MHD, pattern, slope)
 
 
-def _by_torch(pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
+def _by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
     """The same on any device, with E x H x D numbers in memory."""
     indptr, indices, _ = pattern.parts()
     rows = torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff())
-    score_EH = F.leaky_relu(heard_NH[rows] + said_MH[indices], slope)
+    score_EH = F.leaky_relu(receiver_NH[rows] + sender_MH[indices], slope)
     message_EHD = softmax(score_EH, rows, num_nodes=len(pattern))[..., None] * x_MHD[indices]
     return x_MHD.new_zeros(len(pattern), *x_MHD.shape[1:]).index_add(0, rows, message_EHD)
 
@@ -42,9 +42,9 @@ def _by_torch(pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: T
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, pattern: SparseMatrix, slope: float
+        ctx: Any, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, pattern: SparseMatrix, slope: float
     ) -> Tensor:
-        out_NHD, ctx.kept = forward(pattern, heard_NH, said_MH, x_MHD, slope)
+        out_NHD, ctx.kept = forward(pattern, receiver_NH, sender_MH, x_MHD, slope)
         return out_NHD
 
     @staticmethod
@@ -53,44 +53,44 @@ class _Attention(torch.autograd.Function):
 
 
 def forward(
-    pattern: SparseMatrix, heard_NH: Tensor, said_MH: Tensor, x_MHD: Tensor, slope: float
+    pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """What `attend` gives on a processor, and what `backward` needs of it; arguments as there."""
     indptr, indices, _ = (part.numpy() for part in pattern.parts())
-    heard, said, x = (tensor.detach().contiguous().numpy() for tensor in (heard_NH, said_MH, x_MHD))
-    weight_EH = torch.empty(len(indices), heard.shape[1])
-    _scores(indptr, indices, heard, said, slope, weight_EH.numpy())
+    receiver, sender, x = (tensor.detach().contiguous().numpy() for tensor in (receiver_NH, sender_MH, x_MHD))
+    weight_EH = torch.empty(len(indices), receiver.shape[1])
+    _scores(indptr, indices, receiver, sender, slope, weight_EH.numpy())
     # torch's exponential is vectorised.
     weight_EH.exp_()
-    out_NHD = torch.empty(len(heard), *x.shape[1:])
+    out_NHD = torch.empty(len(receiver), *x.shape[1:])
     sums(indptr, indices, weight_EH.numpy(), x, out_NHD.numpy())
-    return out_NHD, (indptr, indices, heard, said, x, weight_EH, slope)
+    return out_NHD, (indptr, indices, receiver, sender, x, weight_EH, slope)
 
 
 def backward(kept: tuple[Any, ...], out_NHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `heard_NH`, `said_MH` and `x_MHD` from that of the sums."""
-    indptr, indices, heard, said, x, weight_EH, slope = kept
-    of_heard, of_said, of_x = torch.empty(heard.shape), torch.zeros(said.shape), torch.zeros(x.shape)
+    """The gradients of `receiver_NH`, `sender_MH` and `x_MHD` from that of the sums."""
+    indptr, indices, receiver, sender, x, weight_EH, slope = kept
+    of_receiver, of_sender, of_x = torch.empty(receiver.shape), torch.zeros(sender.shape), torch.zeros(x.shape)
     out = out_NHD.contiguous().numpy()
-    found = of_heard.numpy(), of_said.numpy(), of_x.numpy()
-    _gradients(indptr, indices, heard, said, x, weight_EH.numpy(), slope, out, *found)
-    return of_heard, of_said, of_x
+    found = of_receiver.numpy(), of_sender.numpy(), of_x.numpy()
+    _gradients(indptr, indices, receiver, sender, x, weight_EH.numpy(), slope, out, *found)
+    return of_receiver, of_sender, of_x
 
 
 @numba.njit(cache=True)
 def _scores(
-    indptr: np.ndarray, indices: np.ndarray, heard: np.ndarray, said: np.ndarray, slope: float, out: np.ndarray
+    indptr: np.ndarray, indices: np.ndarray, receiver: np.ndarray, sender: np.ndarray, slope: float, out: np.ndarray
 ) -> None:
     """Scores less the largest one of their row, so that the exponential stays below one."""
-    heads = heard.shape[1]
+    heads = receiver.shape[1]
     leak = np.float32(slope)
     highest = np.empty(heads, dtype=np.float32)
-    for i in range(len(heard)):
+    for i in range(len(receiver)):
         highest[:] = -np.inf
         for e in range(indptr[i], indptr[i + 1]):
             j = indices[e]
             for h in range(heads):
-                score = heard[i, h] + said[j, h]
+                score = receiver[i, h] + sender[j, h]
                 score = score if score > 0 else leak * score
                 out[e, h] = score
                 highest[h] = max(highest[h], score)
@@ -123,14 +123,14 @@ def sums(indptr: np.ndarray, indices: np.ndarray, weight: np.ndarray, x: np.ndar
 def _gradients(
     indptr: np.ndarray,
     indices: np.ndarray,
-    heard: np.ndarray,
-    said: np.ndarray,
+    receiver: np.ndarray,
+    sender: np.ndarray,
     x: np.ndarray,
     weight: np.ndarray,
     slope: float,
     out: np.ndarray,
-    of_heard: np.ndarray,
-    of_said: np.ndarray,
+    of_receiver: np.ndarray,
+    of_sender: np.ndarray,
     of_x: np.ndarray,
 ) -> None:
     """From the gradient `out` of the sums those of everything that they were made from."""
@@ -138,10 +138,10 @@ def _gradients(
     leak = np.float32(slope)
     mean = np.empty(heads, dtype=np.float32)
     most = 0
-    for i in range(len(heard)):
+    for i in range(len(receiver)):
         most = max(most, indptr[i + 1] - indptr[i])
     of_weight = np.empty((most, heads), dtype=np.float32)
-    for i in range(len(heard)):
+    for i in range(len(receiver)):
         first, last = indptr[i], indptr[i + 1]
         mean[:] = 0
         for e in range(first, last):
@@ -154,12 +154,12 @@ def _gradients(
                     of_x[j, h, d] += w * out[i, h, d]
                 of_weight[e - first, h] = product
                 mean[h] += w * product
-        of_heard[i] = 0
+        of_receiver[i] = 0
         for e in range(first, last):
             j = indices[e]
             for h in range(heads):
                 gradient = weight[e, h] * (of_weight[e - first, h] - mean[h])
-                if heard[i, h] + said[j, h] <= 0:
+                if receiver[i, h] + sender[j, h] <= 0:
                     gradient *= leak
-                of_heard[i, h] += gradient
-                of_said[j, h] += gradient
+                of_receiver[i, h] += gradient
+                of_sender[j, h] += gradient

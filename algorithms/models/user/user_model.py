@@ -14,7 +14,7 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.user_code.user_code import OwnCode
+from shoal.storage.user_code.user_code import UserCode
 
 KEY = "model.name"
 # What the engine hands to a constructor that asks for it by name.
@@ -56,7 +56,7 @@ class Backbone(nn.Module):
         self.width = width
 
 
-def own_backbone(code: OwnCode) -> type[nn.Module]:
+def user_model(code: UserCode) -> type[nn.Module]:
     """The class by which the engine builds a model of the user's own; the same for the same texts.
 
     Raises:
@@ -68,11 +68,11 @@ def own_backbone(code: OwnCode) -> type[nn.Module]:
     if cls.reads not in ("edges", "hops"):
         raise code.fault(KEY, f"{cls.__name__}.reads must be 'edges' or 'hops', found {cls.reads!r}")
     if cls.forward is nn.Module.forward:
-        given = "x, edge_index" if cls.reads == "edges" else "hops"
-        raise code.fault(KEY, f"{cls.__name__} has no forward(self, {given})")
+        received = "x, edge_index" if cls.reads == "edges" else "hops"
+        raise code.fault(KEY, f"{cls.__name__} has no forward(self, {received})")
     options = _options(code, cls)
     weighs = "edge_weight" in inspect.signature(cls.forward).parameters
-    base = OwnCoupled if cls.reads == "edges" else OwnDecoupled
+    base = UserCoupled if cls.reads == "edges" else UserDecoupled
     wrapper = type(cls.__name__, (base,), {"code": code, "made": cls, "weighs_edges": weighs, "__doc__": cls.__doc__})
     wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return wrapper
@@ -82,7 +82,7 @@ def _named(cls: object) -> str:
     return f"a class {cls.__name__}" if isinstance(cls, type) else f"a {type(cls).__name__}"
 
 
-def _options(code: OwnCode, cls: type[Backbone]) -> list[inspect.Parameter]:
+def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
     """The options of a model, its keyword-only parameters.
 
     Raises:
@@ -110,7 +110,7 @@ class _Own(nn.Module):
         made: The user's class.
     """
 
-    code: ClassVar[OwnCode]
+    code: ClassVar[UserCode]
     made: ClassVar[type[Backbone]]
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
@@ -121,8 +121,8 @@ class _Own(nn.Module):
         """
         nn.Module.__init__(self)
         asked = inspect.signature(self.made).parameters
-        given: dict[str, Any] = {"features": features, "hops": hops, "dropout": dropout}
-        chosen = {name: value for name, value in given.items() if name in asked}
+        received: dict[str, Any] = {"features": features, "hops": hops, "dropout": dropout}
+        chosen = {name: value for name, value in received.items() if name in asked}
         self._make: Callable[[], Backbone] = lambda: self.made(**chosen, **options)
         with self.code.at_work(KEY), torch.random.fork_rng(devices=[]):
             self.inner = self._make()
@@ -149,14 +149,14 @@ class _Own(nn.Module):
                 mine.copy_(drawn)
         self.head.reset_parameters()
 
-    def embedded(self, *given: Any, rows: int) -> Tensor:
+    def embedded(self, *received: Any, rows: int) -> Tensor:
         """What the user's code gives, float32 `[rows, H]`.
 
         Raises:
             ShoalError: It fails, or gives something else; names the line.
         """
         with self.code.at_work(KEY):
-            z_NH = self.inner(*given)
+            z_NH = self.inner(*received)
         shape = [rows, self.inner.width]
         if not isinstance(z_NH, Tensor) or list(z_NH.shape) != shape:
             found = list(z_NH.shape) if isinstance(z_NH, Tensor) else type(z_NH).__name__
@@ -164,7 +164,7 @@ class _Own(nn.Module):
         return z_NH.float()
 
 
-class OwnCoupled(_Own, Coupled):
+class UserCoupled(_Own, Coupled):
     """A model of the user's own that passes messages: it is given all nodes and edges of a client."""
 
     operator = "sum"
@@ -188,7 +188,7 @@ class OwnCoupled(_Own, Coupled):
         return []
 
 
-class OwnDecoupled(_Own):
+class UserDecoupled(_Own):
     """A model of the user's own that reads rows of the hops."""
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:

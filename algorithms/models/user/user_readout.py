@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shoal.storage.user_code.user_code import OwnCode
+from shoal.storage.user_code.user_code import UserCode
 
 KEY = "model.readout"
 
 
-def own_readout(code: OwnCode) -> Callable[[int], nn.Module]:
+def user_readout(code: UserCode) -> Callable[[int], nn.Module]:
     """Makes readouts of a user's class from the width of the embedding.
 
     The class is a torch module that is made from the width H alone, or from nothing, and called as PyG's aggregations
@@ -27,13 +27,13 @@ def own_readout(code: OwnCode) -> Callable[[int], nn.Module]:
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no torch module")
-    return lambda width: OwnReadout(code, cls, width)
+    return lambda width: UserReadout(code, cls, width)
 
 
-class OwnReadout(nn.Module):
+class UserReadout(nn.Module):
     """The user's module, of which what it gives is looked at."""
 
-    def __init__(self, code: OwnCode, cls: type[nn.Module], width: int) -> None:
+    def __init__(self, code: UserCode, cls: type[nn.Module], width: int) -> None:
         """Makes the user's module; its parameters are drawn from torch's default generator.
 
         Raises:

@@ -14,7 +14,7 @@ from shoal.storage.graph.from_arrays import OPTIONAL, REQUIRED
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.types import checked, quoted
 from shoal.storage.suggestions import did_you_mean
-from shoal.storage.user_code.user_code import OwnCode, read_own
+from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 KEY = "data.dataset"
 NAMES = (*REQUIRED, *OPTIONAL, "train_mask", "val_mask", "test_mask")
@@ -54,13 +54,13 @@ class Dataset(ABC):
         return ()
 
 
-def load_own(name: str, options: DataSource) -> Graph:
+def load_user_dataset(name: str, options: DataSource) -> Graph:
     """The graph of the user's own class, `my_file.py:Name`.
 
     Raises:
         ShoalError: The file fails, or gives no such graph; names the line, or the array and the row.
     """
-    code = read_own(KEY, name)
+    code = read_user_code(KEY, name)
     made = _made(code, options)
     with code.at_work(KEY):
         found = made.load(data_root(options.root))
@@ -77,13 +77,13 @@ def load_own(name: str, options: DataSource) -> Graph:
     return graph_of(options.name, values, {name: f"{code.place}: {name}" for name in NAMES})
 
 
-def own_content(options: DataSource) -> dict[str, Any]:
+def user_content(options: DataSource) -> dict[str, Any]:
     """What tells the dataset from others: the code, its options, and the content of the files that it names.
 
     Raises:
         ShoalError: The file fails, or one that it names cannot be read.
     """
-    code = read_own(KEY, options.dataset)
+    code = read_user_code(KEY, options.dataset)
     made = _made(code, options)
     with code.at_work(KEY):
         files = [Path(file) for file in made.files(data_root(options.root))]
@@ -91,7 +91,7 @@ def own_content(options: DataSource) -> dict[str, Any]:
     return {"dataset": options.name, "code": code.identity, "options": dict(options.own), "files": contents}
 
 
-def _made(code: OwnCode, options: DataSource) -> Dataset:
+def _made(code: UserCode, options: DataSource) -> Dataset:
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Dataset):
         raise code.fault(KEY, f"{getattr(cls, '__name__', cls)} is no dataset; derive it from shoal.Dataset")

@@ -18,10 +18,10 @@ from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
 from shoal.algorithms.models.names import BACKBONES
 from shoal.storage.errors import ShoalError
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 NODES, FEATURES, CLASSES, HOPS = 14, 6, 3, 2
 NAMES = [*BACKBONES, "sgc, adapted", "gamlp, one layer", "gbp, one layer"]
@@ -40,7 +40,15 @@ def view_of(edges: np.ndarray, x: np.ndarray, r: float, rows: str = "all") -> Vi
         columns.append(hop.astype(np.float32))
     shard = Shard(0, np.arange(NODES), np.zeros(NODES, np.int32), indptr, indices, x)
     split = Split(*(np.asarray(part, np.int32) for part in ([0, 4, 5], [1], [2])))
-    return View("client", shard, split, columns, CLASSES, Memo(2**20), kernel=replace(Kernel(HOPS, r), rows=rows))
+    return View(
+        "client",
+        shard,
+        split,
+        columns,
+        CLASSES,
+        Cache(2**20),
+        propagation=replace(PropagationOptions(HOPS, r), rows=rows),
+    )
 
 
 @pytest.fixture
@@ -150,7 +158,7 @@ def test_hops_of_labelled_rows_have_no_views(edges: np.ndarray, x: np.ndarray) -
 
 def test_features_alone_need_no_hops(edges: np.ndarray, x: np.ndarray, make_view: Callable[..., View]) -> None:
     view = make_view(NODES, edges, [0] * NODES, [0], CLASSES, x)
-    assert view.kernel is None
+    assert view.propagation is None
     for name in ("gcn", "mlp"):
         GraphViews(model_of(name, view), torch.Generator()).draw(0.1, 0.1)
 
@@ -158,7 +166,7 @@ def test_features_alone_need_no_hops(edges: np.ndarray, x: np.ndarray, make_view
 def test_edges_are_numbered_once(edges: np.ndarray, x: np.ndarray) -> None:
     view = view_of(edges, x, 0.5)
     GraphViews(model_of("gcn", view), torch.Generator()).draw(0.1, 0.1)
-    assert len(view.memo("pairs", lambda: pytest.fail("numbered again"))) == view.entries
+    assert len(view.cache("pairs", lambda: pytest.fail("numbered again"))) == view.entries
 
 
 def test_both_entries_of_an_edge_have_its_number(edges: np.ndarray, x: np.ndarray) -> None:

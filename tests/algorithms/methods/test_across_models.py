@@ -44,7 +44,7 @@ def weights(server: Server) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("method", "without"), METHODS)
 def test_a_term_for_every_model(run: Callable[..., Server], method: dict[str, Any], without: dict[str, Any]) -> None:
     # A method with a term is trained by autograd, whatever the term weighs.
-    local = weights(run({**MIXED, "algorithm.name": "local", "engine.path": "loop"}, rounds=3))
+    local = weights(run({**MIXED, "algorithm.name": "local", "engine.trainer": "autograd"}, rounds=3))
     for mine, other in zip(local, weights(run({**MIXED, **method, **without}, rounds=3)), strict=True):
         assert torch.equal(mine, other)
     aligned = weights(run({**MIXED, **method}, rounds=3))
@@ -55,7 +55,7 @@ def test_a_term_for_every_model(run: Callable[..., Server], method: dict[str, An
 
 
 def test_a_generator_for_every_model(run: Callable[..., Server]) -> None:
-    plain = weights(run({**MIXED, **LG, "engine.path": "loop"}, rounds=3))
+    plain = weights(run({**MIXED, **LG, "engine.trainer": "autograd"}, rounds=3))
     off = run({**MIXED, **GEN, "algorithm.alpha": 0.0, "algorithm.beta": 0.0}, rounds=3)
     for mine, other in zip(plain, weights(off), strict=True):
         assert torch.equal(mine, other)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given, Output, Upload
+from shoal.algorithms.base import Client, Output, Received, Upload
 from shoal.algorithms.methods.class_means import ClassMeans
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
@@ -28,10 +28,10 @@ ME = {"algorithm.name": "class_means"}
 class Failing(ClassMeans):
     """Client 4 fails when it has to send its means in round 2, client 0 at the end of round 6."""
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if client.random("noise") in (key(0, 2, 4, "noise"), key(0, 6, 0, "noise")):
             raise RuntimeError("no power")
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
 
 def own_means(view: View, hop: int, at_least: int, share: float, seed: int) -> dict[int, tuple[np.ndarray, int]]:
@@ -129,7 +129,7 @@ def test_a_class_of_few_nodes_stays_at_home(start: Run) -> None:
 def test_without_weight_it_is_local_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
     local, silent = (
-        run({**keys, "algorithm.name": "local", "engine.path": "loop"}),
+        run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}),
         run({**keys, **ME, "algorithm.weight": 0}),
     )
     for i, tree in local.state.clients.items():

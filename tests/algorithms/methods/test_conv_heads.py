@@ -27,7 +27,7 @@ def test_lg_fedavg_shares_the_whole_last_layer(run: Run, start: Run, name: str) 
     server = run(keys, rounds=2)
     bodies, tops = [], []
     for client in range(5):
-        flat = server._kinds["model"][0].flat
+        flat = server._built["model"][0].flat
         w = server.state.clients[client]["model.w"]
         flat.load(w)
         top = {key for key, _ in flat.module.named_parameters() if key.startswith("head.")}

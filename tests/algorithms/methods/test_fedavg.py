@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
@@ -30,8 +30,8 @@ PLAIN = {
 class Mixed(FedAvg):
     """FedAvg as one row of a mixing matrix."""
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.MIX}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MIX}, shared={"w": server["w"]})
         n = torch.tensor([float(ctx.clients[i].nodes) if ctx.clients[i].train else 0.0 for i in got.ids])
         server["w"] = yield Mix("w", n / n.sum())
 
@@ -40,7 +40,7 @@ class Mixed(FedAvg):
 class Untrained(FedAvg):
     """FedAvg over a cohort in which nobody has weight."""
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.model.w + 1}, {"w": 0.0})
 
 

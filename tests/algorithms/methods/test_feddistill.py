@@ -47,15 +47,15 @@ def test_loss_by_hand(client: Client) -> None:
     plain = F.cross_entropy(LOGITS, y)
     # Class 1 has no mean logits; rows 0 and 2 are taught.
     mean = torch.tensor([[1.0, 0.0, 0.0], [9.0, 9.0, 9.0], [0.0, 0.0, 2.0]], requires_grad=True)
-    given = mean, torch.tensor([True, False, True])
+    received = mean, torch.tensor([True, False, True])
     p, q = mean.detach().softmax(1), LOGITS.softmax(1)
     terms = [sum(float(p[c, k] * (p[c, k].log() - q[c, k].log())) for k in range(3)) for c in (0, 2)]
-    found = algorithm.loss(out, y, client.model.w, given)
+    found = algorithm.loss(out, y, client.model.w, received)
     assert float(found.detach()) == pytest.approx(float(plain) + 3.0 * sum(terms) / 2, rel=1e-6)
     found.backward()
     assert mean.grad is None
     assert torch.equal(algorithm.loss(out, y, client.model.w, None), plain)
-    assert torch.equal(FedDistill(gamma=0).loss(out, y, client.model.w, given), plain)
+    assert torch.equal(FedDistill(gamma=0).loss(out, y, client.model.w, received), plain)
     nobody = mean, torch.zeros(3, dtype=torch.bool)
     assert torch.equal(algorithm.loss(out, y, client.model.w, nobody), plain)
 
@@ -108,7 +108,7 @@ def test_rounds_written_out(
 
 def test_without_the_term_it_is_local_to_the_last_bit(run: Run) -> None:
     keys = {"train.weight_decay": 0.01, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local", "engine.path": "loop"})
+    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"})
     off = run({**keys, "algorithm.name": "feddistill", "algorithm.gamma": 0})
     for i in range(6):
         for name, tensor in local.state.clients[i].items():

@@ -140,7 +140,7 @@ def test_before_anybody_has_a_training_node_there_is_no_generator(start: Run, pa
 
 def test_what_is_off_leaves_the_rest_as_it_was(run: Run) -> None:
     """Without both terms it is LG-FedAvg, to the bit, with every dropout and in every round."""
-    keys = {"engine.path": "loop", "participation.ratio": 0.7, "model.layers": 2}
+    keys = {"engine.trainer": "autograd", "participation.ratio": 0.7, "model.layers": 2}
     plain = run({**keys, "algorithm.name": "lg_fedavg"})
     off = run(
         {**keys, "algorithm.name": "fedgen", "algorithm.server_steps": 2, "algorithm.alpha": 0, "algorithm.beta": 0}

@@ -92,7 +92,7 @@ def assert_same(one: Server, other: Server) -> None:
 def test_without_the_term_it_is_the_method_beside_it_to_the_last_bit(
     run: Run, model: str, name: str, plain: str
 ) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "model.name": model}
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
     expected = run({**keys, "algorithm.name": plain})
     off = run({**keys, "algorithm.name": name, "algorithm.pseudo": 0.0})
     assert_same(off, expected)

@@ -13,7 +13,7 @@ import torch
 from plain_fedgta import DEFAULTS, equations_3_to_5
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given, Upload
+from shoal.algorithms.base import Client, Received, Upload
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA, mixing_rows
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
@@ -51,10 +51,10 @@ def test_rows_equal_a_naive_loop(eps: float) -> None:
 class Flaky(FedGTA):
     """FedGTA in which client 3, a newcomer, fails in round 2 and client 1 in round 3, after they trained."""
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if client.random("train") in (key(0, 2, 3, "train"), key(0, 3, 1, "train")):
             raise RuntimeError("no luck")
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
 
 @pytest.mark.parametrize(

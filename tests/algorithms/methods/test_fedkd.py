@@ -275,10 +275,10 @@ def test_rounds_written_out(
 class Failing(FedKD):
     """Client 2 fails whenever it is sent a change."""
 
-    def upload(self, client: Client, given: Tree, phase: str) -> Upload:
-        if client.info.client == 2 and "w" not in given:
+    def upload(self, client: Client, received: Tree, phase: str) -> Upload:
+        if client.info.client == 2 and "w" not in received:
             raise ValueError
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
 
 def test_server_and_clients_hold_the_same_to_the_bit(start: Run) -> None:
@@ -313,11 +313,11 @@ def test_an_upload_by_hand(pair_of: Callable[..., Client]) -> None:
     client, biases = pair_of([0]), torch.tensor([1.0, 2, 3])
     client.state["base"] = client.models["copilot"].w - torch.cat([change.flatten(), biases])
     up = FedKD().upload(client, {"energy": torch.tensor(0.9)}, "train")
-    assert (up.weight, up.wire) == ({"change": 3.0}, {"change": 4 * (7 + 3 + 1)})
+    assert (up.weight, up.upload_bytes) == ({"change": 3.0}, {"change": 4 * (7 + 3 + 1)})
     kept = torch.tensor([0.0, 3, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3])
     torch.testing.assert_close(up.entries["change"], kept, rtol=1e-5, atol=1e-5)
     whole = FedKD().upload(client, {"energy": torch.tensor(0.91)}, "train")
-    assert whole.wire == {"change": 4 * (9 + 3 + 1)}
+    assert whole.upload_bytes == {"change": 4 * (9 + 3 + 1)}
     assert FedKD().upload(with_base(pair_of([])), {"energy": torch.tensor(0.9)}, "train").weight == {"change": 0.0}
 
 
@@ -339,7 +339,7 @@ def test_without_a_download_nothing_changes(pair_of: Callable[..., Client]) -> N
     """Before an evaluation the download is empty."""
     client = pair_of([0])
     w = client.models["copilot"].w.clone()
-    assert FedKD().begin(client, {}) == {}
+    assert FedKD().receive(client, {}) == {}
     assert torch.equal(client.models["copilot"].w, w)
     assert client.state == {}
 

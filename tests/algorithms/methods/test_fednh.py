@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fednh import FedNH
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import Ask, How, Replies
+from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import PREDICTIONS, export
 from shoal.engine.runs.run import run as run_config
@@ -117,7 +117,7 @@ def test_the_server_by_hand(make_context: Callable[..., Any]) -> None:
         return ask
 
     ask = send(0.0, [0.0] * 4)
-    assert (ask.phase, ask.up) == ("train", {"body": How.SUM, "proto": How.SUM})
+    assert (ask.phase, ask.up) == ("train", {"body": Reduce.MEAN, "proto": Reduce.MEAN})
     assert (ask.shared["body"].tolist(), ask.shared["classes"].tolist()) == ([0, 0], start.tolist())
     assert server["body"].tolist() == [0, 0]
     assert torch.equal(server["classes"], start)

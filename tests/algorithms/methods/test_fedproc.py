@@ -84,20 +84,20 @@ def test_the_share_falls_from_alpha_to_almost_nothing(make_context: Callable[...
 def test_loss_by_hand() -> None:
     z = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 1.0]])
     out, method = Output(torch.zeros(3, 3), z), FedProc(temperature=0.5)
-    given = Contrasted(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 2]), 0.25)
+    received = Contrasted(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 2]), 0.25)
     # Class 1 has no prototype.
     y = torch.tensor([0, 2, 1])
     first, second = math.log(1 + math.exp(0.4)), math.log(1 + math.exp(2))
-    found = method.loss(out, y, torch.zeros(1), given)
+    found = method.loss(out, y, torch.zeros(1), received)
     assert float(found) == pytest.approx(0.25 * (first + second) / 2 + 0.75 * math.log(3))
-    alone = method.loss(out, torch.tensor([1, 1, 1]), torch.zeros(1), replace(given, share=1.0))
+    alone = method.loss(out, torch.tensor([1, 1, 1]), torch.zeros(1), replace(received, share=1.0))
     assert float(alone) == pytest.approx(math.log(3))
     assert float(method.loss(out, y, torch.zeros(1), None)) == pytest.approx(math.log(3))
 
 
 def test_without_the_contrast_it_is_fedavg_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]
+    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
     mine = {"algorithm.name": "fedproc"}
     assert torch.equal(run({**keys, **mine, "algorithm.alpha": 0.0}).state.server["w"], fedavg)
     assert not torch.equal(run({**keys, **mine}).state.server["w"], fedavg)

@@ -89,10 +89,10 @@ def test_loss_by_hand(clients: list[Client]) -> None:
     y = torch.tensor([0, 0, 1])
     plain = F.cross_entropy(out.logits_NC, y)
     # Class 1 has no target: rows 0 and 1 are 0 and 2 from theirs, over two dimensions.
-    given = torch.tensor([[1.0, 0], [0, 0], [0, 0], [0, 0]]), torch.tensor([True] + [False] * 3)
-    torch.testing.assert_close(algorithm.loss(out, y, client.model.w, given), plain + 3.0 / 2 * (0 + 4) / 2)
+    received = torch.tensor([[1.0, 0], [0, 0], [0, 0], [0, 0]]), torch.tensor([True] + [False] * 3)
+    torch.testing.assert_close(algorithm.loss(out, y, client.model.w, received), plain + 3.0 / 2 * (0 + 4) / 2)
     assert torch.equal(algorithm.loss(out, y, client.model.w, None), plain)
-    assert torch.equal(FedProto(lam=0).loss(out, y, client.model.w, given), plain)
+    assert torch.equal(FedProto(lam=0).loss(out, y, client.model.w, received), plain)
 
 
 def test_bytes_are_those_of_the_rows_that_exist(clients: list[Client]) -> None:
@@ -161,7 +161,7 @@ def assert_same_clients(left: Server, right: Server) -> None:
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
 def test_without_the_term_it_is_local_to_the_last_bit(run: Run, method: str) -> None:
     keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local", "engine.path": "loop"})
+    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"})
     assert_same_clients(local, run({**keys, "algorithm.name": method, "algorithm.lam": 0}))
     pulled = run({**keys, "algorithm.name": method, "algorithm.lam": 1})
     assert not torch.equal(pulled.state.clients[0]["model.w"], local.state.clients[0]["model.w"])

@@ -56,7 +56,7 @@ def test_rounds_written_out(
 
 def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]
+    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
     mine = {"algorithm.name": "fedproto_averaged"}
     assert torch.equal(run({**keys, **mine, "algorithm.lam": 0.0}).state.server["w"], fedavg)
     assert not torch.equal(run({**keys, **mine}).state.server["w"], fedavg)

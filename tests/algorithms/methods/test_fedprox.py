@@ -37,7 +37,7 @@ def test_rounds_written_out(
 
 
 def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.path": "loop"}
+    keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7, "engine.trainer": "autograd"}
     fedavg = run({**keys, "algorithm.name": "fedavg"})
     assert torch.equal(
         run({**keys, "algorithm.name": "fedprox", "algorithm.mu": 0.0}).state.server["w"], fedavg.state.server["w"]

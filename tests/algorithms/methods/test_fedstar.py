@@ -130,7 +130,7 @@ def test_rounds_written_out(
 ) -> None:
     more = {"algorithm.weight": weight} if weight else {}
     server = start({**keys, **more, "train.batch_size": size})
-    (kind,) = server._kinds["model"]
+    (kind,) = server._built["model"]
     starts = [server.job.initial(kind, "model", i) for i in range(6)]
     assert len({tuple(w.tolist()) for w in starts}) == 6
     folder = Path(keys["data.path"])

@@ -171,7 +171,7 @@ def test_rounds_written_out(
 
 @pytest.mark.parametrize("model", ["gamlp", "gcn"])
 def test_without_its_terms_it_is_fedavg_to_the_last_bit(run: Run, model: str) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "model.name": model}
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
     keys |= {"model.head": "linear"} if model == "gcn" else {}
     fedavg = run({**keys, "algorithm.name": "fedavg"}).state.server["w"]
     off = run({**keys, "algorithm.name": "fgssl", "algorithm.contrast": 0.0, "algorithm.structure": 0.0})

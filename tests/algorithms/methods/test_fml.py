@@ -191,7 +191,7 @@ MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": 
 def test_taught_by_nobody_it_is_local_to_the_last_bit(run: Run, more: Keys) -> None:
     """Models that read hops and such that pass messages, with dropout."""
     keys = {"model": MODELS, "train.dropout": 0.5, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local", "engine.path": "loop"}, rounds=3).state.clients
+    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}, rounds=3).state.clients
     alone, taught = (run({**keys, **ME, **more, "algorithm.alpha": a}, rounds=3).state.clients for a in (1.0, 0.5))
     assert {0, 1, 2} <= set(local)
     for i, tree in local.items():

@@ -14,7 +14,7 @@ from shoal.algorithms.losses.prototypes import bits
 from shoal.algorithms.methods.fpl import FPL, Bank
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import Ask, How, Replies
+from shoal.algorithms.protocol import Ask, Reduce, Replies
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
@@ -112,7 +112,7 @@ def test_the_bank_by_hand(make_context: Callable[..., Any]) -> None:
         return ask
 
     ask = send([[None, None, None]])
-    assert ask.up == {"w": How.SUM, "proto": How.KEEP, "present": How.KEEP}
+    assert ask.up == {"w": Reduce.MEAN, "proto": Reduce.STACK, "present": Reduce.STACK}
     assert ask.phase == "train"
     assert list(server) == ["w"]
     # Class 2: two directions of two clients each. Class 0: too few to cluster.
@@ -151,20 +151,20 @@ def test_unbiased_prototypes_weigh_clusters_not_clients(
 ) -> None:
     client = make_client(make_view(3, [], [0, 1, 2], [0], 3), build("sgc", 3, 3, 0, 0.0, {"layers": 1}))
     w = client.model.w.clone() + 1
-    assert FPL().begin(client, {"w": w}) is None
+    assert FPL().receive(client, {"w": w}) is None
     assert torch.equal(client.model.w, w)
     down = {"w": w, "bank": torch.tensor([[1.0, 3], [5, 5], [3, 5]]), "bank.class": torch.tensor([0, 2, 2]).int()}
-    given = FPL().begin(client, down)
-    assert given is not None
-    assert given.mean_CH.tolist() == [[1, 3], [0, 0], [4, 5]]
-    assert given.known_C.tolist() == [True, False, True]
-    assert (given.class_B.tolist(), given.class_B.dtype) == ([0, 2, 2], torch.int64)
-    assert torch.equal(given.centre_BH, down["bank"])
+    received = FPL().receive(client, down)
+    assert received is not None
+    assert received.mean_CH.tolist() == [[1, 3], [0, 0], [4, 5]]
+    assert received.known_C.tolist() == [True, False, True]
+    assert (received.class_B.tolist(), received.class_B.dtype) == ([0, 2, 2], torch.int64)
+    assert torch.equal(received.centre_BH, down["bank"])
 
 
 def test_without_its_terms_it_is_fedavg_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]
+    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
     off = {"algorithm.name": "fpl", "algorithm.cpcl": 0.0, "algorithm.upcr": 0.0}
     assert torch.equal(run({**keys, **off}).state.server["w"], fedavg)
     assert not torch.equal(run({**keys, "algorithm.name": "fpl"}).state.server["w"], fedavg)

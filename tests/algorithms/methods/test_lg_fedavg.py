@@ -47,7 +47,7 @@ def write(module: nn.Module, classifier: Tensor) -> None:
         top.bias.copy_(classifier[-classes:])
 
 
-@pytest.mark.parametrize(("weight", "path"), [(None, "loop"), ("train", "closed_form"), ("uniform", "stacked")])
+@pytest.mark.parametrize(("weight", "path"), [(None, "autograd"), ("train", "analytic"), ("uniform", "batched")])
 def test_rounds_written_out(
     start: Run,
     patchy: Keys,
@@ -56,7 +56,7 @@ def test_rounds_written_out(
     weight: str | None,
     path: str,
 ) -> None:
-    keys = {**patchy, **NAME, "model.hidden": 8, "engine.path": path}
+    keys = {**patchy, **NAME, "model.hidden": 8, "engine.trainer": path}
     server = start({**keys, "algorithm.weight": weight} if weight else keys)
     clients = plain_clients(server)
     assert torch.equal(server.state.server["w"], read(clients[0].module))
@@ -93,7 +93,7 @@ def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) ->
     """Of three kinds of models only the classifier is downloaded and averaged; client 5 does not count."""
     kinds = [*MODELS[first:], *MODELS[:first]]
     server = start({**NAME, "model": kinds, "heterogeneity.embedding": 7, "rounds": 2}, pool=recorded.on)
-    modules = [copy.deepcopy(server._kinds["model"][i % 3].flat.module) for i in range(6)]
+    modules = [copy.deepcopy(server._built["model"][i % 3].flat.module) for i in range(6)]
     nn.utils.vector_to_parameters(server._initial.clone(), modules[0].parameters())
     assert torch.equal(server.state.server["w"], read(modules[0]))
     server.round()

@@ -115,7 +115,7 @@ def test_a_resume_changes_no_bit(start: Run, run: Run, rows: str) -> None:
 
 def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "participation.ratio": 0.7}
-    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.path": "loop"}).state.server["w"]
+    fedavg = run({**keys, "algorithm.name": "fedavg", "engine.trainer": "autograd"}).state.server["w"]
     off = run({**keys, "algorithm.name": "moon", "algorithm.mu": 0.0})
     assert torch.equal(off.state.server["w"], fedavg)
     assert not any("previous" in kept for kept in off.state.clients.values())
@@ -125,7 +125,7 @@ def test_without_the_term_it_is_fedavg_to_the_last_bit(run: Run) -> None:
 @pytest.mark.parametrize("rows", ["train", "all"])
 def test_the_first_round_is_that_of_fedavg_to_the_last_bit(run: Run, rows: str) -> None:
     """There is no model of before yet."""
-    keys = {"train.dropout": 0.5, "engine.path": "loop", "model": {"name": "gcn", "head": "linear"}}
+    keys = {"train.dropout": 0.5, "engine.trainer": "autograd", "model": {"name": "gcn", "head": "linear"}}
     moon = {**keys, "algorithm.name": "moon", "algorithm.rows": rows}
     for rounds in (1, 2):
         fedavg, found = (run({**keys, "algorithm.name": "fedavg"}, rounds=rounds), run(moon, rounds=rounds))

@@ -127,7 +127,12 @@ def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, patchy: Keys, na
 
 
 def test_switched_off_scaffold_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "algorithm.weight": "uniform"}
+    keys = {
+        "train.dropout": 0.5,
+        "participation.ratio": 0.7,
+        "engine.trainer": "autograd",
+        "algorithm.weight": "uniform",
+    }
     fedavg = run({**keys, "algorithm.name": "fedavg"}).state.server["w"]
     off = run({**keys, "algorithm.name": "scaffold", "algorithm.variate": "off"})
     assert torch.equal(off.state.server["w"], fedavg)
@@ -136,7 +141,12 @@ def test_switched_off_scaffold_is_fedavg_to_the_last_bit(run: Run) -> None:
 
 
 def test_switched_off_feddc_is_fedavg_to_the_last_bit(run: Run) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "algorithm.weight": "uniform"}
+    keys = {
+        "train.dropout": 0.5,
+        "participation.ratio": 0.7,
+        "engine.trainer": "autograd",
+        "algorithm.weight": "uniform",
+    }
     plain = run({**keys, "algorithm.name": "fedavg"})
     parts = {"algorithm.alpha": 0.0, "algorithm.variate": "off", "algorithm.sends": "off"}
     switched_off = run({**keys, "algorithm.name": "feddc", **parts})

@@ -10,10 +10,10 @@ from torch_geometric.utils import to_undirected
 
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.graph.propagation import hops as hops_of
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 FEATURES, CLASSES = 5, 3
 
@@ -51,7 +51,7 @@ def graph_view() -> Callable[..., View]:
         shard = Shard(0, np.arange(nodes), label, indptr.astype(np.int32), indices.astype(np.int32), x, 3 * of_rows + 1)
         smoothed = [(np.eye(nodes, dtype=np.float32) + k) @ x for k in range(1, hops + 1)]
         parts = [np.arange(len(graphs), dtype=np.int32)[rows] for rows in (slice(2), slice(2, 3), slice(3, None))]
-        return View("test", shard, Split(*parts), smoothed, CLASSES, Memo(2**24))
+        return View("test", shard, Split(*parts), smoothed, CLASSES, Cache(2**24))
 
     return graph_view
 
@@ -70,11 +70,11 @@ def propagated() -> Callable[..., tuple[View, list[np.ndarray]]]:
         indices = np.nonzero(adjacency)[1].astype(np.int32)
         shard = Shard(0, np.arange(20), np.arange(20, dtype=np.int32) % CLASSES, indptr, indices, x)
         split = Split(*(np.asarray(part, dtype=np.int32) for part in ([4, 0, 7, 19, 12, 3, 8], [1], [2])))
-        stored = hops_of(indptr, indices, x, Kernel(hops, r))
+        stored = hops_of(indptr, indices, x, PropagationOptions(hops, r))
         with_loops = adjacency + np.eye(20)
         degree = with_loops.sum(1)
         operator = np.diag(degree ** (r - 1)) @ with_loops @ np.diag(degree**-r)
         dense = [np.linalg.matrix_power(operator, k) @ x.astype(np.float64) for k in range(hops + 1)]
-        return View("test", shard, split, stored, CLASSES, Memo(2**24)), dense
+        return View("test", shard, split, stored, CLASSES, Cache(2**24)), dense
 
     return propagated

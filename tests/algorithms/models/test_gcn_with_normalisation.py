@@ -18,7 +18,7 @@ from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
-from shoal.algorithms.training.closed_form.choice import needed_for_closed_form
+from shoal.algorithms.training.analytic.choice import needed_for_analytic
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -168,8 +168,8 @@ def test_parameters_are_those_of_the_plain_model() -> None:
     [({"norm": "batch"}, "model.norm: none"), ({"head": "conv"}, "model.head: linear"), (BOTH, "model.norm: none")],
 )
 def test_gradients_in_closed_form_decline(option: dict[str, Any], needed: str) -> None:
-    assert needed_for_closed_form(FedAvg(), FlatModel(make(**option))) == needed
-    assert needed_for_closed_form(FedAvg(), FlatModel(make())) is None
+    assert needed_for_analytic(FedAvg(), FlatModel(make(**option))) == needed
+    assert needed_for_analytic(FedAvg(), FlatModel(make())) is None
 
 
 @pytest.mark.parametrize("option", [{"norm": "batch"}, {"head": "conv"}])

@@ -20,7 +20,7 @@ from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_together, weighted_sum
+from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.messages.seeds import key
 from shoal.storage.errors import ShoalError
@@ -88,7 +88,7 @@ def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> N
         client = visited(client, number)
         known = [model.logits() for model in client.models.values()]
         losses = {name: taught(client, name, part) for name in OTHER}
-        found = train_together(client, trainer_of(client), losses, part)
+        found = train_jointly(client, trainer_of(client), losses, part)
         streams = {}
         for name, purpose in PURPOSE.items():
             torch.manual_seed(key(0, number, 0, purpose))
@@ -118,7 +118,7 @@ def test_equals_plain_torch(part: str, view: View, make_client: MakeClient) -> N
 
 def trained(client: Client, losses: dict[str, JointLoss], part: str = "train") -> Tree:
     client = visited(client, 1)
-    train_together(client, trainer_of(client), losses, part)
+    train_jointly(client, trainer_of(client), losses, part)
     return {name: client.models[name].w.clone() for name in losses}
 
 
@@ -143,7 +143,7 @@ def test_on_labels_of_training_rows_it_is_the_trainer_s_own_to_the_bit(
     name: str, view: View, make_client: MakeClient
 ) -> None:
     left, right = pair(view, make_client), pair(view, make_client)
-    loss = train_together(left, trainer_of(left), {name: labels_alone(left, name)}, "train")
+    loss = train_jointly(left, trainer_of(left), {name: labels_alone(left, name)}, "train")
     assert loss == {name: trainer_of(right).fit(right, {}, name)}
     assert torch.equal(left.models[name].w, right.models[name].w)
     assert all(torch.equal(right.state[entry], t) for entry, t in left.state.items())
@@ -171,16 +171,14 @@ def test_all_answer_before_the_first_step_and_the_last_is_followed_by_the_call(
         return loss
 
     losses = {name: loss_of(name) for name in ("copilot", MODEL)}
-    train_together(
-        client, trainer_of(client, TrainOptions(2, "sgd", 0.1)), losses, after_epoch=lambda: seen.append(".")
-    )
+    train_jointly(client, trainer_of(client, TrainOptions(2, "sgd", 0.1)), losses, after_epoch=lambda: seen.append("."))
     assert seen == ["copilot", MODEL, "."] * 2
 
 
 def test_reset_moments(view: View, make_client: MakeClient) -> None:
     client = pair(view, make_client)
     options = TrainOptions(2, "adam", 0.02, opt_state="reset")
-    train_together(client, trainer_of(client, options), {name: taught(client, name, "all") for name in OTHER})
+    train_jointly(client, trainer_of(client, options), {name: taught(client, name, "all") for name in OTHER})
     assert client.state == {}
 
 
@@ -188,7 +186,7 @@ def test_a_loss_without_a_term_leaves_its_model(view: View, make_client: MakeCli
     client = pair(view, make_client)
     before = client.models["copilot"].w.clone()
     losses = {MODEL: taught(client, MODEL, "all"), "copilot": lambda outputs: weighted_sum()}
-    found = train_together(client, trainer_of(client), losses)
+    found = train_jointly(client, trainer_of(client), losses)
     assert torch.equal(client.models["copilot"].w, before)
     assert found["copilot"] == 0
     assert found[MODEL] > 0
@@ -199,22 +197,22 @@ def test_a_loss_that_is_not_finite(view: View, make_client: MakeClient) -> None:
     client = pair(view, make_client)
     losses = {MODEL: lambda outputs: label_loss(client, outputs[MODEL], "all") + float("inf")}
     with pytest.raises(ShoalError, match="loss is infinite"):
-        train_together(client, trainer_of(client), losses)
+        train_jointly(client, trainer_of(client), losses)
 
 
 def test_what_cannot_be_done_in_one_step_of_all_rows(view: View, make_client: MakeClient) -> None:
     client = pair(view, make_client)
     with pytest.raises(ShoalError, match=r"^train.batch_size: .* leave it out$"):
-        train_together(client, trainer_of(client, TrainOptions(batch_size=4)), {MODEL: taught(client, MODEL, "all")})
+        train_jointly(client, trainer_of(client, TrainOptions(batch_size=4)), {MODEL: taught(client, MODEL, "all")})
     drawing = pair(view, make_client, fanouts=[2, 2])
     losses = {name: taught(drawing, name, "all") for name in OTHER}
     with pytest.raises(ShoalError, match=r"^algorithm.copilot.fanouts: .* leave it out$"):
-        train_together(drawing, trainer_of(drawing), losses)
+        train_jointly(drawing, trainer_of(drawing), losses)
     # Of a model that is not trained nothing is asked.
-    train_together(drawing, trainer_of(drawing), {MODEL: labels_alone(drawing, MODEL, "all")})
+    train_jointly(drawing, trainer_of(drawing), {MODEL: labels_alone(drawing, MODEL, "all")})
     turned = Client(drawing.info, view, {MODEL: drawing.models["copilot"]}, {}, {}, drawing.random)
     with pytest.raises(ShoalError, match=r"^model.fanouts: "):
-        train_together(turned, trainer_of(turned), {MODEL: labels_alone(turned, MODEL)})
+        train_jointly(turned, trainer_of(turned), {MODEL: labels_alone(turned, MODEL)})
 
 
 def test_labels_by_hand(make_view: Callable[..., View], make_client: MakeClient) -> None:

@@ -194,12 +194,12 @@ def test_a_regularizer_is_made_once_a_visit_and_added_in_every_step(
     made: list[Client] = []
 
     class Pulled(Algorithm):
-        def regularizer(self, client: Client, given: Tree) -> Callable[[], Tensor]:
+        def regularizer(self, client: Client, received: Tree) -> Callable[[], Tensor]:
             made.append(client)
-            return lambda: given["strength"] * client.model.flat.w.square().sum()
+            return lambda: received["strength"] * client.model.flat.w.square().sum()
 
-    def pulled(out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
-        return cross_entropy(out, y, w, given) + 0.3 * w.square().sum()
+    def pulled(out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
+        return cross_entropy(out, y, w, received) + 0.3 * w.square().sum()
 
     down = {"strength": torch.tensor(0.3)}
     left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
@@ -312,10 +312,10 @@ def test_a_loss_of_its_own_stands_in_the_place_of_the_method_s_loss_and_term(
     view: View, module: nn.Module, make_client: MakeClient
 ) -> None:
     class Loud(Algorithm):
-        def loss(self, out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+        def loss(self, out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
             raise AssertionError("not asked for")
 
-        def regularizer(self, client: Client, given: Tree) -> Callable[[], Tensor]:
+        def regularizer(self, client: Client, received: Tree) -> Callable[[], Tensor]:
             raise AssertionError("not asked for")
 
     settings = options("sgd", epochs=2, batch_size=3)
@@ -324,8 +324,8 @@ def test_a_loss_of_its_own_stands_in_the_place_of_the_method_s_loss_and_term(
         client, {}, loss=cross_entropy, term=lambda: 0.3 * client.model.flat.w.square().sum()
     )
 
-    def both(out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
-        return cross_entropy(out, y, w, given) + 0.3 * w.square().sum()
+    def both(out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
+        return cross_entropy(out, y, w, received) + 0.3 * w.square().sum()
 
     expected = trainer_of(inside, settings).fit(inside, {}, loss=both)
     assert found == pytest.approx(expected, rel=1e-6)
@@ -358,11 +358,11 @@ def test_an_optimizer_for_a_loop_of_its_own(model: str, opt_state: str, pair: Cl
     for _ in range(2):
         visit = Client(pair.info, pair.data, pair.models, dict(state), {}, pair.random)
         known = own.logits()
-        with trainer.optimizer(visit, model) as given:
+        with trainer.optimizer(visit, model) as received:
             for _ in range(3):
-                given.zero_grad(set_to_none=False)
+                received.zero_grad(set_to_none=False)
                 (own.flat.w - 1).square().sum().backward()
-                given.step()
+                received.step()
         assert own.logits() is not known
         state = {name: t.clone() for name, t in visit.state.items()}
         if opt_state == "reset":
@@ -384,10 +384,10 @@ def test_a_reset_optimizer_forgets_moments_that_were_kept(
     trainer = trainer_of(client, options("adam", opt_state="reset"))
     start = client.model.w.clone()
 
-    def broken(out: Output, y: Tensor, w: Tensor, given: Tree) -> Tensor:
+    def broken(out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
         if not (client.model.w == start).all():
             raise RuntimeError("on purpose")
-        return cross_entropy(out, y, w, given)
+        return cross_entropy(out, y, w, received)
 
     with pytest.raises(RuntimeError, match="on purpose"):
         trainer.fit(client, {}, loss=broken)

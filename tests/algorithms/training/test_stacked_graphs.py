@@ -16,9 +16,9 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.batched.batched_inputs import JoinedMatrices, numbers_of_row
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer, needed_to_batch
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.algorithms.training.stacked.stacked_inputs import JoinedMatrices, numbers_of_row
-from shoal.algorithms.training.stacked.stacked_training import StackedTrainer, needed_to_stack
 from shoal.engine.rounds.server import Server
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
@@ -79,7 +79,7 @@ def test_equals_the_loop_over_two_visits(
     for _ in range(2):
         losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
         shared.module.eval()
-        assert StackedTrainer(shared, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
+        assert BatchedTrainer(shared, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
             losses, rel=1e-4
         )
         for client, twin, w in zip(alone, stacked, w_BP):
@@ -107,7 +107,7 @@ def sparse_of(x_NF: Any) -> SparseMatrix:
 def test_what_does_not_stack(name: str, options: dict[str, Any], stacks: bool) -> None:
     model = FlatModel(build(name, FEATURES, CLASSES, 0, 0.0, options))
     why = "a decoupled model (one that reads hops, such as sgc), or gcn, gin, sage or gcnii on the whole graph"
-    assert needed_to_stack(Algorithm(), model, TrainOptions()) == (None if stacks else why)
+    assert needed_to_batch(Algorithm(), model, TrainOptions()) == (None if stacks else why)
 
 
 def test_products_side_by_side() -> None:
@@ -153,6 +153,6 @@ def test_what_a_row_takes() -> None:
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_whole_runs(run: Callable[..., Server], model: str) -> None:
     keys = {"model.name": model, "train.dropout": 0.3, "participation.ratio": 0.7, "engine.cell_size": 4}
-    loop, stacked = run({**keys, "engine.path": "loop"}), run({**keys, "engine.path": "stacked"})
+    loop, stacked = run({**keys, "engine.trainer": "autograd"}), run({**keys, "engine.trainer": "batched"})
     for name, tensor in loop.state.server.items():
         torch.testing.assert_close(stacked.state.server[name], tensor, rtol=1e-3, atol=1e-4)

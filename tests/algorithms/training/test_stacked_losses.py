@@ -12,8 +12,8 @@ import torch
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.methods.fedprox import FedProx
 from shoal.algorithms.methods.registry.load import describe, load
-from shoal.algorithms.training.stacked.stacked_model import StackedGiven, form_of
-from shoal.algorithms.training.stacked.stacked_training import StackedTrainer
+from shoal.algorithms.training.batched.batched_model import BatchedReceived, form_of
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
@@ -88,24 +88,24 @@ def distance(one: Server, other: Server) -> float:
 def test_whole_runs(run: Run, uneven: dict[str, Any], case: str) -> None:
     """Clients that come and go: some were sent prototypes, some none, one has no training node."""
     keys = {**KEYS, **uneven, **CASES[case]}
-    loop, stacked = run({**keys, "engine.path": "loop"}), run({**keys, "engine.path": "stacked"})
+    loop, stacked = run({**keys, "engine.trainer": "autograd"}), run({**keys, "engine.trainer": "batched"})
     assert distance(stacked, loop) < 1e-4
     # What the term is worth.
     name, weight = next((key, value) for key, value in keys["algorithm"].items() if key != "name")
-    without = {**keys, "algorithm": {**keys["algorithm"], name: 0.0}, "engine.path": "stacked"}
-    doubled = {**keys, "algorithm": {**keys["algorithm"], name: 2 * weight}, "engine.path": "stacked"}
+    without = {**keys, "algorithm": {**keys["algorithm"], name: 0.0}, "engine.trainer": "batched"}
+    doubled = {**keys, "algorithm": {**keys["algorithm"], name: 2 * weight}, "engine.trainer": "batched"}
     assert min(distance(run(other), loop) for other in (without, doubled)) > 1e-3
 
 
 def test_those_who_were_given_the_like_are_together(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, fit = [], StackedTrainer.fit
+    sizes, fit = [], BatchedTrainer.fit
 
-    def noted(self: StackedTrainer, clients: Any, *given: Any) -> torch.Tensor:
+    def noted(self: BatchedTrainer, clients: Any, *received: Any) -> torch.Tensor:
         sizes.append(len(clients))
-        return fit(self, clients, *given)
+        return fit(self, clients, *received)
 
-    monkeypatch.setattr(StackedTrainer, "fit", noted)
-    keys = {**KEYS, **CASES["fedproto"], "participation.ratio": 1.0, "engine.path": "stacked"}
+    monkeypatch.setattr(BatchedTrainer, "fit", noted)
+    keys = {**KEYS, **CASES["fedproto"], "participation.ratio": 1.0, "engine.trainer": "batched"}
     run(keys)
     # Client 5 has nothing to train.
     assert sizes == [5, 5, 5]
@@ -115,8 +115,8 @@ def test_those_who_were_given_the_like_are_together(run: Run, monkeypatch: pytes
 class Nearer(FedProx):
     """One with another loss."""
 
-    def loss(self, *given: Any) -> torch.Tensor:
-        return 2 * super().loss(*given)
+    def loss(self, *received: Any) -> torch.Tensor:
+        return 2 * super().loss(*received)
 
 
 def test_a_new_loss_has_to_say_so_anew() -> None:
@@ -135,7 +135,7 @@ class WithTerm(FedPG):
 
     loss_of_several: ClassVar[bool] = True
 
-    def regularizer(self, client: Any, given: Any) -> Any:
+    def regularizer(self, client: Any, received: Any) -> Any:
         return None
 
 
@@ -145,7 +145,7 @@ class WithTerms(WithTerm):
 
     loss_of_several: ClassVar[bool] = True
 
-    def regularizers(self, clients: Any, w_BP: Any, given: Any) -> Any:
+    def regularizers(self, clients: Any, w_BP: Any, received: Any) -> Any:
         return None
 
 
@@ -187,9 +187,9 @@ class Mine(FedAvg):
         ("return {}['missing']", r"KeyError: 'missing'"),
     ],
 )
-def test_a_wrong_term_of_several_is_named(run: Run, tmp_path: Path, given: str, line: str) -> None:
-    (tmp_path / "mine.py").write_text(TERMS.replace("RETURN", given))
-    keys = {**KEYS, "engine.path": "stacked", "participation.ratio": 1.0}
+def test_a_wrong_term_of_several_is_named(run: Run, tmp_path: Path, received: str, line: str) -> None:
+    (tmp_path / "mine.py").write_text(TERMS.replace("RETURN", received))
+    keys = {**KEYS, "engine.trainer": "batched", "participation.ratio": 1.0}
     with pytest.raises(ShoalError, match=rf"clients \[0, 1, 2, 3, 4\]: .*mine\.py.*regularizers.*{line}"):
         run({**keys, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine"})
 
@@ -206,15 +206,15 @@ def test_forms() -> None:
 def test_trees_of_several() -> None:
     """What all share is not copied."""
     shared = torch.ones(2)
-    stacked = StackedGiven([{"w": shared, "own": (torch.tensor(float(i)), None)} for i in range(3)])
+    stacked = BatchedReceived([{"w": shared, "own": (torch.tensor(float(i)), None)} for i in range(3)])
     assert [tensor.shape for tensor in stacked.tensors] == [(2,), (3,)]
     assert stacked.tensors[0] is shared
     assert stacked.in_dims == [None, 0]
     one = stacked.of_one([shared, torch.tensor(2.0)])
     assert one["w"] is shared
     assert one["own"] == (torch.tensor(2.0), None)
-    assert StackedGiven([None, None]).of_one([]) is None
+    assert BatchedReceived([None, None]).of_one([]) is None
     # Of three, the first and the last of which have the same.
-    mixed = StackedGiven([[shared], [three := torch.tensor([3.0, 3.0])], [shared]])
+    mixed = BatchedReceived([[shared], [three := torch.tensor([3.0, 3.0])], [shared]])
     assert mixed.in_dims == [0]
     assert torch.equal(mixed.tensors[0], torch.stack([shared, three, shared]))

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoal.algorithms.protocol import How, Tree, Upload
-from shoal.engine.cluster.ray_pool import Assembly, Piece
+from shoal.algorithms.protocol import Reduce, Tree, Upload
+from shoal.engine.cluster.ray_pool import Assembly, Task
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import reduce_cell
 from shoal.storage.errors import ShoalError
 
-UP = {"sum": How.SUM, "rows": How.SUM, "kept": How.KEEP, "mixed": How.MIX, "list": How.LIST}
+UP = {"sum": Reduce.MEAN, "rows": Reduce.MEAN, "kept": Reduce.STACK, "mixed": Reduce.MIX, "list": Reduce.GATHER}
 
 
 def cell(ids: Sequence[int]) -> Cell:
@@ -70,14 +70,14 @@ def test_split_and_join_give_the_bits_of_the_whole(data: st.DataObject) -> None:
     failing = data.draw(st.sets(st.sampled_from(ids)))
     uploads = uploads_of(ids, data.draw(st.integers(0, 10**6)))
     assembly = Assembly()
-    whole_piece = Piece(5, cell(ids), losses=1)
-    pieces = assembly.split(whole_piece)
-    assert [list(piece.cell.ids) for piece in pieces] == [[i] for i in ids]
-    assert all((piece.position, piece.losses) == (5, 1) for piece in pieces)
+    whole_piece = Task(5, cell(ids), losses=1)
+    tasks = assembly.split(whole_piece)
+    assert [list(task.cell.ids) for task in tasks] == [[i] for i in ids]
+    assert all((task.position, task.losses) == (5, 1) for task in tasks)
     joined = None
-    for number, piece in enumerate(data.draw(st.permutations(pieces))):
+    for number, task in enumerate(data.draw(st.permutations(tasks))):
         assert joined is None, number
-        joined = assembly.join(piece, outcome_of(piece.cell.ids, uploads, failing, piece.cell.score))
+        joined = assembly.join(task, outcome_of(task.cell.ids, uploads, failing, task.cell.score))
     expected = outcome_of(ids, uploads, failing, whole_piece.cell.score)
     assert joined is not None
     for name in ("ids", "losses", "bytes_up", "failures"):
@@ -97,10 +97,10 @@ def test_split_and_join_give_the_bits_of_the_whole(data: st.DataObject) -> None:
 def test_cells_of_a_phase_do_not_mix() -> None:
     uploads = uploads_of([0, 1, 2, 3], 0)
     assembly = Assembly()
-    first, second = assembly.split(Piece(0, cell([0, 1]))), assembly.split(Piece(1, cell([2, 3])))
+    first, second = assembly.split(Task(0, cell([0, 1]))), assembly.split(Task(1, cell([2, 3])))
     joined = [
-        assembly.join(piece, outcome_of(piece.cell.ids, uploads, set(), frozenset()))
-        for piece in (first[0], second[1], second[0], first[1])
+        assembly.join(task, outcome_of(task.cell.ids, uploads, set(), frozenset()))
+        for task in (first[0], second[1], second[0], first[1])
     ]
     assert joined[:2] == [None, None]
     assert [outcome.ids for outcome in joined if outcome is not None] == [[2, 3], [0, 1]]
@@ -108,20 +108,20 @@ def test_cells_of_a_phase_do_not_mix() -> None:
 
 def test_what_was_not_split_passes() -> None:
     assembly = Assembly()
-    piece, outcome = Piece(0, cell([0, 1])), Outcome(ids=[0, 1])
-    assert assembly.join(piece, outcome) is outcome
-    alone = Piece(1, cell([4]))
+    task, outcome = Task(0, cell([0, 1])), Outcome(ids=[0, 1])
+    assert assembly.join(task, outcome) is outcome
+    alone = Task(1, cell([4]))
     assert assembly.split(alone) == [alone]
     assert assembly.join(alone, outcome) is outcome
 
 
 def test_shapes_that_differ_are_refused_as_in_one_go() -> None:
-    up = {"w": How.SUM}
+    up = {"w": Reduce.MEAN}
     assembly = Assembly()
-    pieces = assembly.split(Piece(0, cell([0, 1])))
+    tasks = assembly.split(Task(0, cell([0, 1])))
     outcomes = [Outcome(ids=[i]) for i in range(2)]
     for i, outcome in enumerate(outcomes):
         reduce_cell([Upload({"w": torch.ones(i + 2)})], up, outcome)
-    assert assembly.join(pieces[0], outcomes[0]) is None
+    assert assembly.join(tasks[0], outcomes[0]) is None
     with pytest.raises(ShoalError, match=r"^upload\(\) gives 'w' as \[2\] at client 0 and as \[3\] at client 1;"):
-        assembly.join(pieces[1], outcomes[1])
+        assembly.join(tasks[1], outcomes[1])

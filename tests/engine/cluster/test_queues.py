@@ -7,25 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.cluster.ray_pool import Piece, Queues
+from shoal.engine.cluster.ray_pool import Queues, Task
 from shoal.engine.messages.cell import evaluation_cell
 
 EVERYONE = frozenset(range(100))
 
 
-def piece(position: int, cost: float = 1.0, ids: Sequence[int] | None = None, losses: int = 0) -> Piece:
-    return Piece(position, evaluation_cell(1, [position] if ids is None else ids, {}, {}, cost), losses)
+def task(position: int, cost: float = 1.0, ids: Sequence[int] | None = None, losses: int = 0) -> Task:
+    return Task(position, evaluation_cell(1, [position] if ids is None else ids, {}, {}, cost), losses)
 
 
 def filled(places: Sequence[int], costs: Sequence[float] | None = None, seconds: float = math.inf) -> Queues:
     """Queues of two hosts; every piece takes so many seconds."""
-    queues = Queues(2, lambda piece: seconds)
-    queues.fill([piece(p, 1.0 if costs is None else costs[p]) for p in range(len(places))], places)
+    queues = Queues(2, lambda task: seconds)
+    queues.fill([task(p, 1.0 if costs is None else costs[p]) for p in range(len(places))], places)
     return queues
 
 
 def take(queues: Queues, host: int, sees: frozenset[int] = EVERYONE, alone: bool = False, **kind: bool) -> list[int]:
-    return [piece.position for piece in queues.take(host, sees, alone, **{"never_lost": False, **kind})]
+    return [task.position for task in queues.take(host, sees, alone, **{"never_lost": False, **kind})]
 
 
 def test_the_largest_first_and_of_equals_the_first() -> None:
@@ -56,23 +56,23 @@ def test_its_own_before_those_of_others() -> None:
 
 
 def test_from_the_fullest_of_other_queues() -> None:
-    queues = Queues(3, lambda piece: math.inf)
-    queues.fill([piece(p) for p in range(5)], [1, 2, 2, 2, 1])
+    queues = Queues(3, lambda task: math.inf)
+    queues.fill([task(p) for p in range(5)], [1, 2, 2, 2, 1])
     assert take(queues, 0) == [1]
 
 
 def test_nothing_whose_data_it_does_not_see() -> None:
-    queues = Queues(2, lambda piece: math.inf)
-    queues.fill([piece(0, 9.0, [0, 1]), piece(1, 1.0, [2])], [0, 0])
+    queues = Queues(2, lambda task: math.inf)
+    queues.fill([task(0, 9.0, [0, 1]), task(1, 1.0, [2])], [0, 0])
     assert take(queues, 1, frozenset({1, 2})) == [1]
     assert take(queues, 1, frozenset({1, 2})) == []
     assert take(queues, 1, frozenset({0, 1})) == [0]
 
 
 def test_what_was_lost_runs_alone() -> None:
-    queues = Queues(1, lambda piece: 0.0)
-    queues.fill([piece(p) for p in range(4)], [0] * 4)
-    queues.add(0, [piece(7, losses=1), piece(8, losses=1)])
+    queues = Queues(1, lambda task: 0.0)
+    queues.fill([task(p) for p in range(4)], [0] * 4)
+    queues.add(0, [task(7, losses=1), task(8, losses=1)])
     # Behind a call that is under way only what was never lost may follow.
     assert take(queues, 0, never_lost=True) == [0, 1, 2]
     assert take(queues, 0) == [8]
@@ -81,31 +81,31 @@ def test_what_was_lost_runs_alone() -> None:
 
 
 def test_what_was_lost_does_not_follow_others_in_a_call() -> None:
-    queues = Queues(1, lambda piece: 0.0)
-    queues.add(0, [piece(7, losses=1), piece(1), piece(2)])
+    queues = Queues(1, lambda task: 0.0)
+    queues.add(0, [task(7, losses=1), task(1), task(2)])
     assert take(queues, 0, alone=True) == [2, 1]
     assert take(queues, 0, alone=True) == [7]
 
 
 def test_added_pieces_are_taken_first() -> None:
     queues = filled([0, 1])
-    queues.add(0, [piece(5), piece(6)])
+    queues.add(0, [task(5), task(6)])
     assert take(queues, 0) == [6]
     assert take(queues, 0) == [5]
 
 
 def test_to_the_shortest_of_some() -> None:
-    queues = Queues(3, lambda piece: math.inf)
-    queues.fill([piece(p) for p in range(3)], [0, 0, 1])
-    queues.add_to_shortest([0, 1], piece(9))
+    queues = Queues(3, lambda task: math.inf)
+    queues.fill([task(p) for p in range(3)], [0, 0, 1])
+    queues.add_to_shortest([0, 1], task(9))
     assert take(queues, 1) == [9]
-    queues.add_to_shortest([0, 1, 2], piece(8))
+    queues.add_to_shortest([0, 1, 2], task(8))
     assert take(queues, 2) == [8]
 
 
 def test_pieces_are_replaced_in_their_places() -> None:
     queues = filled([0, 0, 1])
-    queues.replace(0, lambda old: [piece(old.position + 10), piece(old.position + 20)])
+    queues.replace(0, lambda old: [task(old.position + 10), task(old.position + 20)])
     assert queues.clients() == {10, 11, 20, 21, 2}
     assert [take(queues, 0) for _ in range(4)] == [[20], [10], [21], [11]]
 
@@ -115,8 +115,8 @@ def test_every_piece_is_taken_once_by_a_host_that_sees_it(data: st.DataObject) -
     hosts = data.draw(st.integers(1, 3))
     costs = data.draw(st.lists(st.floats(0, 10), max_size=12))
     sees = [frozenset(data.draw(st.sets(st.integers(0, 11)))) for _ in range(hosts)]
-    queues = Queues(hosts, lambda piece: data.draw(st.sampled_from([0.01, 0.3, math.inf])))
-    queues.fill([piece(p, cost) for p, cost in enumerate(costs)], [data.draw(st.integers(0, hosts - 1)) for _ in costs])
+    queues = Queues(hosts, lambda task: data.draw(st.sampled_from([0.01, 0.3, math.inf])))
+    queues.fill([task(p, cost) for p, cost in enumerate(costs)], [data.draw(st.integers(0, hosts - 1)) for _ in costs])
     taken: list[int] = []
     idle = 0
     while idle <= hosts:

@@ -16,7 +16,7 @@ import pytest
 import ray
 import torch
 
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.hosts.federation import LocalPool
@@ -30,7 +30,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import DOMAINS, shard_path
 
 MakeJob = Callable[..., Job]
-UP = {"w": How.SUM, "process": How.LIST}
+UP = {"w": Reduce.MEAN, "process": Reduce.GATHER}
 PAIRS = ([0, 1], [2, 3], [4, 5])
 SKIP = {"engine.on_client_error": "skip"}
 
@@ -93,7 +93,7 @@ def pool_of(hosts: list[Any]) -> Callable[..., RayPool]:
         pool = RayPool(hosts, job, cell_timeout, retries)
         pool.require_data(range(6))
         while pool.hosts != (2, 2):
-            pool.roster.invite()
+            pool.roster.call_back()
             pool.roster.wait((), 1.0)
         return pool
 
@@ -289,7 +289,7 @@ def enter_in_turn(pool: RayPool, job: Job, hidden: dict[int, Sequence[int]]) -> 
         for file in files:
             file.rename(file.with_suffix(".away"))
         while host not in roster.ready:
-            roster.invite()
+            roster.call_back()
             roster.wait((), 1.0)
         for file in files:
             file.with_suffix(".away").rename(file)

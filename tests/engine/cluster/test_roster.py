@@ -27,7 +27,7 @@ EVERYONE = frozenset(range(6))
 def gather(roster: Roster) -> None:
     """Waits until every host is at work."""
     while len(roster.ready) < len(roster.hosts):
-        roster.invite()
+        roster.call_back()
         assert roster.wait((), 1.0) == []
 
 
@@ -50,22 +50,22 @@ def test_all_are_away_at_first_and_enter_once_they_are_asked(hosts: list[Any], j
     roster = Roster(hosts, job_of())
     assert (roster.ready, roster.entering, roster.events) == ({}, {}, [])
     assert roster.unseen(EVERYONE) == EVERYONE
-    assert roster.who_sees([0]) == []
+    assert roster.hosts_with([0]) == []
     # There is nothing to wait for.
     assert roster.wait((), 1.0) == []
-    roster.invite()
+    roster.call_back()
     assert sorted(roster.entering.values()) == [0, 1]
     # Who was asked is not asked again.
-    roster.invite()
+    roster.call_back()
     assert len(roster.entering) == 2
     gather(roster)
     assert roster.entering == {}
-    assert {host: (sight.clients, sight.machine) for host, sight in roster.ready.items()} == {
+    assert {host: (locality.clients, locality.machine) for host, locality in roster.ready.items()} == {
         host: (EVERYONE, machine()) for host in (0, 1)
     }
     assert roster.unseen([2, 7]) == {7}
-    assert sorted(roster.who_sees([0, 5])) == [0, 1]
-    assert roster.who_sees([0, 7]) == []
+    assert sorted(roster.hosts_with([0, 5])) == [0, 1]
+    assert roster.hosts_with([0, 7]) == []
     assert roster.events == []
 
 
@@ -73,10 +73,10 @@ def test_who_leaves_is_away_and_comes_back(hosts: list[Any], job_of: MakeJob) ->
     roster = Roster(hosts, job_of())
     gather(roster)
     roster.leaves(1)
-    assert roster.who_sees([3]) == [0]
+    assert roster.hosts_with([3]) == [0]
     roster.leaves(0)
     # While nobody is at work, those that saw it before are expected back.
-    assert sorted(roster.who_sees([3])) == [0, 1]
+    assert sorted(roster.hosts_with([3])) == [0, 1]
     assert roster.unseen([3]) == {3}
     gather(roster)
     assert sorted(roster.events) == [f"host {host} is back, on {machine()}" for host in (0, 1)]
@@ -87,7 +87,7 @@ def test_calls_that_are_done_are_given_those_that_enter_are_not(hosts: list[Any]
     roster = Roster(hosts, job)
     gather(roster)
     roster.leaves(1)
-    roster.invite()
+    roster.call_back()
     call = hosts[0].run_call.remote(job.id, [evaluation_cell(1, [2], {}, {})], {})
     found: list[Any] = []
     while not found or 1 not in roster.ready:
@@ -109,7 +109,7 @@ def test_a_client_counts_if_all_its_files_are_there(
     with taken_away(job.store_path / path):
         gather(roster)
     assert roster.unseen(EVERYONE) == {4}
-    assert roster.who_sees([3, 4]) == []
+    assert roster.hosts_with([3, 4]) == []
     assert str(roster.refusal({4})) == (
         f"{job.store}: no host sees the files (shard, split, hops) of clients 4; hosts run on {machine()}; "
         "put the store on a file system they share, or manifest.json and those files on a disk of one of them"
@@ -180,12 +180,12 @@ def test_a_host_that_comes_back_and_cannot_be_used_stays_idle(
     gather(roster)
     (said,) = roster.events
     assert said.startswith(f"host 1 is back and stays idle: {manifest}: ")
-    assert roster.who_sees([3]) == [0]
+    assert roster.hosts_with([3]) == [0]
     # The next job finds it as any other.
     manifest.write_text(sound)
     again = Roster(hosts, replace(job, id=f"{job.id} again"))
     gather(again)
-    assert sorted(again.who_sees([3])) == [0, 1]
+    assert sorted(again.hosts_with([3])) == [0, 1]
 
 
 @pytest.mark.parametrize("verify", ["first-read", "never"])

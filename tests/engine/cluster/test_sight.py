@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.cluster.roster import look
+from shoal.engine.cluster.roster import local_clients
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.environment import environment
@@ -26,32 +26,32 @@ def job(start: Callable[..., Server], tmp_path: Path) -> Job:
 
 
 def test_everything_is_here(job: Job) -> None:
-    sight = look(job, "10.0.0.1")
-    assert (sight.machine, sight.clients) == ("10.0.0.1", frozenset(range(6)))
-    assert sight.environment == environment("cpu")
+    locality = local_clients(job, "10.0.0.1")
+    assert (locality.machine, locality.clients) == ("10.0.0.1", frozenset(range(6)))
+    assert locality.environment == environment("cpu")
 
 
 def test_a_client_needs_shard_split_and_hops(job: Job) -> None:
-    assert job.kernel is not None
-    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.kernel, 5))):
+    assert job.propagation is not None
+    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.propagation, 5))):
         (job.store_path / path).unlink()
-        assert client not in look(job, "here").clients
-    assert look(job, "here").clients == {1, 3, 4}
+        assert client not in local_clients(job, "here").clients
+    assert local_clients(job, "here").clients == {1, 3, 4}
     # Without hops none are missed.
-    assert look(replace(job, kernel=None), "here").clients == {1, 3, 4, 5}
+    assert local_clients(replace(job, propagation=None), "here").clients == {1, 3, 4, 5}
 
 
 def test_other_files_are_no_clients(job: Job) -> None:
     for name in ("00009.arrow.unfinished", "notes.arrow", "00008"):
         (job.store_path / shard_path(0)).with_name(name).touch()
-    assert look(job, "here").clients == set(range(6))
+    assert local_clients(job, "here").clients == set(range(6))
 
 
 @pytest.mark.parametrize("missing", [NAME, "clients", "splits", "hops"])
 def test_nothing_without_manifest_or_folder(job: Job, missing: str) -> None:
     path = job.store_path / missing
     path.unlink() if path.is_file() else shutil.rmtree(path)
-    assert look(job, "here").clients == frozenset()
+    assert local_clients(job, "here").clients == frozenset()
 
 
 def test_training_nodes_are_looked_for_where_they_are_what_training_sees(
@@ -60,14 +60,14 @@ def test_training_nodes_are_looked_for_where_they_are_what_training_sees(
     config = configure({"data.store": str(tmp_path / "store"), "data.inductive": True})
     job = make_job(config, prepare(config), "test")
     below = job.store_path / training_path(job.split)
-    assert job.kernel is not None
-    assert look(job, "here").clients == set(range(6))
-    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.kernel, 5))):
+    assert job.propagation is not None
+    assert local_clients(job, "here").clients == set(range(6))
+    for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.propagation, 5))):
         (below / path).unlink()
-        assert client not in look(job, "here").clients
-    assert look(replace(job, training=""), "here").clients == set(range(6))
+        assert client not in local_clients(job, "here").clients
+    assert local_clients(replace(job, training=""), "here").clients == set(range(6))
     (below / NAME).unlink()
-    assert look(job, "here").clients == frozenset()
+    assert local_clients(job, "here").clients == frozenset()
 
 
 def test_whole_graphs_are_seen_behind_the_clients(
@@ -76,13 +76,13 @@ def test_whole_graphs_are_seen_behind_the_clients(
     whole = start(three_domains.keys).job
     job = replace(whole, store=str(shutil.copytree(whole.store, tmp_path / "store")), id=str(tmp_path))
     graphs = job.store_path / DOMAINS
-    assert look(job, "here").clients == set(range(8))
+    assert local_clients(job, "here").clients == set(range(8))
     # Where none is evaluated none is looked for.
-    assert look(replace(job, domains=()), "here").clients == set(range(5))
+    assert local_clients(replace(job, domains=()), "here").clients == set(range(5))
     (graphs / shard_path(1)).unlink()
     (graphs / split_path(job.split, 2)).unlink()
-    assert look(job, "here").clients == {0, 1, 2, 3, 4, 5}
+    assert local_clients(job, "here").clients == {0, 1, 2, 3, 4, 5}
     (graphs / NAME).unlink()
-    assert look(job, "here").clients == set(range(5))
+    assert local_clients(job, "here").clients == set(range(5))
     # Such a machine can work for clients.
     Host().open(job)

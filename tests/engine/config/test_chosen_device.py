@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.config.chosen_device import chosen_device
 from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
 from shoal.storage.errors import ShoalError
 
 
@@ -26,7 +26,7 @@ from shoal.storage.errors import ShoalError
     ],
 )
 def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: str) -> None:
-    assert chosen_device(configure(keys)) == device
+    assert device_choice(configure(keys)) == device
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: 
 )
 def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
-        chosen_device(configure(keys))
+        device_choice(configure(keys))

@@ -9,7 +9,7 @@ import yaml
 
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.config.config_text import with_seal
-from shoal.engine.config.run_identity import number_keys
+from shoal.engine.config.run_identity import identity_keys
 from shoal.storage.datasets.synthetic.twin import ORIGINALS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import TWINS
@@ -55,7 +55,7 @@ def test_the_twin_of_a_dataset_that_is_not_at_hand(file: Path) -> None:
     plain = parse_config({**products, "data": {**products["data"], "dataset": "products-like"}}, "here")
     assert twin.data.dataset == "products-like"
     assert parse_config(twin.plain(), "here") == twin
-    assert number_keys(twin.plain()) == number_keys(plain.plain()), "one run, by whatever name"
+    assert identity_keys(twin.plain()) == identity_keys(plain.plain()), "one run, by whatever name"
     assert set(TWINS.values()) == set(ORIGINALS)
     with pytest.raises(ShoalError, match=r"data\.synthetic: there are synthetic twins of ogbn-arxiv, .* found 'sbm'"):
         load_config(file, ["data.synthetic=true"])

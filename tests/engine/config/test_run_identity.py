@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.config.config import parse_config
-from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, flatten, number_keys
+from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, flatten, identity_keys
 
 PLAIN: dict[str, Any] = {"name": "keys", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
 VALUES = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -26,7 +26,7 @@ TREES = st.recursive(
     [
         "seed", "rounds", "data.dataset", "data.path", "data.split_seed", "partition.clients", "model.hidden",
         "model.0.name", "train.lr", "algorithm.name", "participation.trace", "evaluation.every", "evaluation.domains",
-        "engine.cell_size", "engine.device", "engine.path", "engine.precision", "engine.threads",
+        "engine.cell_size", "engine.device", "engine.trainer", "engine.precision", "engine.threads",
         "resources.server_gpus", "names", "data.rooted", "engines", "runs.root",
     ],
 )  # fmt: skip
@@ -72,39 +72,39 @@ def test_an_empty_section_is_a_value() -> None:
 
 def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
     default, served = (
-        number_keys(parse_config({**PLAIN, "resources": {"server_gpus": share}}, "test").plain())
+        identity_keys(parse_config({**PLAIN, "resources": {"server_gpus": share}}, "test").plain())
         for share in (0.0, 0.25)
     )
     assert "resources.server_gpus" not in default
     assert served == {**default, "resources.server_gpus": 0.25}
     assert default["train.lr"] == 0.01
-    without = number_keys(parse_config({**PLAIN, "evaluation": {"domains": False}}, "test").plain())
+    without = identity_keys(parse_config({**PLAIN, "evaluation": {"domains": False}}, "test").plain())
     assert "evaluation.domains" not in default
     assert without == {**default, "evaluation.domains": False}
-    by_area = number_keys(parse_config({**PLAIN, "evaluation": {"metric": "roc_auc"}}, "test").plain())
+    by_area = identity_keys(parse_config({**PLAIN, "evaluation": {"metric": "roc_auc"}}, "test").plain())
     assert "evaluation.metric" not in default
     assert by_area == {**default, "evaluation.metric": "roc_auc"}
-    started = number_keys(parse_config({**PLAIN, "model": {"pretrained": "/gnn"}}, "test").plain())
+    started = identity_keys(parse_config({**PLAIN, "model": {"pretrained": "/gnn"}}, "test").plain())
     assert "model.pretrained" not in default
     assert started == {**default, "model.pretrained": "/gnn"}
-    masked = number_keys(
+    masked = identity_keys(
         parse_config({**PLAIN, "data": {"dataset": "sbm", "sparsity": {"edges": 0.5}}}, "test").plain()
     )
     assert not any(key.startswith("data.sparsity") for key in default)
     assert masked == {**default, "data.sparsity.edges": 0.5}
-    inductive = number_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "inductive": True}}, "test").plain())
+    inductive = identity_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "inductive": True}}, "test").plain())
     assert "data.inductive" not in default
     assert inductive == {**default, "data.inductive": True}
-    dropped = number_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "edge_weights": "drop"}}, "test").plain())
+    dropped = identity_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "edge_weights": "drop"}}, "test").plain())
     assert "data.edge_weights" not in default
     assert dropped == {**default, "data.edge_weights": "drop"}
-    scheduled = number_keys(
+    scheduled = identity_keys(
         parse_config({**PLAIN, "train": {"schedule": {"name": "StepLR", "step_size": 2}}}, "test").plain()
     )
     assert "train.schedule" not in default
     assert scheduled == {**default, "train.schedule.name": "StepLR", "train.schedule.step_size": 2}
     called = ["csv", {"name": "early_stopping", "patience": 3}, "wandb"]
-    ended = number_keys(parse_config({**PLAIN, "callbacks": called}, "test").plain())
+    ended = identity_keys(parse_config({**PLAIN, "callbacks": called}, "test").plain())
     assert ended == {**default, "callbacks.0.name": "early_stopping", "callbacks.0.patience": 3}
     assert not any(key.startswith(("ray", "run.", "data.root")) for key in default)
 

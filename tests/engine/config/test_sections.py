@@ -7,10 +7,10 @@ import re
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from buffers import ROOT, modules
 from pydantic import ValidationError
-from rooms import ROOT, modules
 
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config import sections
 from shoal.engine.config.config import Config, parse_config
@@ -18,7 +18,7 @@ from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import METHODS
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.masking import Sparsity
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.types import Named
 
 PLAIN = {"name": "table", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
@@ -27,8 +27,8 @@ NAN, INF = math.nan, math.inf
 CLASSES: dict[str, type] = {
     "data": sections.DataConfig,
     "partition": PartitionOptions,
-    "propagation": Kernel,
-    "model": ModelChoice,
+    "propagation": PropagationOptions,
+    "model": ModelSpec,
     "heterogeneity": sections.HeterogeneityOptions,
     "train": TrainOptions,
     "participation": sections.ParticipationOptions,
@@ -108,7 +108,7 @@ REFUSED: dict[str, list[Any]] = {
     "engine.backend": ["mpi"],
     "engine.hosts": [0, 10**12, True],
     "engine.threads": [0, 10**12],
-    "engine.path": ["batch"],
+    "engine.trainer": ["batch"],
     "engine.device": ["tpu"],
     "engine.precision": ["float16"],
     "engine.cell_size": [0, "auto4", True],
@@ -183,7 +183,7 @@ def keys() -> set[str]:
     fields = {
         name: [field.name for field in dataclasses.fields(kind)] for name, kind in CLASSES.items() if name != "model"
     }
-    return {f"{name}.{key}" for name, of in (fields | {"model": list(ModelChoice.model_fields)}).items() for key in of}
+    return {f"{name}.{key}" for name, of in (fields | {"model": list(ModelSpec.model_fields)}).items() for key in of}
 
 
 def rows(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
@@ -304,7 +304,7 @@ def test_every_method_of_partition_can_be_chosen() -> None:
 def test_a_model_keeps_the_keys_of_its_backbone() -> None:
     config = parse_config({**PLAIN, "model": {"name": "gcn", "hidden": 8, "init": "own"}}, "x.yaml")
     (model,) = config.models()
-    assert model == ModelChoice(name="gcn", init="own", hidden=8)  # type: ignore[call-arg]
+    assert model == ModelSpec(name="gcn", init="own", hidden=8)  # type: ignore[call-arg]
     assert model.options == {"hidden": 8}
 
 

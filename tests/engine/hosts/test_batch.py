@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.batch import in_one_line
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
@@ -29,7 +29,7 @@ def run(server: Server, ids: list[int], states: dict[int, Any] | None = None, sc
 def test_the_same_as_one_after_another(start: Callable[..., Server]) -> None:
     """Momentum is carried on; client 5, who has no training node, stays as it is."""
     ids = [0, 2, 3, 5]
-    loop, stacked = (start({**SGD, "engine.path": path}) for path in ("loop", "stacked"))
+    loop, stacked = (start({**SGD, "engine.trainer": path}) for path in ("autograd", "batched"))
     first = run(loop, ids)
     for states in (None, first.states):
         alone, together = run(loop, ids, states), run(stacked, ids, states)
@@ -46,7 +46,7 @@ def test_the_same_as_one_after_another(start: Callable[..., Server]) -> None:
 
 
 def test_if_the_batch_fails_each_of_it_has_failed(start: Callable[..., Server]) -> None:
-    server = start({**SGD, "engine.path": "stacked", "engine.on_client_error": "skip"})
+    server = start({**SGD, "engine.trainer": "batched", "engine.on_client_error": "skip"})
     broken = {2: {"model.opt.momentum_buffer": torch.ones(3)}}
     outcome = run(server, [0, 2, 5], broken, score=False)
     # Client 5 has nothing to train and was not in the batch.
@@ -54,18 +54,20 @@ def test_if_the_batch_fails_each_of_it_has_failed(start: Callable[..., Server]) 
     assert outcome.failures.keys() == {0, 2}
     for client, (line, detail) in outcome.failures.items():
         assert line.startswith(f"round 1, client {client}: in one batch with clients [0, 2]: RuntimeError: ")
-        assert line.endswith("; engine.path=loop trains them one by one")
+        assert line.endswith("; engine.trainer=autograd trains them one by one")
         assert "The above exception was the direct cause" in detail
     # As it says.
-    alone = run(start({**SGD, "engine.path": "loop", "engine.on_client_error": "skip"}), [0, 2, 5], broken, score=False)
+    alone = run(
+        start({**SGD, "engine.trainer": "autograd", "engine.on_client_error": "skip"}), [0, 2, 5], broken, score=False
+    )
     assert (alone.ids, alone.failures.keys()) == ([0, 5], {2})
 
 
 def test_uploads_are_of_every_client(start: Callable[..., Server]) -> None:
-    server = start({"engine.path": "stacked"})
+    server = start({"engine.trainer": "batched"})
     host = Host()
     host.open(server.job)
-    cell = Cell(1, [0, 1, 2], "train", {"w": How.KEEP}, True, {}, {}, {}, frozenset(), 1.0)
+    cell = Cell(1, [0, 1, 2], "train", {"w": Reduce.STACK}, True, {}, {}, {}, frozenset(), 1.0)
     (outcome,) = host.run_cells(server.job.id, [cell], {"w": server._initial})
     assert outcome is not None
     w = outcome.tensors["w"]

@@ -10,7 +10,7 @@ from other_device import load
 
 from shoal.algorithms.methods.fedgta import sketches_at_once
 from shoal.algorithms.methods.fedpg import batched_annotation as side_by_side
-from shoal.algorithms.methods.shared import batched_class_means as means_at_once
+from shoal.algorithms.methods.shared import batched_class_means as batched_class_means
 from shoal.engine.hosts import host
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
@@ -48,7 +48,7 @@ class Together(FedAvg):
             raise RuntimeError("bad luck")
         return super().upload(client, given, phase)
 """
-KEYS: dict[str, Any] = {"rounds": 1, "train.dropout": 0.3, "engine.cell_size": 6, "engine.path": "stacked"}
+KEYS: dict[str, Any] = {"rounds": 1, "train.dropout": 0.3, "engine.cell_size": 6, "engine.trainer": "batched"}
 Run = Callable[..., Server]
 
 
@@ -130,8 +130,8 @@ def test_prototypes(
     by_momentum = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
     keys = {**KEYS, **by_momentum, "rounds": 2, "algorithm": {"name": method}, "model": model}
     here = run(keys)
-    monkeypatch.setattr(means_at_once, "BYTES_AT_A_TIME", room)
-    monkeypatch.setattr("shoal.algorithms.training.stacked.like_sized.NO_MATTER", 0)
+    monkeypatch.setattr(batched_class_means, "BYTES_AT_A_TIME", room)
+    monkeypatch.setattr("shoal.algorithms.training.batched.size_groups.NO_MATTER", 0)
     there = away(keys)
     same(there, here)
     assert here.state.server["proto"].abs().max() > 0.01
@@ -143,7 +143,7 @@ def test_sketches(run: Run, away: Run, monkeypatch: pytest.MonkeyPatch, options:
     keys = {**KEYS, "rounds": 3, "algorithm": {"name": "fedgta", **options}, "model.name": "mlp"}
     here = run(keys)
     monkeypatch.setattr(sketches_at_once, "BYTES_AT_A_TIME", room)
-    monkeypatch.setattr("shoal.algorithms.training.stacked.like_sized.NO_MATTER", 0)
+    monkeypatch.setattr("shoal.algorithms.training.batched.size_groups.NO_MATTER", 0)
     there = away(keys)
     same(there, here)
     assert there.state.clients.keys() == here.state.clients.keys()
@@ -170,9 +170,9 @@ def test_neighbourhoods(
     """FedPG beside its loop on the processor: the term of the second visit, and what is sent after both."""
     by_momentum = {"train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": 0.9}
     keys = {**KEYS, **by_momentum, "rounds": 2, "algorithm": {"name": "fedpg", **options}, "model.name": "mlp"}
-    here = run({**keys, "engine.path": "loop"})
+    here = run({**keys, "engine.trainer": "autograd"})
     monkeypatch.setattr(side_by_side, "BYTES_AT_A_TIME", room)
-    monkeypatch.setattr("shoal.algorithms.training.stacked.like_sized.NO_MATTER", 0)
+    monkeypatch.setattr("shoal.algorithms.training.batched.size_groups.NO_MATTER", 0)
     found: set[int] = set()
     of_group = side_by_side.SideBySide.weights
 

@@ -43,12 +43,12 @@ def test_the_sparse_product_smooths_as_the_kernel_does(views: Callable[..., list
         torch.testing.assert_close(smoothed(view.adjacency, view.degree, y), view.smooth(y))
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 @pytest.mark.parametrize("model", ["sgc", "gamlp", "mlp", "sign", "s2gc", "gbp"])
 def test_bfloat16_is_near_float32_and_keeps_float32_parameters(
     run: Callable[..., Server], model: str, path: str
 ) -> None:
-    keys: dict[str, Any] = {"model.name": model, "engine.path": path, "train.dropout": 0.0, "rounds": 2}
+    keys: dict[str, Any] = {"model.name": model, "engine.trainer": path, "train.dropout": 0.0, "rounds": 2}
     exact, rounded = (run({**keys, "engine.precision": precision}) for precision in ("float32", "bfloat16"))
     w, near = exact.state.server["w"], rounded.state.server["w"]
     assert near.dtype == torch.float32

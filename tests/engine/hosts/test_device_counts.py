@@ -54,7 +54,7 @@ def count(store: Path, monkeypatch: pytest.MonkeyPatch) -> Count:
             "algorithm": {"name": "fedavg"},
             "evaluation": {"every": 100},
         }
-        engine = {"backend": "local", "cell_size": clients, "path": "stacked"}
+        engine = {"backend": "local", "cell_size": clients, "trainer": "batched"}
         plain |= {**sections, "engine": {**engine, **sections.get("engine", {})}}
         config = parse_config(plain, "test")
         counts = DeviceCounts(other)
@@ -110,19 +110,19 @@ def test_losses_of_a_cell_at_once(count: Count, method: str, copies: int) -> Non
 
 def test_a_loop_copies_as_often(count: Count) -> None:
     """Its clients' losses are looked at one by one."""
-    counts = count(engine={"path": "loop"})
+    counts = count(engine={"trainer": "autograd"})
     assert (counts.synchronisations, counts.copies) == (1 + FEW, 3)
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 def test_scores_of_a_cell_cost_what_those_of_a_client_do(count: Count, path: str) -> None:
     """What they trained and the server's model: two calls of a cell each, no wait and no copy for the scores."""
-    counts = count(evaluation={"every": 1}, engine={"path": path})
-    losses = FEW if path == "loop" else 0
+    counts = count(evaluation={"every": 1}, engine={"trainer": path})
+    losses = FEW if path == "autograd" else 0
     assert (counts.synchronisations, counts.copies) == (2 + losses, 5)
     # Beside two visits of each client: two copies of its parameters, and some operators for all.
-    plain = count(engine={"path": path})
-    assert counts.launches - plain.launches < 90 + (6 * FEW if path == "loop" else 0)
+    plain = count(engine={"trainer": path})
+    assert counts.launches - plain.launches < 90 + (6 * FEW if path == "autograd" else 0)
 
 
 def test_scores_of_graphs(count: Count) -> None:
@@ -149,7 +149,7 @@ def test_what_is_streamed_is_not_waited_for(count: Count, monkeypatch: pytest.Mo
 
 def test_fedpg(count: Count) -> None:
     """Waits where it chooses rows by their class, and to tell how much it sends."""
-    counts = count(algorithm={"name": "fedpg"}, engine={"path": "loop"})
+    counts = count(algorithm={"name": "fedpg"}, engine={"trainer": "autograd"})
     assert counts.launches / FEW < 380
     assert counts.synchronisations / FEW < 17
     assert counts.copies == 2

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Client, Given, Trainer, Tree, Upload
+from shoal.algorithms.base import Client, Received, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.host import Host
 from shoal.engine.hosts.write_guard import MethodWrites
 from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
@@ -23,7 +23,7 @@ from shoal.storage.store.store import shard_path
 from shoal.storage.store.view import View
 
 PLACE = rf"{re.escape(__file__)}, line \d+"
-UP = {"w": How.SUM, "models": How.KEEP, "head": How.KEEP, "list": How.LIST}
+UP = {"w": Reduce.MEAN, "models": Reduce.STACK, "head": Reduce.STACK, "list": Reduce.GATHER}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Visits(FedAvg):
     client: int = -1
     where: str = ""
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         self._maybe(client, "begin")
         if client.info.client == self.client:
             if self.where == "writes":
@@ -44,13 +44,13 @@ class Visits(FedAvg):
                 down["own"].zero_()
             if self.where == "writes inbox":
                 client.inbox["c"].add_(1)
-        return super().begin(client, down)
+        return super().receive(client, down)
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         self._maybe(client, "train")
-        return trainer.fit(client, given)
+        return trainer.fit(client, received)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         self._maybe(client, "upload")
         # In place: the state is the client's own copy.
         client.state.setdefault("visits", torch.zeros(2)).add_(1)
@@ -58,9 +58,9 @@ class Visits(FedAvg):
         many = torch.ones(client.info.client + 1)
         return Upload({"w": w, "models": w, "head": w[:3], "list": many}, {"w": 1.0 + client.info.client})
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         self._maybe(client, "predict")
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
     def _maybe(self, client: Client, where: str) -> None:
         if client.info.client == self.client and where == self.where:
@@ -211,10 +211,10 @@ def test_opened_again_and_for_another_job(job_of: Callable[..., Job]) -> None:
         host.open(replace(job, id="third", store="/nowhere"))
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 @pytest.mark.parametrize("where", ["begin", "upload", "predict"])
 def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: str, path: str) -> None:
-    job = job_of(client=2, where=where, engine__path=path)
+    job = job_of(client=2, where=where, engine__trainer=path)
     with pytest.raises(
         ShoalError, match=rf"^round 7, client 2: {PLACE}, in {where}\(\): RuntimeError: no luck$"
     ) as failed:
@@ -222,16 +222,16 @@ def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: st
     assert f"in {where}\n" in failed.value.detail
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 @pytest.mark.parametrize("where", ["begin", "upload", "predict"])
 def test_a_client_that_is_left_out_leaves_nothing(job_of: Callable[..., Job], where: str, path: str) -> None:
-    job = job_of(client=2, where=where, engine__path=path, engine__on_client_error="skip")
+    job = job_of(client=2, where=where, engine__trainer=path, engine__on_client_error="skip")
     outcome, after = run(job, [cell([1, 2, 3], score=frozenset({1, 2, 3})), cell([0])])
     ((client, (line, traceback)),) = outcome.failures.items()
     assert client == 2
     assert re.fullmatch(rf"round 1, client 2: {PLACE}, in {where}\(\): RuntimeError: no luck", line)
     assert f"in {where}\n" in traceback
-    if path == "loop":
+    if path == "autograd":
         assert_same(outcome, run(job, [cell([1, 3], score=frozenset({1, 3}))])[0])
         assert_same(after, run(job, [cell([0])])[0])
     assert (outcome.ids, after.ids) == ([1, 3], [0])
@@ -251,11 +251,11 @@ def test_an_upload_with_nan_is_a_failure_of_its_client(job_of: Callable[..., Job
     )
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 def test_a_loss_that_is_nan_is_a_failure_of_its_client(job_of: Callable[..., Job], path: str) -> None:
     """A client without training rows has no loss, and has not failed."""
     bad = {2: {"w": torch.full_like(run(job_of(), [cell([0])])[0].states[0]["model.w"], float("nan"))}}
-    job = job_of(engine__on_client_error="skip", engine__path=path)
+    job = job_of(engine__on_client_error="skip", engine__trainer=path)
     (outcome,) = run(job, [cell([1, 2, 5], private=bad)])
     assert outcome.ids == [1, 5]
     assert outcome.failures[2][0] == "round 1, client 2: the training loss is NaN; a smaller train.lr may help"
@@ -281,9 +281,9 @@ def test_lack_of_memory_says_what_may_help(job_of: Callable[..., Job]) -> None:
         run(job_of(client=1, where="train, memory"), [cell([0, 1])])
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "batched"])
 def test_data_that_cannot_be_opened_is_its_clients_failure(job_of: Callable[..., Job], path: str) -> None:
-    job = job_of(engine__on_client_error="skip", engine__path=path)
+    job = job_of(engine__on_client_error="skip", engine__trainer=path)
     shard = job.store_path / shard_path(1)
     hidden = shard.rename(shard.with_suffix(".hidden"))
     try:
@@ -319,7 +319,7 @@ def test_a_visit_shows_a_client_as_it_stands(job_of: Callable[..., Job], module_
     assert torch.equal(visit.client.model.w, initial[0] + 1)
     assert not visit.client.model.received
     assert (visit.client.state.keys(), visit.client.inbox.keys()) == ({"model.w", "visits"}, {"c"})
-    given = host.visit(1, evaluation_cell(1, [1], kept, {}), {"w": initial[1]})
-    assert torch.equal(given.client.model.w, initial[1])
-    assert given.client.model.received
+    received = host.visit(1, evaluation_cell(1, [1], kept, {}), {"w": initial[1]})
+    assert torch.equal(received.client.model.w, initial[1])
+    assert received.client.model.received
     assert torch.equal(kept[1]["model.w"], initial[0] + 1)

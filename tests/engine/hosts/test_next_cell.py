@@ -16,11 +16,11 @@ from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.cache import Memo
+from shoal.storage.store.cache import Cache
 from shoal.storage.store.store import shard_path
 
 Run = Callable[..., Server]
-KEYS: dict[str, Any] = {"algorithm.name": "local", "engine.path": "stacked", "train.dropout": 0.3}
+KEYS: dict[str, Any] = {"algorithm.name": "local", "engine.trainer": "batched", "train.dropout": 0.3}
 CELLS = [[0, 1], [2, 3], [4]]
 ROOM = 2**20
 
@@ -44,8 +44,8 @@ class Events(DeviceCounts):
 def cells(ids: list[list[int]], **more: Any) -> list[Cell]:
     empty: dict[str, Any] = {"private": {}, "inboxes": {}, "score": frozenset(), "cost": 1.0}
     kept = {"kept": torch.zeros(1)}
-    given: dict[str, Any] = {"round": 1, "phase": "train", "up": {}, "train": True, **empty, **more}
-    return [Cell(ids=own, states=dict.fromkeys(own, kept), **given) for own in ids]
+    received: dict[str, Any] = {"round": 1, "phase": "train", "up": {}, "train": True, **empty, **more}
+    return [Cell(ids=own, states=dict.fromkeys(own, kept), **received) for own in ids]
 
 
 @pytest.fixture
@@ -117,13 +117,13 @@ def test_a_cell_is_one_turn_of_the_cache(
     start: Run, outcomes: Callable[..., Iterator[Outcome]], monkeypatch: pytest.MonkeyPatch, train: bool
 ) -> None:
     """Of what is brought before, too: else it would seem to be asked for anew. Evaluations bring nothing."""
-    turns, begin_turn = [], Memo.begin_turn
+    turns, begin_turn = [], Cache.begin_turn
 
-    def noted(self: Memo) -> None:
+    def noted(self: Cache) -> None:
         turns.append(1)
         begin_turn(self)
 
-    monkeypatch.setattr(Memo, "begin_turn", noted)
+    monkeypatch.setattr(Cache, "begin_turn", noted)
     turned = []
     for _ in outcomes(start(KEYS).job, train=train):
         turned.append(len(turns))

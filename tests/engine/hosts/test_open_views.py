@@ -13,7 +13,7 @@ from shoal.engine.messages.job import Job
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store, shard_path
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 
 class Opening:
@@ -29,7 +29,7 @@ class Opening:
     def open(self, client: int) -> View:
         self.opened.append(client)
         self.threads.add(threading.current_thread())
-        return self.job.view(self.store, client, Memo(0))
+        return self.job.view(self.store, client, Cache(0))
 
     def touch(self, view: View) -> None:
         self.touched.append(view.client)

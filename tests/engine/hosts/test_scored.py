@@ -10,7 +10,7 @@ import torch
 from other_device import load
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given
+from shoal.algorithms.base import Client, Received
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.hosts import host, scored
 from shoal.engine.rounds.server import Server
@@ -20,14 +20,14 @@ Run = Callable[..., Server]
 EVERY = {"evaluation.every": 1, "engine.cell_size": 4, "train.dropout": 0.3}
 # By one pass of a model, by a coupled one, by a method's own `predict`, by rows of some clients at a time.
 CASES: dict[str, tuple[dict[str, Any], int]] = {
-    "stacked": ({"engine.path": "stacked"}, 2**26),
-    "loop": ({"engine.path": "loop"}, 2**26),
-    "two clients a pass": ({"engine.path": "stacked", "model.name": "mlp"}, 3 * 10 * 5),
-    "a client a pass": ({"engine.path": "stacked", "model.name": "mlp"}, 1),
-    "kept models": ({"algorithm.name": "local", "engine.path": "stacked"}, 2**26),
+    "batched": ({"engine.trainer": "batched"}, 2**26),
+    "autograd": ({"engine.trainer": "autograd"}, 2**26),
+    "two clients a pass": ({"engine.trainer": "batched", "model.name": "mlp"}, 3 * 10 * 5),
+    "a client a pass": ({"engine.trainer": "batched", "model.name": "mlp"}, 1),
+    "kept models": ({"algorithm.name": "local", "engine.trainer": "batched"}, 2**26),
     "coupled": ({"model.name": "gcn"}, 2**26),
-    "coupled, some at a time": ({"model.name": "sage", "engine.path": "stacked"}, 2**11),
-    "coupled, one at a time": ({"model.name": "gin", "engine.path": "stacked"}, 1),
+    "coupled, some at a time": ({"model.name": "sage", "engine.trainer": "batched"}, 2**11),
+    "coupled, one at a time": ({"model.name": "gin", "engine.trainer": "batched"}, 1),
     "coupled, with attention": ({"model.name": "gat"}, 2**26),
     "own predict": ({"algorithm.name": "fedproto"}, 2**26),
 }
@@ -40,8 +40,8 @@ class Spoils(FedAvg):
     client: int = 2
     part: str = "test"
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
-        scores = super().predict(client, given, part).clone()
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
+        scores = super().predict(client, received, part).clone()
         if client.info.client == self.client and part == self.part:
             scores[1, 0] = float("nan")
         return scores
@@ -56,7 +56,7 @@ def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         patch.setattr(host, "take_device", lambda name, share, precision: other)
         patch.setattr(scored, "NUMBERS_OF_A_PASS", numbers)
-        patch.setattr("shoal.algorithms.training.stacked.like_sized.NO_MATTER", 0)
+        patch.setattr("shoal.algorithms.training.batched.size_groups.NO_MATTER", 0)
         away = run({**EVERY, **keys}, rounds=2)
     assert away.state.scores.keys() == here.state.scores.keys()
     for scope, counts in here.state.scores.items():
@@ -70,7 +70,7 @@ def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("part", ["val", "test"])
 def test_scores_that_are_not_finite_name_client_and_part(run: Run, part: str) -> None:
-    keys = {**EVERY, "algorithm.name": f"{__file__}:Spoils", "algorithm.part": part, "engine.path": "loop"}
+    keys = {**EVERY, "algorithm.name": f"{__file__}:Spoils", "algorithm.part": part, "engine.trainer": "autograd"}
     with pytest.raises(ShoalError, match=f"round 1, client 2: predictions of '{part}' are NaN or infinite"):
         run(keys, rounds=1)
     server = run({**keys, "engine.on_client_error": "skip"}, rounds=1)

@@ -6,7 +6,7 @@ from device_counts import DeviceCounts
 from other_device import load
 from torch import Tensor
 
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.transfer import brought, fetched, sent
 from shoal.engine.messages.cell import Cell
 
@@ -70,7 +70,7 @@ def test_fetched_values_do_not_hang_on_a_graph() -> None:
 def test_a_cell_is_brought_whole() -> None:
     other, trees = load(), [{"a": torch.full((2,), float(i)), "b": torch.tensor(i)} for i in range(6)]
     private, states, inboxes = ({1: trees[i], 4: trees[i + 1]} for i in (0, 2, 4))
-    cell = Cell(1, [1, 4], "train", {"w": How.SUM}, True, private, states, inboxes, frozenset([4]), 1.0, trees[0])
+    cell = Cell(1, [1, 4], "train", {"w": Reduce.MEAN}, True, private, states, inboxes, frozenset([4]), 1.0, trees[0])
     with DeviceCounts(other) as counts:
         there = brought(cell, other)
     assert counts.copies == 1

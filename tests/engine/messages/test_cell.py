@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 from shoal.engine.messages.cell import IN_BATCHES, Cell, evaluation_cell, form_cells, one_by_one
 
 
@@ -66,7 +66,7 @@ def test_clients_of_a_cell_one_by_one() -> None:
         3,
         [1, 2, 4],
         "train",
-        {"w": How.SUM},
+        {"w": Reduce.MEAN},
         True,
         private={2: {"w": w}},
         states={1: {"model.w": w}},
@@ -83,4 +83,4 @@ def test_clients_of_a_cell_one_by_one() -> None:
         assert all(part.keys() <= set(single.ids) for part, single in zip(parts, singles))
         assert {i: tree for part in parts for i, tree in part.items()} == whole
     for single in singles:
-        assert (single.round, single.phase, single.up, single.train) == (3, "train", {"w": How.SUM}, True)
+        assert (single.round, single.phase, single.up, single.train) == (3, "train", {"w": Reduce.MEAN}, True)

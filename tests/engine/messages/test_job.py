@@ -25,7 +25,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, Store, shard_path
-from shoal.storage.store.view import Memo
+from shoal.storage.store.view import Cache
 
 MakeJob = Callable[..., Job]
 
@@ -45,7 +45,7 @@ def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -
     assert (job.method.name, job.method.options) == ("fedavg", {"weight": "train"})
     assert job.models == configure({"model.init": "own"}).models()
     assert job.model_of == (0,) * 6
-    assert (job.path, job.device, job.gpu_share, job.precision) == ("auto", "cpu", 1.0, "float32")
+    assert (job.trainer, job.device, job.gpu_share, job.precision) == ("auto", "cpu", 1.0, "float32")
     assert not job.skip_failed_clients
     assert job_of(engine__on_client_error="skip").skip_failed_clients
     assert job_of(engine__on_client_error="skip", resources__gpus_per_host=0.25).gpu_share == 0.25
@@ -53,13 +53,13 @@ def test_what_a_config_says(job_of: MakeJob, configure: Callable[..., Config]) -
 
 
 def test_hops_that_are_not_stored_have_no_name(job_of: MakeJob) -> None:
-    assert job_of(propagation__hops=0).kernel is None
-    assert job_of().kernel == "r0.5-k2-float32"
+    assert job_of(propagation__hops=0).propagation is None
+    assert job_of().propagation == "r0.5-k2-float32"
 
 
 def test_hosts_share_half_of_the_memory(job_of: MakeJob) -> None:
-    assert job_of(engine__memory_limit=9000, engine__hosts=3).memo_bytes == 4500
-    assert job_of(engine__memory_limit=9000, engine__hosts=3, engine__backend="ray").memo_bytes == 1500
+    assert job_of(engine__memory_limit=9000, engine__hosts=3).cache_bytes == 4500
+    assert job_of(engine__memory_limit=9000, engine__hosts=3, engine__backend="ray").cache_bytes == 1500
 
 
 def test_it_travels(job_of: MakeJob) -> None:
@@ -83,7 +83,7 @@ def test_sizes_and_data_are_those_of_the_graph(job_of: MakeJob, graphs: Mapping[
         mine = assignment == i
         assert (info.nodes, info.train) == (mine.sum(), (split[mine] == TRAIN).sum())
         assert (info.classes, info.model) == (4, [0, 0, 0, 1, 1, 1][i])
-        view, node = job.view(store, i, Memo(0)), store.shard(i).node
+        view, node = job.view(store, i, Cache(0)), store.shard(i).node
         assert sorted(node) == np.flatnonzero(mine).tolist()
         assert view.label.tolist() == y[node].tolist()
         assert np.array_equal(view.x.numpy(), x[node])
@@ -92,11 +92,15 @@ def test_sizes_and_data_are_those_of_the_graph(job_of: MakeJob, graphs: Mapping[
 
 def test_the_store_must_be_the_one_that_the_job_was_made_for(job_of: MakeJob, tmp_path: Path) -> None:
     job = job_of()
-    assert job.content == Store(job.store_path).manifest.content(job.split, job.kernel)
+    assert job.content == Store(job.store_path).manifest.content(job.split, job.propagation)
     assert job.open_store().manifest == Store(job.store_path).manifest
     other = job_of(data__store=str(tmp_path / "store"), data__dtype="float16")
     assert other.content != job.content
-    for wrong in (replace(job, store=other.store), replace(job, split="stratified"), replace(job, kernel="r1.0-k1")):
+    for wrong in (
+        replace(job, store=other.store),
+        replace(job, split="stratified"),
+        replace(job, propagation="r1.0-k1"),
+    ):
         line = rf"^{wrong.store}: machine {platform.node()} sees another store here than .*, or set data\.store to .*$"
         with pytest.raises(ShoalError, match=line):
             wrong.open_store()
@@ -110,8 +114,8 @@ def test_files_are_checked_unless_the_config_says_otherwise(job_of: MakeJob, tmp
     content[7] ^= 1  # of no meaning in an Arrow file
     path.write_bytes(content)
     with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
-        job.view(job.open_store(), 0, Memo(0))
-    assert careless.view(careless.open_store(), 0, Memo(0)).nodes == 30
+        job.view(job.open_store(), 0, Cache(0))
+    assert careless.view(careless.open_store(), 0, Cache(0)).nodes == 30
 
 
 def test_seeds_of_a_visit(job_of: MakeJob) -> None:
@@ -129,13 +133,13 @@ def drawn(seed: int) -> torch.Tensor:
 
 def test_initial_parameters(start: Callable[..., Server]) -> None:
     job = start({"seed": 4}).job
-    (kind,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
+    (built,) = job.build_models(Store(job.store_path), job.algorithm())[MODEL]
     with torch.random.fork_rng(devices=[]):
-        assert torch.equal(job.initial(kind, MODEL, 0), drawn(key(4, "init")))
-        assert torch.equal(job.initial(kind, MODEL, 3), job.initial(kind, MODEL, 0))
+        assert torch.equal(job.initial(built, MODEL, 0), drawn(key(4, "init")))
+        assert torch.equal(job.initial(built, MODEL, 3), job.initial(built, MODEL, 0))
         # Another model of the same client, and clients that each have their own.
-        assert torch.equal(job.initial(kind, "copilot", 3), drawn(key(4, "init", "copilot")))
-        own = replace(kind, choice=kind.choice.model_copy(update={"init": "own"}))
+        assert torch.equal(job.initial(built, "copilot", 3), drawn(key(4, "init", "copilot")))
+        own = replace(built, choice=built.choice.model_copy(update={"init": "own"}))
         assert torch.equal(job.initial(own, MODEL, 3), drawn(key(4, "init", 3)))
         assert torch.equal(job.initial(own, "copilot", 3), drawn(key(4, "init", "copilot", 3)))
 
@@ -158,14 +162,14 @@ def test_whole_graphs_have_numbers_behind_those_of_clients(of_domains: Callable[
     store = job.open_store()
     graphs = job.open_graphs(store)
     assert graphs is not None
-    assert job.graphs == graphs.manifest.content(job.split, job.kernel) != job.content
+    assert job.graphs == graphs.manifest.content(job.split, job.propagation) != job.content
     assert [info.client for info in job.infos(store)] == [0, 1, 2, 3, 4]
     infos = job.graph_infos(graphs)
     assert [job.who(i) for i in (4, 5, 7)] == ["client 4", "domain north", "domain west"]
     for number, (info, graph) in enumerate(zip(infos, three_domains.graphs, strict=True)):
         assert (info.client, info.nodes, info.model, info.classes) == (5 + number, len(graph.y), 0, 4)
         assert info.train == (graph.split == TRAIN).sum()
-        view = job.view(graphs, number, Memo(0))
+        view = job.view(graphs, number, Cache(0))
         before = sum(len(other.y) for other in three_domains.graphs[:number])
         assert view.label.tolist() == graph.y[graphs.shard(number).node - before].tolist()
         assert view.entries == 2 * len(graph.edges)

@@ -17,11 +17,11 @@ from shoal.algorithms.methods.registry.load import describe, load, methods_for
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.adapted import Adapted
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.cli.main import command
 from shoal.engine.config.config import Config, load_config, parse_config
-from shoal.engine.messages.models import assign_models, named_kinds, require_mixable
+from shoal.engine.messages.models import assign_models, built_models, require_mixable
 from shoal.engine.records.run_folder import read_summary, run_path
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.export import export
@@ -131,8 +131,8 @@ def last_layers(method: str, *models: dict[str, Any], task: str = "node", of: st
     """Whether the classifier passes messages, of every model of a list, or of the method's own beside them."""
     algorithm = load(describe(method, {"copilot": {"name": "gcn"}} if method in ("fml", "fedkd", "fedgkc") else {}))
     shape = {"features": 5, "classes": 3, "hops": 1, "dropout": 0.0, "task": task}
-    kinds = named_kinds(algorithm, [ModelChoice(**model) for model in models], None, 2**30, **shape)[of]
-    return [kind.flat.coupled is not None and kind.flat.coupled.conv_head for kind in kinds]
+    built = built_models(algorithm, [ModelSpec(**model) for model in models], None, 2**30, **shape)[of]
+    return [built.flat.coupled is not None and built.flat.coupled.conv_head for built in built]
 
 
 def test_methods_that_read_no_embedding_have_the_papers_models() -> None:

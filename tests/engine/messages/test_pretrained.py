@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.model_options import ModelChoice
+from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import Config
-from shoal.engine.config.run_identity import number_keys
+from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.pretrained import METADATA, read_pretrained, start_from, write_pretrained
 from shoal.engine.preparing.prepare import prepare
@@ -61,13 +61,13 @@ def initials(config: Config, clients: list[int]) -> list[dict[str, Tensor]]:
     """Parameters by name that clients start from."""
     store = prepare(config)
     job = make_job(config, store, "job")
-    kinds = job.build_models(store, job.algorithm())[MODEL]
+    built = job.build_models(store, job.algorithm())[MODEL]
     found = []
     for client in clients:
-        kind = kinds[job.model_of[client]]
-        w = job.initial(kind, MODEL, client)
-        assert torch.equal(w, kind.flat.w.detach())
-        parts = zip(kind.flat.module.named_parameters(), kind.flat.parts(w), strict=True)
+        built = built[job.model_of[client]]
+        w = job.initial(built, MODEL, client)
+        assert torch.equal(w, built.flat.w.detach())
+        parts = zip(built.flat.module.named_parameters(), built.flat.parts(w), strict=True)
         found.append({name: part.clone() for (name, _), part in parts})
     return found
 
@@ -129,7 +129,7 @@ def test_of_several_models_each_has_its_own_file(configured: Configure, tensors:
     assert contents(config).keys() >= {"model.0.pretrained", "model.2.pretrained"}
     # Without files the name is what it was before there were any.
     without = config_of([gcn, plain, gcn])
-    assert number_keys(without.plain())["model"] == [
+    assert identity_keys(without.plain())["model"] == [
         {"name": "gcn", "init": "shared", "hidden": 8}, {"name": "sgc", "init": "shared"},
         {"name": "gcn", "init": "shared", "hidden": 8},
     ]  # fmt: skip
@@ -142,9 +142,9 @@ def test_hosts_need_no_file(configured: Configure, tensors: dict[str, Tensor], f
     file.unlink()
     job = pickle.loads(pickle.dumps(made))
     assert job == made
-    (kind,) = job.build_models(store, job.algorithm())[MODEL]
-    job.initial(kind, MODEL, 4)
-    assert torch.equal(dict(kind.flat.module.named_parameters())["convs.1.bias"], tensors["convs.1.bias"])
+    (built,) = job.build_models(store, job.algorithm())[MODEL]
+    job.initial(built, MODEL, 4)
+    assert torch.equal(dict(built.flat.module.named_parameters())["convs.1.bias"], tensors["convs.1.bias"])
 
 
 def test_the_content_counts_and_not_the_place(configured: Configure, tensors: dict[str, Tensor], file: Path) -> None:
@@ -238,7 +238,7 @@ def test_the_innermost_module_is_the_backbone() -> None:
 def test_no_more_memory_is_taken_than_the_file_has(tmp_path: Path) -> None:
     file = tmp_path / "gnn.safetensors"
     file.write_bytes(b"x" * 100)
-    models = (ModelChoice(name="gcn", pretrained=str(file)),)
+    models = (ModelSpec(name="gcn", pretrained=str(file)),)
     for most in (100, 1 << 60):
         assert read_pretrained(models, most) == {str(file): b"x" * 100}
     with pytest.raises(ShoalError, match=rf"^model\.pretrained: {file}: is larger than engine\.memory_limit"):

@@ -24,7 +24,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import read_manifest
 from shoal.storage.store.store import Store
 
-NOBODY = 65534
+NO_CLIENT = 65534
 # Of another split and other hops than those of the shared store, and with the graph as a whole.
 LATER = {"data.split": "stratified", "data.split_seed": 3, "propagation.hops": 1}
 
@@ -117,7 +117,7 @@ def somebody_else() -> Iterator[None]:
     if os.geteuid():
         yield
         return
-    os.seteuid(NOBODY)
+    os.seteuid(NO_CLIENT)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.config.run_identity import number_keys
+from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.preparing.prepare import identity, prepare, store_path
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
@@ -76,7 +76,7 @@ def test_from_tables_to_an_export(config: Callable[..., Config], capsys: pytest.
 
 def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     plain, named = config(), config(name="birds")
-    assert number_keys(plain.plain()) == number_keys(named.plain())
+    assert identity_keys(plain.plain()) == identity_keys(named.plain())
     assert identity(plain) == identity(named)
     assert store_path(plain).name == store_path(named).name.replace("birds", "files")
     one, other = (prepare(each) for each in (plain, named))
@@ -90,9 +90,9 @@ def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
 
 
 def test_keys_that_came_later_are_no_part_of_older_names(config: Callable[..., Config]) -> None:
-    old = number_keys(config(features="given").plain())
+    old = identity_keys(config(features="given").plain())
     assert not any(key.startswith(("data.features", "data.name")) for key in old)
-    assert number_keys(config().plain()) == {**old, "data.features.kind": "degree"}
+    assert identity_keys(config().plain()) == {**old, "data.features.kind": "degree"}
 
 
 def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.run_identity import fingerprint_of, number_keys
+from shoal.engine.config.run_identity import fingerprint_of, identity_keys
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.inputs import contents
@@ -76,7 +76,7 @@ def test_its_name_is_of_the_keys_that_change_numbers(config_of: MakeConfig, tmp_
 
 def test_runs_of_before_the_order_of_sums_changed_have_another_name(config_of: MakeConfig, tmp_path: Path) -> None:
     config = config_of()
-    before = fingerprint_of(number_keys(config.plain()) | contents(config))
+    before = fingerprint_of(identity_keys(config.plain()) | contents(config))
     assert run_path(config) != tmp_path / f"small-{before}"
 
 

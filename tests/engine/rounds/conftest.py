@@ -18,7 +18,7 @@ def exchange_of() -> Callable[..., Exchange]:
     def exchange_of(server: Server, cohort: Sequence[int], watch: Watch = unwatched, cell_size: Any = 1) -> Exchange:
         number = server.state.round + 1
         meter = Meter(number, server.infos, server._pool, watch)
-        draft = server.state.draft(number)
-        return Exchange(server.infos, cell_size, server._pool, server.state, draft, cohort, meter)
+        next_state = server.state.next_state(number)
+        return Exchange(server.infos, cell_size, server._pool, server.state, next_state, cohort, meter)
 
     return exchange_of

@@ -11,14 +11,14 @@ import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, roc_auc_score
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Client, Given
+from shoal.algorithms.base import Algorithm, Client, Received
 from shoal.algorithms.client import ClientInfo
 from shoal.engine.rounds.domains import Domains, rates, score_graph
 from shoal.engine.rounds.scoring import score, summarize
 from shoal.storage.store.manifest import DomainRecord
 from shoal.storage.store.shard import Shard
 from shoal.storage.store.split import Split
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 CLASSES = 3
 RECORDS = [DomainRecord("de", 90, [0, 2]), DomainRecord("pt", 40, [2, 1]), DomainRecord("ru", 70, [3, 2])]
@@ -30,7 +30,7 @@ GRAPHS = [ClientInfo(5 + place, record.nodes, 0, CLASSES) for place, record in e
 class Told(Algorithm):
     """Gives the scores that lie in the features."""
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         rows: Tensor = getattr(client.data, part)
         return client.data.x[rows]
 
@@ -50,7 +50,7 @@ class Rows:
         none, every = np.zeros(0, dtype=np.int32), np.arange(nodes)
         starts = np.zeros(nodes + 1, dtype=np.int32)
         shard = Shard(0, every, self.label.astype(np.int32), starts, none, self.scores)
-        view = View("rows", shard, Split(none, every[:val], every[val:]), [], CLASSES, Memo(0))
+        view = View("rows", shard, Split(none, every[:val], every[val:]), [], CLASSES, Cache(0))
         return score_graph(Told(), make_client(view, nn.Linear(1, 1)), {})
 
     def part(self, name: str) -> slice:
@@ -190,6 +190,6 @@ def test_rows_of_a_part_count_as_those_of_a_client(make_client: Callable[..., Cl
     rows = Rows(9, 11, 14)
     none, every = np.zeros(0, dtype=np.int32), np.arange(25)
     shard = Shard(0, every, rows.label.astype(np.int32), np.zeros(26, dtype=np.int32), none, rows.scores)
-    view = View("rows", shard, Split(none, every[:11], every[11:]), [], CLASSES, Memo(0))
+    view = View("rows", shard, Split(none, every[:11], every[11:]), [], CLASSES, Cache(0))
     counts = score(Told(), make_client(view, nn.Linear(1, 1)), {})
     np.testing.assert_array_equal(rows.counts(make_client)[:2, :3], counts)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.pool import Pool
 from shoal.engine.rounds.scoring import summarize
@@ -65,7 +65,7 @@ def test_the_servers_model_is_evaluated_everywhere_once(start: Start) -> None:
 class EverySecond(FedAvg):
     """FedAvg whose server goes back to the model that it had, in every second round."""
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         before = server["w"].clone()
         yield from super().round(server, ctx, cohort)
         if ctx.round % 2 == 0:
@@ -98,10 +98,10 @@ def test_the_servers_model_is_not_evaluated_again_before_it_changes(
 class Mute(EverySecond):
     """Client 2 cannot be evaluated."""
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if client.info.client == 2:
             raise RuntimeError("no luck")
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
 
 def test_one_without_counts_is_asked_again(start: Start) -> None:
@@ -114,13 +114,13 @@ def test_one_without_counts_is_asked_again(start: Start) -> None:
 
 def test_a_download_that_is_the_servers_model_still_is_evaluated_once(start: Start) -> None:
     server = start({**EVERY_SECOND, "participation.ratio": 0.5, "evaluation.every": 2}, pool=Seen)
-    given: set[int] = set()
+    received: set[int] = set()
     for number in (1, 2):
-        given |= set(server.cohort(number))
+        received |= set(server.cohort(number))
         seen = evaluated(server)
     # Those of round 1 were given what the server has after round 2, those never asked have their initial model.
     assert set(server.cohort(1)) - set(server.cohort(2))
-    assert seen == sorted([*EVERYONE, *(set(EVERYONE) - given)])
+    assert seen == sorted([*EVERYONE, *(set(EVERYONE) - received)])
 
 
 def test_what_waits_in_an_inbox_is_evaluated(start: Start) -> None:
@@ -150,13 +150,13 @@ class Fails(Algorithm):
     in_round: int = -1
     in_phase: str = "train"
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         number = torch.tensor(ctx.round)
         yield Ask("train", {}, {"round": number})
         yield Ask("after", {}, {"round": number}, train=False)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        if (client.info.client, int(given["round"]), phase) == (self.client, self.in_round, self.in_phase):
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        if (client.info.client, int(received["round"]), phase) == (self.client, self.in_round, self.in_phase):
             raise RuntimeError
         return Upload({})
 
@@ -209,14 +209,14 @@ def test_a_training_that_was_taken_back_counts_nowhere(
 class Silent(FedAvg):
     """FedAvg whose client 2 cannot be evaluated once it was trained."""
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         client.state["trained"] = torch.ones(())
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if client.info.client == 2 and "trained" in client.state:
             raise RuntimeError("no luck")
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
 
 def test_a_client_that_cannot_be_evaluated_has_no_counts_rather_than_old_ones(start: Start) -> None:
@@ -241,8 +241,8 @@ class Personal(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        yield Ask("train", {"w": How.MIX})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        yield Ask("train", {"w": Reduce.MIX})
         if ctx.round == 1:
             # What any training would undo.
             yield Mix("w", -torch.eye(len(cohort))[:1], dst=[0])
@@ -250,10 +250,10 @@ class Personal(Algorithm):
         server["w"] = torch.zeros_like(server["w"])
         server["w"][-2] = 1.0
 
-    def begin(self, client: Client, down: Tree) -> Given:
-        return super().begin(client, client.inbox or down)
+    def receive(self, client: Client, down: Tree) -> Received:
+        return super().receive(client, client.inbox or down)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         return Upload({"w": client.model.w})
 
 

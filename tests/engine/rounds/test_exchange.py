@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given, Tree, Upload
+from shoal.algorithms.base import Client, Received, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.live import Live
 from shoal.engine.rounds.exchange import Exchange
 from shoal.engine.rounds.server import Server
@@ -31,18 +31,18 @@ class Echo(FedAvg):
     keeps_model: ClassVar[bool] = True
     failing: tuple[int, ...] = ()
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
         i = client.info.client
         if i in self.failing and phase == "p":
             raise RuntimeError(f"client {i}")
-        tell = given.get("tell", torch.tensor(-1.0))
+        tell = received.get("tell", torch.tensor(-1.0))
         inbox = client.inbox.get("c", torch.tensor(-1.0))
         size = torch.full((i % 3,), float(i))
         return Upload({"tell": tell, "inbox": inbox, "list": size, "sum": torch.tensor(float(i))}, {"sum": 1.0 + i})
 
 
-UP = {"tell": How.KEEP, "inbox": How.KEEP, "list": How.LIST, "sum": How.SUM}
+UP = {"tell": Reduce.STACK, "inbox": Reduce.STACK, "list": Reduce.GATHER, "sum": Reduce.MEAN}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_everybody_is_given_its_own_and_answers_in_order(
     echo: Callable[..., Server], exchange_of: ExchangeOf, cell_size: int | str
 ) -> None:
     exchange = exchange_of(echo(), [0, 1, 2, 4, 5], cell_size=cell_size)
-    exchange.draft.inboxes[4] = {"c": torch.tensor(7.0)}
+    exchange.next_state.inboxes[4] = {"c": torch.tensor(7.0)}
     private = {2: {"tell": torch.tensor(2.0)}, 3: {"tell": torch.tensor(3.0)}}
     replies, held = exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private, train=False), never)
     assert replies.ids == [0, 1, 2, 4, 5]
@@ -72,18 +72,20 @@ def test_everybody_is_given_its_own_and_answers_in_order(
     assert [t.tolist() for t in replies.lists["list"]] == [[], [1.0], [2.0] * 2, [4.0], [5.0] * 2]
     assert replies["sum"].item() == pytest.approx((0 + 2 + 6 + 20 + 30) / (1 + 2 + 3 + 5 + 6))
     assert held == {}
-    assert exchange.draft.touched == dict.fromkeys([0, 1, 2, 4, 5], False)
-    assert {i: float(tree["visits"]) for i, tree in exchange.draft.clients.items()} == dict.fromkeys([0, 1, 2, 4, 5], 1)
+    assert exchange.next_state.touched == dict.fromkeys([0, 1, 2, 4, 5], False)
+    assert {i: float(tree["visits"]) for i, tree in exchange.next_state.clients.items()} == dict.fromkeys(
+        [0, 1, 2, 4, 5], 1
+    )
     # It stays until a newer one takes its place.
-    assert exchange.draft.inboxes[4]["c"] == 7
+    assert exchange.next_state.inboxes[4]["c"] == 7
 
 
 def test_a_phase_may_ask_others_than_the_cohort(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
     exchange = exchange_of(echo(), [0, 1])
-    replies, _ = exchange.ask(Ask("p", {"sum": How.SUM}, train=False, to=[5, 3, 3]), never)
+    replies, _ = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[5, 3, 3]), never)
     assert replies.ids == [3, 5]
     assert exchange.cohort == [0, 1]
-    replies, held = exchange.ask(Ask("p", {"sum": How.SUM}, train=False, to=[]), never)
+    replies, held = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[]), never)
     assert (replies.ids, replies.entries, held) == ([], {}, {})
 
 
@@ -92,7 +94,7 @@ def test_states_go_from_phase_to_phase(echo: Callable[..., Server], exchange_of:
     exchange = exchange_of(server, [0, 1])
     for _ in range(3):
         exchange.ask(Ask("p", {}, train=False), never)
-    assert [float(exchange.draft.clients[i]["visits"]) for i in (0, 1)] == [3, 3]
+    assert [float(exchange.next_state.clients[i]["visits"]) for i in (0, 1)] == [3, 3]
     # The draft's alone.
     assert server.state.clients == {}
 
@@ -106,16 +108,16 @@ def test_those_that_do_not_come_back_are_evaluated_after_training(
     server = echo()
     exchange = exchange_of(server, [0, 1, 3], cell_size=2)
     exchange.ask(Ask("p", {}), lambda client: client != 1)
-    draft = exchange.draft
-    assert draft.touched == {0: True, 1: False, 3: True}
-    assert draft.scores["trained"].keys() == {0, 3}
+    next_state = exchange.next_state
+    assert next_state.touched == {0: True, 1: False, 3: True}
+    assert next_state.scores["trained"].keys() == {0, 3}
     for i in (0, 3):
-        w = draft.clients[i]["model.w"]
+        w = next_state.clients[i]["model.w"]
         assert not torch.equal(w, server._initial)
-        np.testing.assert_array_equal(draft.scores["trained"][i], counts_of(server, views(server)[i], w))
+        np.testing.assert_array_equal(next_state.scores["trained"][i], counts_of(server, views(server)[i], w))
     # Without training nobody is.
     exchange.ask(Ask("p", {}, train=False), lambda client: True)
-    assert draft.touched == {0: False, 1: False, 3: False}
+    assert next_state.touched == {0: False, 1: False, 3: False}
 
 
 def test_what_only_an_evaluation_reads_is_not_sent(
@@ -129,16 +131,16 @@ def test_what_only_an_evaluation_reads_is_not_sent(
     w = torch.linspace(-1, 1, len(server._initial))
     exchange = exchange_of(server, [0, 1, 3], cell_size=2)
     exchange.ask(Ask("p", {}, {"w": server._initial}, score_with={"w": w}), lambda client: client != 1)
-    draft = exchange.draft
-    assert draft.scores["trained"].keys() == {0, 3}
+    next_state = exchange.next_state
+    assert next_state.scores["trained"].keys() == {0, 3}
     for i in (0, 3):
-        assert not torch.equal(draft.clients[i]["model.w"], w)
-        np.testing.assert_array_equal(draft.scores["trained"][i], counts_of(server, views(server)[i], w))
+        assert not torch.equal(next_state.clients[i]["model.w"], w)
+        np.testing.assert_array_equal(next_state.scores["trained"][i], counts_of(server, views(server)[i], w))
     assert exchange._meter._bytes_down == 3 * server._initial.nbytes
     # A phase that another one of the same training follows has no scores.
     exchange.ask(Ask("p", {}, score=False, score_with={"w": w}), lambda client: True)
-    assert draft.scores["trained"] == {}
-    assert draft.touched == {0: False, 1: False, 3: False}
+    assert next_state.scores["trained"] == {}
+    assert next_state.touched == {0: False, 1: False, 3: False}
 
 
 def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
@@ -146,14 +148,14 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     server.state.clients[1] = {"visits": torch.tensor(5.0)}
     server.state.inboxes[1] = {"c": torch.tensor(6.0)}
     exchange = exchange_of(server, [0, 1, 3], cell_size=2)
-    exchange.draft.put_into_inbox(1, "c", torch.tensor(8.0))
+    exchange.next_state.put_into_inbox(1, "c", torch.tensor(8.0))
     replies, _ = exchange.ask(Ask("p", UP), lambda client: True)
-    draft = exchange.draft
+    next_state = exchange.next_state
     assert replies.ids == [0, 3]
     assert exchange.cohort == [0, 3]
-    assert draft.clients[1] == {"visits": torch.tensor(5.0)}
-    assert draft.inboxes[1] == {"c": torch.tensor(6.0)}
-    assert 1 not in draft.scores["trained"]
+    assert next_state.clients[1] == {"visits": torch.tensor(5.0)}
+    assert next_state.inboxes[1] == {"c": torch.tensor(6.0)}
+    assert 1 not in next_state.scores["trained"]
     assert exchange._meter.failures[1][0] == f"round 1, client 1: {PLACE}: RuntimeError: client 1"
     # Nor in a later phase, in which it would not fail.
     replies, _ = exchange.ask(Ask("q", UP, to=[1, 3]), never)
@@ -162,7 +164,7 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     exchange.ask(Ask("p", UP, to=[3, 4]), never)
     assert exchange._meter.failures.keys() == {1, 4}
     assert exchange.cohort == [0, 3]
-    assert 4 not in draft.clients
+    assert 4 not in next_state.clients
 
 
 def test_nobody_answers(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
@@ -186,17 +188,17 @@ def test_evaluation_alone(
     server = echo()
     exchange = exchange_of(server, [])
     own = server._initial + 1
-    exchange.draft.clients = {i: {"model.w": own} for i in range(6)}
-    before = dict(exchange.draft.clients)
+    exchange.next_state.clients = {i: {"model.w": own} for i in range(6)}
+    before = dict(exchange.next_state.clients)
     found = exchange.score([1, 2, 5], {}, fresh=fresh)
     assert found.keys() == {1, 2, 5}
     for i, counts in found.items():
         np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], server._initial if fresh else own))
-    given: Tree = {"w": server._initial - 1}
-    for i, counts in exchange.score([1], given, fresh=fresh).items():
-        np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], given["w"]))
-    assert exchange.draft.clients == before
-    assert (exchange.draft.touched, exchange.draft.scores) == ({}, {})
+    received: Tree = {"w": server._initial - 1}
+    for i, counts in exchange.score([1], received, fresh=fresh).items():
+        np.testing.assert_array_equal(counts, counts_of(server, views(server)[i], received["w"]))
+    assert exchange.next_state.clients == before
+    assert (exchange.next_state.touched, exchange.next_state.scores) == ({}, {})
 
 
 def test_visits_and_bytes_are_counted(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:

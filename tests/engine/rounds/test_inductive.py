@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Client, Given, Steps, Trainer, Tree, Upload
+from shoal.algorithms.base import Client, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.context import Context
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.rounds.server import Server
@@ -31,36 +31,36 @@ class Looks(FedAvg):
     plain_training: ClassVar[bool] = False
     keeps_model: ClassVar[bool] = True
 
-    def round(self, server: Tree, ctx: Context, cohort: Any) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Any) -> Requests:
         assert [info.nodes for info in ctx.clients] == [TRAINING] * WITHOUT_TRAIN + [0]
         yield from super().round(server, ctx, cohort)
 
-    def begin(self, client: Client, down: Tree) -> Given:
+    def receive(self, client: Client, down: Tree) -> Received:
         _require_training_nodes(client)
         client.state.setdefault("visits", torch.zeros(1)).add_(1)
-        return super().begin(client, down)
+        return super().receive(client, down)
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         _require_training_nodes(client)
-        return trainer.fit(client, given)
+        return trainer.fit(client, received)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         _require_training_nodes(client)
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         assert client.info.nodes == client.data.nodes == client.model.data.nodes == NODES
         assert float(client.state["visits"]) >= 1
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
 
 @dataclass(frozen=True)
 class Writes(FedAvg):
     """FedAvg that writes into what it is lent when it predicts."""
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         client.data.degree.mul_(2)
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
 
 def _require_training_nodes(client: Client) -> None:
@@ -126,7 +126,7 @@ def same(one: Server, other: Server) -> bool:
 METHODS: dict[str, Keys] = {
     "fedavg sgc": {"model.name": "sgc"},
     "fedavg gamlp": {},
-    "fedavg gamlp, stacked": {"engine.path": "stacked"},
+    "fedavg gamlp, stacked": {"engine.trainer": "batched"},
     "fedavg gcn": {"model.name": "gcn"},
     "fedavg sage": {"model.name": "sage", "participation.ratio": 0.5},
     "fedgta gamlp": {"algorithm.name": "fedgta", "participation.ratio": 0.67},

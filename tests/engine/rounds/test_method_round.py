@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.rounds.exchange import Exchange
 from shoal.engine.rounds.method_round import MethodRound
 from shoal.engine.rounds.mixing import Mixer
@@ -32,13 +32,13 @@ class Poisons(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial, "c": torch.zeros(2)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         def bad(where: str) -> float:
             return float(self.value) if ctx.round == 2 and where == self.where else 1.0
 
         shared = {"w": server["w"], "c": torch.tensor([1.0, bad("shared")])}
         private = {cohort[1]: {"own": torch.tensor(bad("private"))}}
-        got = yield Ask("train", {"w": How.SUM, "z": How.MIX}, shared, private)
+        got = yield Ask("train", {"w": Reduce.MEAN, "z": Reduce.MIX}, shared, private)
         # The state is changed before the mixing fails.
         server["w"] = got["w"]
         rows = torch.ones(len(cohort), len(cohort))
@@ -46,9 +46,9 @@ class Poisons(FedAvg):
         yield Mix("z", rows * (2e38 if bad("result") != 1 else 1), dst=cohort)
         server["c"] = torch.tensor([1.0, bad("state")])
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        sent = super().upload(client, given, phase)
+        sent = super().upload(client, received, phase)
         return Upload({**sent.entries, "z": torch.ones(3)}, sent.weight)
 
 
@@ -92,17 +92,17 @@ def test_sound_numbers_pass(start: Start) -> None:
 class Talks(FedAvg):
     """Two phases and two products; keeps what it saw of them."""
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         seen = {"cohort": torch.tensor(list(cohort))}
-        first = yield Ask("first", {"size": How.KEEP, "many": How.LIST}, train=False)
+        first = yield Ask("first", {"size": Reduce.STACK, "many": Reduce.GATHER}, train=False)
         few = [i for i in cohort if i % 2]
-        second = yield Ask("second", {"size": How.SUM, "mixed": How.MIX}, train=False, to=few)
+        second = yield Ask("second", {"size": Reduce.MEAN, "mixed": Reduce.MIX}, train=False, to=few)
         product = yield Mix("mixed", torch.ones(len(second.ids)))
         seen |= {"ids": torch.tensor(first.ids), "sizes": first["size"], "lengths": lengths(first.lists["many"])}
         seen |= {"few": torch.tensor(second.ids), "mean": second["size"], "weight": second.weights["size"]}
         server.update(seen, product=product)
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         i = client.info.client
         size = torch.tensor(float(i if phase == "first" else 10 * i))
         entries = {"size": size, "many": torch.ones(i + 1), "mixed": torch.full((2,), float(i))}
@@ -116,7 +116,7 @@ def lengths(tensors: list[Tensor]) -> Tensor:
 def method_round(server: Server, exchange_of: Callable[..., Exchange], cohort: list[int]) -> tuple[Exchange, Any]:
     """The next round's part of the method alone, without what the server does after it."""
     exchange = exchange_of(server, cohort)
-    mixer = Mixer(exchange.draft, exchange._meter, "here")
+    mixer = Mixer(exchange.next_state, exchange._meter, "here")
     return exchange, MethodRound(server.algorithm, exchange, mixer, "here")
 
 
@@ -124,7 +124,7 @@ def test_answers_of_phases_and_products_reach_the_generator(start: Start, exchan
     server = start({"algorithm.name": f"{__file__}:Talks"})
     exchange, method = method_round(server, exchange_of, [0, 1, 3, 4])
     method.run(server._context(1), lambda client: False)
-    state = {name: t.tolist() for name, t in exchange.draft.server.items() if name != "w"}
+    state = {name: t.tolist() for name, t in exchange.next_state.server.items() if name != "w"}
     assert state == {
         "cohort": [0, 1, 3, 4],
         "ids": [0, 1, 3, 4],
@@ -146,8 +146,8 @@ def test_the_server_computes_on_its_device(
     meta = torch.device("meta")
     devices: dict[str, torch.device] = {}
 
-    def round_there(self: Talks, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("first", {"size": How.KEEP, "many": How.LIST, "mixed": How.MIX}, train=False)
+    def round_there(self: Talks, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("first", {"size": Reduce.STACK, "many": Reduce.GATHER, "mixed": Reduce.MIX}, train=False)
         product = yield Mix("mixed", torch.ones(len(got.ids), device="cpu"))
         devices.update(state=server["w"].device, kept=got["size"].device, product=product.device)
         devices.update(list=got.lists["many"][0].device, made=torch.ones(2).device)

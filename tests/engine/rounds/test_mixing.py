@@ -22,10 +22,10 @@ def meter(start: Callable[..., Server]) -> Meter:
 
 
 def mixer_of(meter: Meter, held: torch.Tensor) -> tuple[Mixer, FederationState]:
-    draft = FederationState(inboxes={4: {"other": torch.ones(1)}})
-    mixer = Mixer(draft, meter, "round 3: Mine")
+    next_state = FederationState(inboxes={4: {"other": torch.ones(1)}})
+    mixer = Mixer(next_state, meter, "round 3: Mine")
     mixer.hold({"w": held})
-    return mixer, draft
+    return mixer, next_state
 
 
 @pytest.mark.parametrize("columns", [1, 3, 2**20])
@@ -33,22 +33,22 @@ def mixer_of(meter: Meter, held: torch.Tensor) -> tuple[Mixer, FederationState]:
 def test_the_product(meter: Meter, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], columns: int) -> None:
     monkeypatch.setattr(mixing, "COLUMNS_AT_A_TIME", columns)
     held, rows = torch.randn(shape), torch.rand(3, 5, dtype=torch.float64)
-    mixer, draft = mixer_of(meter, held)
+    mixer, next_state = mixer_of(meter, held)
     result = mixer.mix(Mix("w", rows, dst=[4, 0, 2]))
     expected = np.tensordot(rows.numpy(), held.double().numpy(), axes=1)
     assert result.shape == expected.shape
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
     for row, client in enumerate([4, 0, 2]):
-        assert torch.equal(draft.inboxes[client]["w"], result[row])
-    assert draft.inboxes.keys() == {4, 0, 2}
-    assert draft.inboxes[4].keys() == {"other", "w"}
-    assert draft.touched == {4: False, 0: False, 2: False}
+        assert torch.equal(next_state.inboxes[client]["w"], result[row])
+    assert next_state.inboxes.keys() == {4, 0, 2}
+    assert next_state.inboxes[4].keys() == {"other", "w"}
+    assert next_state.touched == {4: False, 0: False, 2: False}
 
 
 def test_an_inbox_holds_its_own_row_and_no_more(meter: Meter) -> None:
-    mixer, draft = mixer_of(meter, torch.randn(5, 8))
+    mixer, next_state = mixer_of(meter, torch.randn(5, 8))
     result = mixer.mix(Mix("w", torch.eye(5), dst=range(5)))
-    row = draft.inboxes[1]["w"]
+    row = next_state.inboxes[1]["w"]
     assert row.untyped_storage().nbytes() == row.nbytes == 32
     row.zero_()
     assert result[1].abs().sum() > 0
@@ -58,10 +58,10 @@ def test_an_inbox_holds_its_own_row_and_no_more(meter: Meter) -> None:
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 5)])
 def test_without_a_destination_the_server_has_it(meter: Meter, shape: tuple[int, ...]) -> None:
     held, rows = torch.randn(5, 2, 2), torch.rand(*shape)
-    mixer, draft = mixer_of(meter, held)
+    mixer, next_state = mixer_of(meter, held)
     result = mixer.mix(Mix("w", rows))
     np.testing.assert_allclose(result, np.tensordot(rows.numpy(), held.numpy(), axes=1), rtol=1e-5, atol=1e-6)
-    assert (draft.inboxes.keys(), draft.touched) == ({4}, {})
+    assert (next_state.inboxes.keys(), next_state.touched) == ({4}, {})
     assert meter.line([], None)["bytes_down"] == 0
 
 
@@ -87,7 +87,7 @@ def test_a_later_upload_takes_the_place_of_an_earlier(meter: Meter) -> None:
     ],
 )
 def test_what_does_not_fit_is_named(meter: Meter, mix: Mix, line: str) -> None:
-    mixer, draft = mixer_of(meter, torch.ones(5, 2))
+    mixer, next_state = mixer_of(meter, torch.ones(5, 2))
     with pytest.raises(ShoalError, match=f"^round 3: Mine: {line}"):
         mixer.mix(mix)
-    assert draft.inboxes.keys() == {4}
+    assert next_state.inboxes.keys() == {4}

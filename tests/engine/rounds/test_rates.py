@@ -9,9 +9,9 @@ import torch
 from shoal.engine.rounds.server import Server
 
 
-@pytest.mark.parametrize("path", ["loop", "closed_form", "stacked"])
+@pytest.mark.parametrize("path", ["autograd", "analytic", "batched"])
 def test_each_round_has_its_rate(start: Callable[..., Server], path: str) -> None:
-    keys: dict[str, Any] = {"model.name": "sgc", "engine.path": path, "train.optimizer": "sgd", "rounds": 3}
+    keys: dict[str, Any] = {"model.name": "sgc", "engine.trainer": path, "train.optimizer": "sgd", "rounds": 3}
     server = start({**keys, "train.lr": 0.4, "train.schedule": {"name": "ExponentialLR", "gamma": 0.25}})
     state = None
     for rate in (0.4, 0.1, 0.025):

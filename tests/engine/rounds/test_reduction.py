@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import received, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shoal.algorithms.protocol import How, Replies, Tree, Upload
+from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.reduction import Sums, combine, reduce_cell, tree_bytes, upload_bytes
 from shoal.storage.errors import ShoalError
 
 
-def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[str, How]) -> tuple[Replies, Tree]:
+def reduce(cells: Sequence[Sequence[int]], uploads: dict[int, Upload], up: dict[str, Reduce]) -> tuple[Replies, Tree]:
     outcomes = []
     for cell in cells:
         outcome = Outcome(ids=list(cell))
@@ -33,13 +33,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
+@received(st.lists(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_weighted_mean_in_any_cells(weights: list[list[float]]) -> None:
     flat = [w for cell in weights for w in cell]
     tensors = [random(7, seed=i) for i in range(len(flat))]
     uploads = {i: Upload({"w": tensors[i]}, {"w": flat[i]}) for i in range(len(flat))}
     ids = iter(range(len(flat)))
-    replies, held = reduce([[next(ids) for _ in cell] for cell in weights], uploads, {"w": How.SUM})
+    replies, held = reduce([[next(ids) for _ in cell] for cell in weights], uploads, {"w": Reduce.MEAN})
     total = np.sum(flat, dtype=np.float64)
     stacked = torch.stack(tensors).double().numpy()
     expected = np.average(stacked, axis=0, weights=flat) if total > 0 else np.zeros(7)
@@ -55,14 +55,14 @@ def test_sums_are_float64() -> None:
     values = {0: 1e8, 1: 1.0, 2: -1e8, 3: 2.0}
     uploads = {i: Upload({"s": torch.tensor(value)}) for i, value in values.items()}
     for cells in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1], [2, 3]]):
-        assert reduce(cells, uploads, {"s": How.SUM})[0]["s"].item() == 0.75
+        assert reduce(cells, uploads, {"s": Reduce.MEAN})[0]["s"].item() == 0.75
 
 
 def test_weights_of_rows() -> None:
     proto = [random(3, 2, seed=i) for i in range(3)]
     counts = [torch.tensor([[2.0], [0], [0]]), torch.tensor([[1.0], [4], [0]]), torch.tensor([[0.0], [1], [0]])]
     uploads = {i: Upload({"p": proto[i]}, {"p": counts[i]}) for i in range(3)}
-    (replies, _) = reduce([[0, 1], [2]], uploads, {"p": How.SUM})
+    (replies, _) = reduce([[0, 1], [2]], uploads, {"p": Reduce.MEAN})
     expected = torch.stack([(2 * proto[0][0] + proto[1][0]) / 3, (4 * proto[1][1] + proto[2][1]) / 5, torch.zeros(2)])
     torch.testing.assert_close(replies["p"], expected)
     assert replies.weights["p"].tolist() == [[3.0], [5.0], [0.0]]
@@ -73,12 +73,12 @@ def test_what_has_no_weight_is_not_read(weight: float | Tensor) -> None:
     poison = Upload({"p": torch.full((2, 2), float("nan"))}, {"p": weight})
     uploads = {0: poison, 1: Upload({"p": torch.ones(2, 2)}, {"p": 2.0})}
     for cells in ([[0, 1]], [[0], [1]]):
-        assert torch.equal(reduce(cells, uploads, {"p": How.SUM})[0]["p"], torch.ones(2, 2))
+        assert torch.equal(reduce(cells, uploads, {"p": Reduce.MEAN})[0]["p"], torch.ones(2, 2))
 
 
 def test_a_failure_with_weight_shows() -> None:
     uploads = {0: Upload({"p": torch.tensor([float("nan"), 1.0])}), 1: Upload({"p": torch.tensor([1.0, 3.0])})}
-    mean = reduce([[0, 1]], uploads, {"p": How.SUM})[0]["p"]
+    mean = reduce([[0, 1]], uploads, {"p": Reduce.MEAN})[0]["p"]
     assert mean[0].isnan()
     assert mean[1] == 2
 
@@ -86,7 +86,7 @@ def test_a_failure_with_weight_shows() -> None:
 def test_kept_and_mixed_tensors_lie_in_the_order_of_clients() -> None:
     # Cells of two models: clients 1, 4 and 0, 2, 3.
     uploads = {i: Upload({"a": torch.tensor(i), "b": torch.tensor([i, -i])}) for i in range(5)}
-    replies, held = reduce([[1, 4], [0, 2], [3]], uploads, {"a": How.KEEP, "b": How.MIX})
+    replies, held = reduce([[1, 4], [0, 2], [3]], uploads, {"a": Reduce.STACK, "b": Reduce.MIX})
     assert replies.ids == [0, 1, 2, 3, 4]
     assert replies["a"].tolist() == [0, 1, 2, 3, 4]
     assert held["b"].tolist() == [[i, -i] for i in range(5)]
@@ -96,7 +96,7 @@ def test_kept_and_mixed_tensors_lie_in_the_order_of_clients() -> None:
 
 def test_lists_are_of_any_size_and_in_the_order_of_clients() -> None:
     uploads = {i: Upload({"z": torch.full((i + 1, 2), float(i))}) for i in range(5)}
-    replies, held = reduce([[1, 4], [0, 2], [3]], uploads, {"z": How.LIST})
+    replies, held = reduce([[1, 4], [0, 2], [3]], uploads, {"z": Reduce.GATHER})
     assert [part.tolist() for part in replies.lists["z"]] == [[[float(i)] * 2] * (i + 1) for i in range(5)]
     assert (replies.entries, held) == ({}, {})
 
@@ -107,9 +107,9 @@ def test_bytes_are_those_of_the_tensors_and_four_a_weight() -> None:
     assert upload_bytes(Upload(entries, {"w": 2.0, "y": torch.zeros(3, 1)})) == 66 + 4 + 12
 
 
-@pytest.mark.parametrize("how", [How.SUM, How.KEEP, How.MIX])
+@pytest.mark.parametrize("how", [Reduce.MEAN, Reduce.STACK, Reduce.MIX])
 @pytest.mark.parametrize("cells", [[[0, 1]], [[0], [1]]])
-def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> None:
+def test_shapes_that_differ_are_refused(how: Reduce, cells: list[list[int]]) -> None:
     uploads = {0: Upload({"z": torch.ones(2, 3)}), 1: Upload({"z": torch.ones(1, 3)})}
     with pytest.raises(
         ShoalError, match=r"^upload\(\) gives 'z' as \[2, 3\] at client 0 and as \[1, 3\] at client 1; "
@@ -117,9 +117,9 @@ def test_shapes_that_differ_are_refused(how: How, cells: list[list[int]]) -> Non
         reduce(cells, uploads, {"z": how})
 
 
-@pytest.mark.parametrize("how", [How.LIST, How.KEEP, How.MIX])
+@pytest.mark.parametrize("how", [Reduce.GATHER, Reduce.STACK, Reduce.MIX])
 @pytest.mark.parametrize("cells", [[[0, 1, 2]], [[0, 1], [2]]])
-def test_types_that_differ_are_refused(how: How, cells: list[list[int]]) -> None:
+def test_types_that_differ_are_refused(how: Reduce, cells: list[list[int]]) -> None:
     """Stacked, the narrower ones would silently become wide."""
     uploads = {i: Upload({"z": torch.ones(2, dtype=torch.float64 if i == 2 else torch.float32)}) for i in range(3)}
     line = r"^upload\(\) gives 'z' as float32 at client 0 and as float64 at client 2; clients must agree on its type$"
@@ -131,7 +131,7 @@ def test_sums_are_added_in_cell_order_and_let_go_as_they_come() -> None:
     outcomes = []
     for value in (1e16, 1.0, -1e16, 1.0):
         outcome = Outcome(ids=[0])
-        reduce_cell([Upload({"s": torch.full((3,), value)})], {"s": How.SUM}, outcome)
+        reduce_cell([Upload({"s": torch.full((3,), value)})], {"s": Reduce.MEAN}, outcome)
         outcomes.append(outcome)
     sums = Sums()
     kept = []
@@ -144,7 +144,7 @@ def test_sums_are_added_in_cell_order_and_let_go_as_they_come() -> None:
 
 
 def test_nobody_asked_nothing_seen() -> None:
-    replies, held = combine([], [], {"w": How.SUM, "z": How.KEEP}, Sums())
+    replies, held = combine([], [], {"w": Reduce.MEAN, "z": Reduce.STACK}, Sums())
     assert (replies.ids, replies.entries, held) == ([], {}, {})
 
 

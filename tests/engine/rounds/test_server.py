@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Given, Mix, Steps, Tree, Upload
+from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import Ask, How
+from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.pool import Pool
 from shoal.engine.rounds.scoring import summarize
@@ -31,21 +31,21 @@ class Watched(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial, "models": ctx.initial.repeat(len(ctx.clients), 1)}
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM, "models": How.KEEP}, shared={"w": server["w"]})
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN, "models": Reduce.STACK}, shared={"w": server["w"]})
         server["w"] = got["w"]
         server["models"][got.ids] = got["models"]
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
-        return Upload({"w": client.model.w, "models": client.model.w}, super().upload(client, given, phase).weight)
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        return Upload({"w": client.model.w, "models": client.model.w}, super().upload(client, received, phase).weight)
 
 
 @dataclass(frozen=True)
 class Lottery(FedAvg):
     """FedAvg that trains every other client of its cohort and serves them all."""
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
-        got = yield Ask("train", {"w": How.SUM}, shared={"w": server["w"]}, to=cohort[::2])
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]}, to=cohort[::2])
         server["w"] = got["w"]
 
 
@@ -55,17 +55,17 @@ class Fails(FedAvg):
 
     where: str = "upload"
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         server["w"] += 1
         yield from super().round(server, ctx, cohort)
         if ctx.round == 2 and self.where == "mix":
             yield Mix("w", torch.ones(6))
 
-    def upload(self, client: Client, given: Given, phase: str) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if self.where == "upload" and client.info.client == 3 and client.state.get("visits", torch.zeros(())) > 0:
             raise RuntimeError("out of\n ideas")
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
 
 class Shuffled:

@@ -6,45 +6,45 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.method_errors import Malformed
-from shoal.algorithms.protocol import How, Upload
-from shoal.engine.rounds.protocol_checks import counted, require_finite, require_sound, told_loss
+from shoal.algorithms.method_errors import ProtocolError
+from shoal.algorithms.protocol import Reduce, Upload
+from shoal.engine.rounds.protocol_checks import counted, loss_value, require_finite, require_sound
 from shoal.storage.errors import ShoalError
 
 NAN, INF = float("nan"), float("inf")
 POISONS = [NAN, INF, -INF]
 
 
-@pytest.mark.parametrize("how", How)
+@pytest.mark.parametrize("how", Reduce)
 @pytest.mark.parametrize("bad", POISONS)
-def test_an_entry_that_is_not_finite(bad: float, how: How) -> None:
+def test_an_entry_that_is_not_finite(bad: float, how: Reduce) -> None:
     with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'; a smaller train\.lr may help$"):
         require_sound(Upload({"v": torch.ones(2), "w": torch.tensor([1.0, bad])}), {"v": how, "w": how})
 
 
 def test_what_nobody_asked_for_may_be_anything() -> None:
-    require_sound(Upload({"w": torch.ones(2), "unasked": torch.tensor(NAN)}), {"w": How.SUM})
+    require_sound(Upload({"w": torch.ones(2), "unasked": torch.tensor(NAN)}), {"w": Reduce.MEAN})
 
 
 def test_finite_numbers_whose_sum_is_not() -> None:
-    require_sound(Upload({"w": torch.tensor([3e38, 3e38])}), {"w": How.SUM})
+    require_sound(Upload({"w": torch.tensor([3e38, 3e38])}), {"w": Reduce.MEAN})
     require_finite({"w": torch.tensor([3e38, 3e38])}, "here")
 
 
 @pytest.mark.parametrize(
     ("weight", "how"),
     [
-        (torch.tensor([[1.0], [0.0]]), How.SUM),
-        (torch.tensor([[1.0], [2.0]]), How.SUM),
-        (1.0, How.SUM),
-        (NAN, How.SUM),
-        (torch.tensor([[0.0], [INF]]), How.SUM),
+        (torch.tensor([[1.0], [0.0]]), Reduce.MEAN),
+        (torch.tensor([[1.0], [2.0]]), Reduce.MEAN),
+        (1.0, Reduce.MEAN),
+        (NAN, Reduce.MEAN),
+        (torch.tensor([[0.0], [INF]]), Reduce.MEAN),
         # Weights are of sums alone.
-        (0.0, How.KEEP),
-        (torch.tensor([[0.0], [2.0]]), How.MIX),
+        (0.0, Reduce.STACK),
+        (torch.tensor([[0.0], [2.0]]), Reduce.MIX),
     ],
 )
-def test_what_has_weight_must_be_finite(weight: float | Tensor, how: How) -> None:
+def test_what_has_weight_must_be_finite(weight: float | Tensor, how: Reduce) -> None:
     rows = torch.tensor([[NAN], [1.0]])
     with pytest.raises(ShoalError, match=r"^upload\(\) gives NaN or infinity in 'w'"):
         require_sound(Upload({"w": rows}, {"w": weight}), {"w": how})
@@ -53,7 +53,7 @@ def test_what_has_weight_must_be_finite(weight: float | Tensor, how: How) -> Non
 @pytest.mark.parametrize("weight", [0.0, torch.tensor(0.0), torch.tensor([[0.0], [2.0]])])
 def test_what_has_no_weight_is_not_read(weight: float | Tensor) -> None:
     rows = torch.tensor([[NAN], [1.0]])
-    require_sound(Upload({"w": rows}, {"w": weight}), {"w": How.SUM})
+    require_sound(Upload({"w": rows}, {"w": weight}), {"w": Reduce.MEAN})
     kept = counted(rows, weight)
     assert kept[0] == 0
     assert kept[1] == (1 if isinstance(weight, Tensor) and weight.dim() else 0)
@@ -75,14 +75,14 @@ def test_what_the_server_made(bad: float) -> None:
 
 @pytest.mark.parametrize(("loss", "told"), [(1, 1.0), (0.5, 0.5), (torch.tensor(2.0), 2.0), (torch.tensor([3]), 3.0)])
 def test_a_loss_is_a_number(loss: object, told: float) -> None:
-    assert told_loss(loss) == told
-    assert math.isnan(told_loss(NAN))
+    assert loss_value(loss) == told
+    assert math.isnan(loss_value(NAN))
 
 
 def test_a_loss_that_is_none() -> None:
     for loss in (None, "1", [1.0], torch.ones(2)):
-        with pytest.raises(Malformed, match="wanted the loss as a float, NaN where nothing was trained"):
-            told_loss(loss)
+        with pytest.raises(ProtocolError, match="wanted the loss as a float, NaN where nothing was trained"):
+            loss_value(loss)
     for infinite in (INF, -INF):
         with pytest.raises(ShoalError, match=r"^the training loss is infinite; a smaller train\.lr may help$"):
-            told_loss(infinite)
+            loss_value(infinite)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.method_errors import Malformed
-from shoal.algorithms.protocol import Ask, How, Mix
+from shoal.algorithms.method_errors import ProtocolError
+from shoal.algorithms.protocol import Ask, Mix, Reduce
 from shoal.engine.rounds.protocol_checks import noted, require_generator, require_step, require_tree
 
 W = {"w": torch.ones(3)}
@@ -17,7 +17,7 @@ W = {"w": torch.ones(3)}
     "step",
     [
         Ask("train", {}),
-        Ask("train", {"w": How.SUM, "z": How.LIST}, W, {0: W, np.int64(5): {}}, False, (5, 0)),
+        Ask("train", {"w": Reduce.MEAN, "z": Reduce.GATHER}, W, {0: W, np.int64(5): {}}, False, (5, 0)),
         Ask("train", {}, to=[]),
         Ask("train", {}, to=range(6)),
         Ask("train", {}, to=np.arange(6)),  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_what_may_be_asked(step: Ask | Mix) -> None:
     ],
 )
 def test_what_cannot_be_asked(step: Callable[[], object], line: str) -> None:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(ProtocolError) as caught:
         require_step(step(), 6)
     assert str(caught.value) == line
 
@@ -59,14 +59,14 @@ def test_what_cannot_be_asked(step: Callable[[], object], line: str) -> None:
 def test_a_generator_is_one_however_it_is_made() -> None:
     require_generator(i for i in ())
     for other in (None, [], iter([]), range):
-        with pytest.raises(Malformed, match="wanted a generator"):
+        with pytest.raises(ProtocolError, match="wanted a generator"):
             require_generator(other)
 
 
 def test_a_tree_is_tensors_by_name() -> None:
     require_tree({}, "the state")
     require_tree({"a": torch.tensor(1), "b": torch.zeros(0)}, "the state")
-    with pytest.raises(Malformed, match=r"^the state 'a' is None, wanted a tensor$"):
+    with pytest.raises(ProtocolError, match=r"^the state 'a' is None, wanted a tensor$"):
         require_tree({"a": None}, "the state")
 
 
@@ -78,5 +78,7 @@ def test_notes_are_numbers() -> None:
         "d": None,
         "e": 1.0,
     }
-    with pytest.raises(Malformed, match=r"^ctx\.notes\['a'\] is a Tensor, wanted a number, as float\(\.\.\.\) gives$"):
+    with pytest.raises(
+        ProtocolError, match=r"^ctx\.notes\['a'\] is a Tensor, wanted a number, as float\(\.\.\.\) gives$"
+    ):
         noted({"a": torch.tensor(1.0)})

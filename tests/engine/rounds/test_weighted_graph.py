@@ -25,7 +25,7 @@ from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import Store
 from shoal.storage.store.verify import verify
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 CLIENTS, NODES, CLASSES = 6, 30, 4
 Keys = Mapping[str, Any]
@@ -85,7 +85,7 @@ def test_shards_and_hops_keep_weights(start: Start, weighted: Keys, weights: np.
         assert store.manifest.weighted
         assert verify(store) == []
         for client in range(store.clients):
-            view = job.view(store, client, Memo(2**24))
+            view = job.view(store, client, Cache(2**24))
             dense = weights if store is whole else None
             dense = dense_of(view, weights) if dense is None else dense[np.ix_(view.node, view.node)]
             require_weighed(view, dense)
@@ -116,7 +116,7 @@ def test_parts_of_a_client_keep_weights(
     assert verify(Store(job.store_path)) == verify(store) == []
     missing = 0
     for client in range(store.clients):
-        view = job.view(store, client, Memo(2**24))
+        view = job.view(store, client, Cache(2**24))
         there = view.adjacency.to_dense().numpy() > 0
         missing += int((there != (dense_of(view, weights) > 0)).sum())
         require_weighed(view, np.where(there, dense_of(view, weights), 0))
@@ -126,7 +126,7 @@ def test_parts_of_a_client_keep_weights(
 METHODS: dict[str, Keys] = {
     "fedgta sgc": {"algorithm.name": "fedgta", "model.name": "sgc"},
     "fedavg gcn": {"model.name": "gcn"},
-    "fedavg gcn by autograd": {"model.name": "gcn", "engine.path": "loop"},
+    "fedavg gcn by autograd": {"model.name": "gcn", "engine.trainer": "autograd"},
     "fedgta gcnii": {"algorithm.name": "fedgta", "model.name": "gcnii"},
     "adafgl gcn": {"algorithm.name": "adafgl", "model.name": "gcn"},
 }
@@ -154,10 +154,10 @@ def test_weights_of_one_give_the_bits_of_no_weights(name: str, start: Start, wei
     assert Store(ones.job.store_path).manifest.weighted
     losses = [[server.round()["loss"] for _ in range(2)] for server in (plain, ones, others)]
     assert losses[0] == losses[1] != losses[2]
-    found, given = values(ones), values(plain)
-    assert found.keys() == given.keys()
-    assert all(torch.equal(found[key], given[key]) for key in given)
-    assert any(not torch.equal(values(others)[key], given[key]) for key in given)
+    found, received = values(ones), values(plain)
+    assert found.keys() == received.keys()
+    assert all(torch.equal(found[key], received[key]) for key in received)
+    assert any(not torch.equal(values(others)[key], received[key]) for key in received)
 
 
 def test_a_store_without_weights_is_as_it_was(configure: Callable[..., Config], weighted: Keys, tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_model_of_ones_own_may_ask_for_weights(
     server = start({**weighted, "model": model, "train.dropout": 0.0})
     assert np.isfinite(server.round()["loss"])
     store = Store(server.job.store_path)
-    view = server.job.view(store, 1, Memo(2**24))
+    view = server.job.view(store, 1, Cache(2**24))
     module = build(model["name"], view.features, CLASSES, 0, 0.0, {})
     found = module(all_nodes(view, "sum", 1)).embedding_NH
     np.testing.assert_allclose(found.detach(), dense_of(view, weights) @ view.x.numpy(), rtol=1e-5, atol=1e-5)

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import Tensor
 
-from shoal.algorithms.base import Context, Given, Steps, Tree
+from shoal.algorithms.base import Context, Received, Requests, Tree
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.messages.cell import Cell, Outcome
@@ -124,7 +124,7 @@ def test_other_scopes_are_divided_by_domain(started: Start, three_domains: Any) 
 class EverySecond(FedAvg):
     """FedAvg whose server goes back to the model that it had, in every second round."""
 
-    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Steps:
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         assert [info.client for info in ctx.clients] == CLIENTS
         before = server["w"].clone()
         yield from super().round(server, ctx, cohort)
@@ -185,10 +185,10 @@ def test_without_a_model_to_evaluate_there_is_no_such_scope(started: Start, keys
 class Mute(FedAvg):
     """The second whole graph cannot be evaluated."""
 
-    def predict(self, client: Client, given: Given, part: str) -> Tensor:
+    def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if client.info.client == 6:
             raise RuntimeError("no luck")
-        return super().predict(client, given, part)
+        return super().predict(client, received, part)
 
 
 def test_a_graph_that_cannot_be_evaluated_is_named_and_left_out(started: Start) -> None:

@@ -94,7 +94,7 @@ def test_the_whole_graph_is_one_client(tiny: Path) -> None:
     ("keys", "line"),
     [
         ({"model.name": "gcn", "engine.precision": "bfloat16"}, "decoupled model"),
-        ({"model.name": "gat", "engine.path": "stacked"}, "decoupled model"),
+        ({"model.name": "gat", "engine.trainer": "batched"}, "decoupled model"),
         ({"resources.gpus_per_host": 2}, "a host computes on one GPU, found 2"),
         ({"engine.device": "cuda", "engine.backend": "ray"}, "cuda needs a share"),
         ({"engine.precision": "tf32"}, "tf32 is of GPUs"),

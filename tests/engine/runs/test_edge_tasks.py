@@ -39,7 +39,7 @@ def test_an_export_has_a_row_for_every_pair(
     configured: Configure, edge_task: dict[str, Any], model: str, method: str
 ) -> None:
     folder = run(configured(model__name=model, algorithm__name=method))
-    assert read_summary(folder)["paths"] == ["loop"]
+    assert read_summary(folder)["paths"] == ["autograd"]
     out = export(folder)
     with pa.OSFile(str(out / "predictions.arrow")) as file:
         table = pa.ipc.open_file(file).get_batch(0)
@@ -90,8 +90,8 @@ def test_a_dry_run_measures_batches_of_pairs(configured: Configure, tmp_path: Pa
         ),
         ({"model__fanouts": [2, 2]}, "model.fanouts: an edge task reads the whole graph, not drawn neighbours; leave"),
         ({"model__readout": "sum"}, "model.readout: is for graph tasks (task: graph), an edge task pools nothing;"),
-        ({"engine__path": "stacked"}, "engine.path: stacked needs a node task (task: node); use loop"),
-        ({"engine__path": "closed_form"}, "engine.path: closed_form needs a node task (task: node); use loop"),
+        ({"engine__trainer": "batched"}, "engine.trainer: batched needs a node task (task: node); use autograd"),
+        ({"engine__trainer": "analytic"}, "engine.trainer: analytic needs a node task (task: node); use autograd"),
         ({"data__split_seed": 1}, ""),
     ],
 )

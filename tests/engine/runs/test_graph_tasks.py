@@ -35,7 +35,7 @@ def configured(configure: Configure, graph_task: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize("model", ["gcn", "gamlp"])
 def test_an_export_has_a_row_for_every_graph(configured: Configure, graph_task: dict[str, Any], model: str) -> None:
     folder = run(configured(model__name=model, model__readout="attention"))
-    assert read_summary(folder)["paths"] == ["loop"]
+    assert read_summary(folder)["paths"] == ["autograd"]
     out = export(folder)
     with pa.OSFile(str(out / "predictions.arrow")) as file:
         table = pa.ipc.open_file(file).get_batch(0)
@@ -77,8 +77,8 @@ def test_a_dry_run_measures_batches_of_graphs(configured: Configure, tmp_path: P
             "task: fedgta is for node tasks, found graph; take a method for graph tasks (local, global, fedavg, ",
         ),
         ({"model__fanouts": [2, 2]}, "model.fanouts: a graph task reads whole graphs, not drawn neighbours; leave it"),
-        ({"engine__path": "stacked"}, "engine.path: stacked needs a node task (task: node); use loop"),
-        ({"engine__path": "closed_form"}, "engine.path: closed_form needs a node task (task: node); use loop"),
+        ({"engine__trainer": "batched"}, "engine.trainer: batched needs a node task (task: node); use autograd"),
+        ({"engine__trainer": "analytic"}, "engine.trainer: analytic needs a node task (task: node); use autograd"),
         (
             {"algorithm__name": "fml", "algorithm__copilot": {"name": "gcn", "readout": "best"}},
             "algorithm: FML: model 'copilot': model.readout: must be one of mean, sum, max, attention, found 'best'",

@@ -76,7 +76,7 @@ def test_keys_that_change_no_numbers_share_a_folder(config: Path) -> None:
     [
         ([], "auto"),
         (["engine.device=cuda"], "auto, in batches"),
-        (["engine.device=cuda", "engine.path=loop"], "auto"),
+        (["engine.device=cuda", "engine.trainer=autograd"], "auto"),
         (["engine.device=cuda", "engine.cell_size=7"], 7),
     ],
 )

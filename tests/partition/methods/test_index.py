@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from shoal.partition.methods.cover import NOBODY
+from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.from_file import by_index
 from shoal.partition.methods.options import PartitionOptions
 from shoal.partition.partitioning import partition
@@ -16,7 +16,7 @@ def test_pieces_are_consecutive_and_the_first_ones_are_larger(make_graph):
 
 def test_nodes_of_further_chunks_belong_to_nobody(make_graph):
     assignment = partition(make_graph(11, []), PartitionOptions("index", 2, chunks=4))
-    assert assignment.tolist() == [0, 0, 0, 1, 1, 1, *[NOBODY] * 5]
+    assert assignment.tolist() == [0, 0, 0, 1, 1, 1, *[NO_CLIENT] * 5]
 
 
 @pytest.mark.parametrize(("clients", "chunks"), [(4, 3), (4, 12)])

@@ -16,7 +16,7 @@ from torch_geometric.utils import add_self_loops
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.propagation import hops, propagate
 from shoal.storage.kernels.spmm import converts_halves
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 
 
 def random_graph(seed: int, nodes: int, density: float) -> np.ndarray:
@@ -54,7 +54,7 @@ def one_hop(adjacency: np.ndarray, x: np.ndarray, r: float, **options: Any) -> n
 @pytest.mark.parametrize("r", [0.0, 0.25, 0.5, 1.0])
 def test_hops_are_powers_of_the_dense_operator(r: float) -> None:
     adjacency, x = random_graph(0, 40, 0.2), features(1, 40, 7)
-    result = hops(*csr(adjacency), x, Kernel(hops=4, r=r))
+    result = hops(*csr(adjacency), x, PropagationOptions(hops=4, r=r))
     assert len(result) == 4
     expected = x.astype(np.float64)
     for hop in result:
@@ -67,7 +67,10 @@ def test_four_nodes_by_hand() -> None:
     # 0 - 1 - 2, and 3 alone: degrees with self loop are 2, 3, 2, 1.
     indptr, indices = np.array([0, 1, 3, 4, 4]), np.array([1, 0, 2, 1], dtype=np.int32)
     x = np.array([[6.0], [12.0], [18.0], [5.0]], dtype=np.float32)
-    mean, spread = hops(indptr, indices, x, Kernel(1, r=0.0)), hops(indptr, indices, x, Kernel(1, r=1.0))
+    mean, spread = (
+        hops(indptr, indices, x, PropagationOptions(1, r=0.0)),
+        hops(indptr, indices, x, PropagationOptions(1, r=1.0)),
+    )
     np.testing.assert_allclose(mean[0][:, 0], [9, 12, 15, 5], rtol=1e-6)
     np.testing.assert_allclose(spread[0][:, 0], [3 + 4, 3 + 4 + 9, 4 + 9, 5], rtol=1e-6)
 
@@ -96,7 +99,7 @@ def test_a_graph_without_nodes_or_features() -> None:
 @pytest.mark.parametrize("r", [0.0, 0.5, 1.0])
 def test_float16_keeps_three_digits(r: float) -> None:
     adjacency, x = random_graph(7, 60, 0.3), features(8, 60, 5).astype(np.float16)
-    result = hops(*csr(adjacency), x, Kernel(hops=1, r=r, dtype="float16"))[0]
+    result = hops(*csr(adjacency), x, PropagationOptions(hops=1, r=r, dtype="float16"))[0]
     expected = operator(adjacency, r) @ x.astype(np.float64)
     assert result.dtype == np.float16
     assert np.linalg.norm(result - expected) <= 1e-3 * np.linalg.norm(expected)
@@ -289,7 +292,7 @@ def test_equals_sgconv_of_pyg_with_weights() -> None:
     convolution.lin.weight.data = torch.eye(6)
     with torch.no_grad():
         expected = convolution(torch.from_numpy(x), edge_index(adjacency), torch.from_numpy(weight)).numpy()
-    found = hops(*csr(adjacency), x, Kernel(3), weight)
+    found = hops(*csr(adjacency), x, PropagationOptions(3), weight)
     np.testing.assert_allclose(found[-1], expected, rtol=1e-5, atol=1e-6)
 
 
@@ -300,7 +303,7 @@ def test_equals_sgconv_of_pyg(k: int) -> None:
     convolution.lin.weight.data = torch.eye(6)
     with torch.no_grad():
         expected = convolution(torch.from_numpy(x), edge_index(adjacency)).numpy()
-    np.testing.assert_allclose(hops(*csr(adjacency), x, Kernel(k))[-1], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(hops(*csr(adjacency), x, PropagationOptions(k))[-1], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_equals_sign_of_pyg() -> None:
@@ -308,7 +311,7 @@ def test_equals_sign_of_pyg() -> None:
     # SIGN normalises the edges it is given and adds no self loops of its own.
     with_loops = add_self_loops(edge_index(adjacency), num_nodes=40)[0]
     data = SIGN(K=3)(Data(x=torch.from_numpy(x), edge_index=with_loops))
-    for number, hop in enumerate(hops(*csr(adjacency), x, Kernel(3)), start=1):
+    for number, hop in enumerate(hops(*csr(adjacency), x, PropagationOptions(3)), start=1):
         np.testing.assert_allclose(hop, data[f"x{number}"].numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -323,7 +326,7 @@ def test_equals_sign_of_pyg() -> None:
 )
 def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: float, k: int) -> None:
     adjacency, x = random_graph(seed, nodes, density), features(seed, nodes, width)
-    result = hops(*csr(adjacency), x, Kernel(k, r))
+    result = hops(*csr(adjacency), x, PropagationOptions(k, r))
     assert len(result) == k
     expected = x.astype(np.float64)
     for hop in result:
@@ -332,6 +335,6 @@ def test_any_small_graph(seed: int, nodes: int, width: int, density: float, r: f
 
 
 def test_kernel_name_tells_kernels_apart() -> None:
-    assert Kernel(3).name == "r0.5-k3-float32"
-    assert Kernel(2, 0, "float16").name == Kernel(2, 0.0, "float16").name == "r0.0-k2-float16"
-    assert Kernel(2, 0.1234567).name != Kernel(2, 0.1234568).name
+    assert PropagationOptions(3).name == "r0.5-k3-float32"
+    assert PropagationOptions(2, 0, "float16").name == PropagationOptions(2, 0.0, "float16").name == "r0.0-k2-float16"
+    assert PropagationOptions(2, 0.1234567).name != PropagationOptions(2, 0.1234568).name

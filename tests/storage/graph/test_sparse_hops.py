@@ -12,7 +12,7 @@ from shoal.storage.graph import sparse_hops
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.propagation import hops
 from shoal.storage.graph.rows import CsrRows, Rows, dense_bytes, sparse_bytes
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 
 
 def dense(x: Rows) -> np.ndarray:
@@ -49,9 +49,9 @@ def test_bits_of_the_dense_kernel(
     # The kernels do not mind that drawn ones differ both ways.
     drawn = rng.uniform(0.1, 3, len(graph[1])).astype(np.float32)
     weight = {"none": None, "ones": np.ones_like(drawn), "drawn": drawn}[weights]
-    kernel = Kernel(4, r, dtype)
-    found = hops(*graph, sparse(x), kernel, weight)
-    expected = hops(*graph, x, kernel, None if weights == "ones" else weight)
+    propagation = PropagationOptions(4, r, dtype)
+    found = hops(*graph, sparse(x), propagation, weight)
+    expected = hops(*graph, x, propagation, None if weights == "ones" else weight)
     for mine, truth in zip(found, expected, strict=True):
         assert mine.dtype == truth.dtype == dtype
         np.testing.assert_array_equal(dense(mine), truth)
@@ -66,10 +66,10 @@ def test_bits_of_the_dense_kernel(
 
 def test_hops_become_dense_and_stay_so(make_graph: Callable[..., Graph]) -> None:
     x = np.eye(60, 200, dtype=np.float32)
-    layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), sparse(x), Kernel(6))]
+    layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), sparse(x), PropagationOptions(6))]
     assert layouts == sorted(layouts, reverse=True)
     x = np.eye(60, 60, dtype=np.float32)
-    layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), sparse(x), Kernel(6))]
+    layouts = [isinstance(hop, CsrRows) for hop in hops(*graph_of(make_graph, 0.04), sparse(x), PropagationOptions(6))]
     assert layouts[0]
     assert not layouts[-1]
     assert layouts == sorted(layouts, reverse=True)
@@ -81,4 +81,4 @@ def test_too_large_for_float16(make_graph: Callable[..., Graph], features: int) 
     with pytest.raises(
         ShoalError, match=r"^propagation\.dtype: float16 ends at 65504, but a hop reaches .*; use float32$"
     ):
-        hops(*graph_of(make_graph, 0.1), x, Kernel(1, 1.0, "float16"))
+        hops(*graph_of(make_graph, 0.1), x, PropagationOptions(1, 1.0, "float16"))

@@ -10,7 +10,7 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.graph.gather import gathered
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.propagation import hops
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store import arrow_file
 from shoal.storage.store.arrow_file import MappedFile, fixed_rows
 from shoal.storage.store.bounds import Limits
@@ -30,7 +30,7 @@ def shard(tmp_path: Path, make_graph: Callable[..., Graph]) -> Shard:
 
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-5), ("float16", 2e-3)])
 def test_columns_are_powers_of_the_dense_operator(tmp_path: Path, shard: Shard, dtype: str, close: float) -> None:
-    write_hops(tmp_path / "hops.arrow", shard, Kernel(3, 0.5, dtype))
+    write_hops(tmp_path / "hops.arrow", shard, PropagationOptions(3, 0.5, dtype))
     batch = pa.ipc.open_file(str(tmp_path / "hops.arrow")).get_batch(0)
     assert batch.schema.names == ["hop1", "hop2", "hop3"]
     with_loops = np.eye(25)
@@ -48,7 +48,7 @@ def test_columns_are_powers_of_the_dense_operator(tmp_path: Path, shard: Shard, 
 def test_what_does_not_fit_leaves_no_file(tmp_path: Path, shard: Shard) -> None:
     shard.x[:] = 6e4  # in private pages of this map, where a node with neighbours exceeds float16
     with pytest.raises(ShoalError, match=r"^propagation\.dtype: float16 ends at 65504, .*; use float32$"):
-        write_hops(tmp_path / "hops.arrow", shard, Kernel(1, 1.0, "float16"))
+        write_hops(tmp_path / "hops.arrow", shard, PropagationOptions(1, 1.0, "float16"))
     assert [p.name for p in tmp_path.iterdir()] == ["shard.arrow"]
 
 
@@ -62,8 +62,8 @@ def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path,
     wanted = labelled | dense[labelled].any(0)
     np.testing.assert_array_equal(labelled_and_neighbours(shard), wanted)
 
-    kernel = Kernel(2, rows="labelled")
-    record = write_hops(tmp_path / "few.arrow", shard, kernel)
+    propagation = PropagationOptions(2, rows="labelled")
+    record = write_hops(tmp_path / "few.arrow", shard, propagation)
     rows = np.flatnonzero(labelled).astype(np.int32)
     split = Split(rows[::2], rows[1::2], rows[:0])
     found, parts, further = only_labelled(MappedFile(tmp_path / "few.arrow", "hops", record), shard, split)
@@ -74,7 +74,7 @@ def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path,
         inside[r, found.indices[found.indptr[r] : found.indptr[r + 1]]] = True
     np.testing.assert_array_equal(inside, dense[np.ix_(row, row)])
     np.testing.assert_array_equal(found.label, shard.label[row])
-    for mine, all_rows in zip([found.x, *further], [shard.x, *hops(shard.indptr, shard.indices, shard.x, kernel)]):
+    for mine, all_rows in zip([found.x, *further], [shard.x, *hops(shard.indptr, shard.indices, shard.x, propagation)]):
         np.testing.assert_array_equal(mine, all_rows[row])
     for mine, given in zip((parts.train, parts.val, parts.test), (split.train, split.val, split.test)):
         assert (np.diff(mine) > 0).all()
@@ -83,20 +83,24 @@ def test_labelled_rows_keep_their_neighbours_and_the_hops_of_all(tmp_path: Path,
 
 @pytest.mark.parametrize("rows", ["all", "labelled"])
 def test_hops_of_another_kernel_or_shard(tmp_path: Path, shard: Shard, rows: Literal["all", "labelled"]) -> None:
-    path, kernel, limits = tmp_path / "hops.arrow", Kernel(2, rows=rows), Limits(nodes=25, features=3, classes=2)
-    record = write_hops(path, shard, kernel)
-    assert open_hops(path, 25, kernel, record, limits).names[-2:] == ["hop1", "hop2"]
+    path, propagation, limits = (
+        tmp_path / "hops.arrow",
+        PropagationOptions(2, rows=rows),
+        Limits(nodes=25, features=3, classes=2),
+    )
+    record = write_hops(path, shard, propagation)
+    assert open_hops(path, 25, propagation, record, limits).names[-2:] == ["hop1", "hop2"]
     for other in (
-        Kernel(1, rows=rows),
-        Kernel(3, rows=rows),
-        Kernel(2, rows="all" if rows == "labelled" else "labelled"),
+        PropagationOptions(1, rows=rows),
+        PropagationOptions(3, rows=rows),
+        PropagationOptions(2, rows="all" if rows == "labelled" else "labelled"),
     ):
         with pytest.raises(ShoalError, match=rf"^{path}: columns .*hop2 and not .*; .*delete the file and run .*$"):
             open_hops(path, 25, other, record, limits)
     with pytest.raises(ShoalError, match=rf"^{path}: hop. is \[\d+, 3\] and not \[\d+, 4\]; .*$"):
-        open_hops(path, 25, kernel, record, Limits(nodes=25, features=4, classes=2))
+        open_hops(path, 25, propagation, record, Limits(nodes=25, features=4, classes=2))
     with pytest.raises(ShoalError, match=rf"^{path}: (25 rows for a shard of 9|a row lies outside 0 to 8); .*$"):
-        open_hops(path, 9, kernel, record, limits)
+        open_hops(path, 9, propagation, record, limits)
 
 
 @pytest.mark.parametrize(
@@ -114,14 +118,14 @@ def test_labelled_rows_out_of_bounds(tmp_path: Path, row: list[int], neighbors: 
     columns = {"row": pa.array(row), "neighbors": lists, "hop0": x, "hop1": x}
     record = arrow_file.write(path, "hops", columns)
     with pytest.raises(ShoalError, match=rf"^{path}: {fault}; .*delete the file and run .*$"):
-        open_hops(path, 25, Kernel(1, rows="labelled"), record, Limits(nodes=25, features=3, classes=2))
+        open_hops(path, 25, PropagationOptions(1, rows="labelled"), record, Limits(nodes=25, features=3, classes=2))
 
 
 def test_content_is_compared_before_anything_is_used(tmp_path: Path, shard: Shard) -> None:
-    path, kernel, limits = tmp_path / "hops.arrow", Kernel(1), Limits(nodes=25, features=3, classes=2)
-    record = write_hops(path, shard, kernel)
+    path, propagation, limits = tmp_path / "hops.arrow", PropagationOptions(1), Limits(nodes=25, features=3, classes=2)
+    record = write_hops(path, shard, propagation)
     shard.x[0, 0] += 1
-    write_hops(path, shard, kernel)
+    write_hops(path, shard, propagation)
     with pytest.raises(ShoalError, match=rf"^{path}: checksum does not match the manifest; .*$"):
-        open_hops(path, 25, kernel, record, limits)
-    assert open_hops(path, 25, kernel, record).rows == 25
+        open_hops(path, 25, propagation, record, limits)
+    assert open_hops(path, 25, propagation, record).rows == 25

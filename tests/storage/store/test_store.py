@@ -10,7 +10,7 @@ import pytest
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import digest
 from shoal.storage.graph.induced import Induced
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.arrow_file import record_of
 from shoal.storage.store.hops import hops_bytes, write_hops
 from shoal.storage.store.shard import write_shard
@@ -42,8 +42,8 @@ def test_clients_of_any_size(store: Store) -> None:
 
 def test_what_hops_take(store: Store) -> None:
     written = sum(hop.nbytes for client in range(3) for hop in store.hops(KERNEL, client))
-    assert hops_bytes(30, 3, Kernel(2)) == written
-    assert hops_bytes(30, 3, Kernel(2, dtype="float16")) == written / 2
+    assert hops_bytes(30, 3, PropagationOptions(2)) == written
+    assert hops_bytes(30, 3, PropagationOptions(2, dtype="float16")) == written / 2
 
 
 @pytest.mark.parametrize("client", [-1, 3])
@@ -144,7 +144,7 @@ def test_a_file_of_another_kind(store: Store) -> None:
 
 def test_hops_of_another_shard(store: Store) -> None:
     path = store.path / f"hops/{KERNEL}/00000.arrow"
-    record = write_hops(path, store.shard(1), Kernel(2))
+    record = write_hops(path, store.shard(1), PropagationOptions(2))
     hops = {KERNEL: [record, *store.manifest.hops[KERNEL][1:]]}
     replace(store.manifest, hops=hops).write(store.path)
     with pytest.raises(ShoalError, match=rf"^{path}: 9 rows for a shard of 20; .*delete the file .*$"):

@@ -14,15 +14,15 @@ from shoal.storage.graph.induced import Induced
 from shoal.storage.store.shard import Shard, open_shard, write_shard
 from shoal.storage.store.split import Split
 from shoal.storage.store.store import Store, hops_path, shard_path, split_path
-from shoal.storage.store.view import Memo, View
+from shoal.storage.store.view import Cache, View
 
 SPLIT = "stratified-50-20-30-seed0"
 
 
-def view_of(store: Store, client: int = 0, memo: Memo | None = None) -> View:
-    kernel = next(iter(store.manifest.hops))
-    shard, split, hops = store.shard(client), store.split(SPLIT, client), store.hops(kernel, client)
-    return View(("test", client), shard, split, hops, 2, memo or Memo(2**20))
+def view_of(store: Store, client: int = 0, cache: Cache | None = None) -> View:
+    propagation = next(iter(store.manifest.hops))
+    shard, split, hops = store.shard(client), store.split(SPLIT, client), store.hops(propagation, client)
+    return View(("test", client), shard, split, hops, 2, cache or Cache(2**20))
 
 
 def lies_in_map_of(path: Path, tensor: Tensor) -> bool:
@@ -96,26 +96,26 @@ def test_rows_are_those_of_the_split(make_store: Callable[..., Store]) -> None:
 
 
 def test_views_share_ones_and_a_memo(make_store: Callable[..., Store]) -> None:
-    store, memo = make_store(), Memo(2**20)
-    first, second = view_of(store, 0, memo), view_of(store, 1, memo)
+    store, cache = make_store(), Cache(2**20)
+    first, second = view_of(store, 0, cache), view_of(store, 1, cache)
     assert first.degree.shape != second.degree.shape
-    assert view_of(store, 0, memo).degree is first.degree
+    assert view_of(store, 0, cache).degree is first.degree
     large, small = first.adjacency.values(), second.adjacency.values()
     assert large.data_ptr() == small.data_ptr()
-    assert memo.bytes == first.degree.nbytes + second.degree.nbytes
+    assert cache.bytes == first.degree.nbytes + second.degree.nbytes
 
 
 class Builds:
     """Tensors of 40 bytes, and the order in which they were asked for."""
 
-    def __init__(self, memo: Memo) -> None:
-        self.memo, self.built = memo, ""
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self.built = cache, ""
 
     def get(self, keys: str) -> None:
         """Asks for each in a turn of its own."""
         for key in keys:
-            self.memo.begin_turn()
-            self.memo.get(key, partial(self.build, key))
+            self.cache.begin_turn()
+            self.cache.get(key, partial(self.build, key))
 
     def build(self, key: str) -> tuple[Tensor, list[Tensor]]:
         self.built += key
@@ -123,96 +123,96 @@ class Builds:
 
 
 def test_what_nobody_asks_for_any_more_makes_room() -> None:
-    builds = Builds(Memo(100))
+    builds = Builds(Cache(100))
     builds.get("ababa")
-    assert (builds.built, builds.memo.bytes) == ("ab", 80)
+    assert (builds.built, builds.cache.bytes) == ("ab", 80)
     builds.get("c")  # b, which was used longest ago, goes, so that the newest one is kept
     builds.get("ac")
-    assert (builds.built, builds.memo.bytes) == ("abc", 80)
+    assert (builds.built, builds.cache.bytes) == ("abc", 80)
     builds.get("b")  # c goes, which passed; a was used after b was asked for
     builds.get("a")
-    assert (builds.built, builds.memo.bytes) == ("abcb", 80)
+    assert (builds.built, builds.cache.bytes) == ("abcb", 80)
 
 
 def test_who_is_visited_in_turn_finds_what_fits() -> None:
     """Ten of 40 bytes in turn, where 320 bytes are room for eight: one or two of them pass."""
-    builds = Builds(Memo(320))
+    builds = Builds(Cache(320))
     builds.get("abcdefghij" * 3)
     before = len(builds.built)
     for _ in range(4):
         builds.get("abcdefghij")
-        assert builds.memo.bytes <= 320
+        assert builds.cache.bytes <= 320
     assert len(builds.built) - before == 4 * 3
 
 
 def test_twice_in_a_turn_is_once() -> None:
     """Twelve in three turns, each asked for at the start and at the end of its own; there is room for eight."""
-    builds = Builds(Memo(320))
+    builds = Builds(Cache(320))
     for _ in range(6):
         before = len(builds.built)
         for together in ("abcd", "efgh", "ijkl"):
-            builds.memo.begin_turn()
+            builds.cache.begin_turn()
             for key in together + together[::-1]:
-                builds.memo.get(key, partial(builds.build, key))
+                builds.cache.get(key, partial(builds.build, key))
     # Seven stay, of five one passes at a time; a cache without parts would build all twelve.
     assert builds.built[before:] == "dijklkji"
 
 
 def test_others_take_the_place_of_those_who_were_visited_before() -> None:
-    builds = Builds(Memo(320))
+    builds = Builds(Cache(320))
     builds.get("abcdefgh" * 3)
     builds.get("klmnopq" * 3)
     before = len(builds.built)
     builds.get("klmnopq")
-    assert (len(builds.built), builds.memo.bytes) == (before, 320)
+    assert (len(builds.built), builds.cache.bytes) == (before, 320)
 
 
 def test_what_is_kept_only_if_it_fits() -> None:
-    memo = Memo(100)
+    cache = Cache(100)
 
     def kept(key: str) -> bool:
-        memo.begin_turn()
-        return memo.keep(key, 40, lambda: torch.zeros(10)) is not None
+        cache.begin_turn()
+        return cache.keep(key, 40, lambda: torch.zeros(10)) is not None
 
     assert [kept(key) for key in "ababc"] == [True, True, True, True, False]
     # In turn, what stays stays; once nobody asked for it between two times of another one, it goes.
     assert [kept(key) for key in "abcabcab"] == [True, True, False, True, True, False, True, True]
     assert [kept(key) for key in "cc"] == [False, True]
     assert [kept(key) for key in "bca"] == [True, True, False]
-    assert memo.bytes == 80
+    assert cache.bytes == 80
 
 
 def test_what_passes_makes_room_for_what_is_kept() -> None:
-    memo = Memo(100)
+    cache = Cache(100)
     for key in "abc":
-        memo.get(key, lambda: torch.zeros(10))
-    assert memo.bytes == 80
-    assert memo.keep("d", 40, lambda: torch.zeros(10)) is not None
-    assert memo.bytes == 80
-    assert memo.keep("e", 90, lambda: torch.zeros(22)) is None
+        cache.get(key, lambda: torch.zeros(10))
+    assert cache.bytes == 80
+    assert cache.keep("d", 40, lambda: torch.zeros(10)) is not None
+    assert cache.bytes == 80
+    assert cache.keep("e", 90, lambda: torch.zeros(22)) is None
 
 
 def test_the_newest_stays_whatever_its_size() -> None:
-    builds = Builds(Memo(0))
+    builds = Builds(Cache(0))
     builds.get("aab")
-    assert (builds.built, builds.memo.bytes) == ("ab", 40)
+    assert (builds.built, builds.cache.bytes) == ("ab", 40)
 
 
 def test_what_entries_weigh() -> None:
-    memo = Memo(2**20)
+    cache = Cache(2**20)
     size = {"size": (2, 2), "check_invariants": False}
-    memo.get("own", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], torch.rand(2), **size))
-    assert memo.bytes == 3 * 8 + 2 * 8 + 2 * 4
-    memo.get("shared", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], memo.ones(2), **size))
-    assert memo.bytes == 48
+    cache.get("own", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], torch.rand(2), **size))
+    assert cache.bytes == 3 * 8 + 2 * 8 + 2 * 4
+    cache.get("shared", lambda: torch.sparse_csr_tensor([0, 1, 2], [1, 0], cache.ones(2), **size))
+    assert cache.bytes == 48
 
 
 def test_ones_grow() -> None:
-    memo = Memo(0)
-    few, many = memo.ones(3), memo.ones(100)
+    cache = Cache(0)
+    few, many = cache.ones(3), cache.ones(100)
     assert few.tolist() == [1.0] * 3
     assert many.shape == (100,)
-    assert many.data_ptr() == memo.ones(7).data_ptr()
+    assert many.data_ptr() == cache.ones(7).data_ptr()
 
 
 def resident(path: Path) -> int:
@@ -237,7 +237,7 @@ def test_touched_files_are_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "shard.arrow"
     write_shard(path, 0, part, label, rng.standard_normal((nodes, 64), dtype=np.float32))
     few = np.arange(0, 100, dtype=np.int32)
-    view = View("test", open_shard(path, 0), Split(few, few[:0], few[:0]), [], 3, Memo(0))
+    view = View("test", open_shard(path, 0), Split(few, few[:0], few[:0]), [], 3, Cache(0))
     assert resident(path) < 1e6
     view.touch([0], training=True)
     assert resident(path) < 1e6
@@ -259,8 +259,8 @@ WRITES: dict[str, Callable[[View], object]] = {
     "degree": lambda view: view.degree.add_(1),
     "adjacency": lambda view: view.adjacency.values().add_(1),
     "edges": lambda view: view.edges[0].add_(1),
-    "own": lambda view: view.memo("own", lambda: (torch.ones(2), [torch.ones(3)]))[1][0].add_(1),
-    "memo(('own', 3))": lambda view: view.memo(("own", 3), lambda: torch.ones(2)).add_(1),
+    "own": lambda view: view.cache("own", lambda: (torch.ones(2), [torch.ones(3)]))[1][0].add_(1),
+    "memo(('own', 3))": lambda view: view.cache(("own", 3), lambda: torch.ones(2)).add_(1),
 }
 
 
@@ -274,7 +274,7 @@ def whole_view() -> View:
         np.arange(12, dtype=np.float32).reshape(4, 3),
     )
     split = Split(*(np.array(rows, np.int32) for rows in ([1, 2], [0], [3])))
-    return View("whole", shard, split, [np.ones((4, 3), np.float32)], 2, Memo(2**20))
+    return View("whole", shard, split, [np.ones((4, 3), np.float32)], 2, Cache(2**20))
 
 
 def read_everything(view: View) -> None:
@@ -283,7 +283,7 @@ def read_everything(view: View) -> None:
     assert (view.adjacency @ view.x).shape == view.x.shape
     assert len(view.edges) == len(view.csr) == 2
     assert len(view.rows(1, view.train)) == 2
-    view.memo("own", lambda: (torch.ones(2).add_(1), [torch.ones(3)]))
+    view.cache("own", lambda: (torch.ones(2).add_(1), [torch.ones(3)]))
 
 
 def test_reading_is_no_writing() -> None:
@@ -316,10 +316,10 @@ def test_features_that_are_overwritten_behind_torchs_back() -> None:
 
 def test_an_entry_that_was_dropped_is_built_again() -> None:
     view = whole_view()
-    view.memo("own", lambda: torch.ones(2)).add_(1)
-    view._memo.clear()
+    view.cache("own", lambda: torch.ones(2)).add_(1)
+    view._cache.clear()
     assert view.written() is None
-    assert view.memo("own", lambda: torch.ones(2)).tolist() == [1, 1]
+    assert view.cache("own", lambda: torch.ones(2)).tolist() == [1, 1]
 
 
 def test_arrays_and_attributes_are_read_only() -> None:
@@ -335,6 +335,6 @@ def test_arrays_and_attributes_are_read_only() -> None:
 def test_a_client_without_rows_has_nothing_to_write_to() -> None:
     empty = np.zeros(0, np.int32)
     shard = Shard(0, empty, empty, np.zeros(1, np.int32), empty, np.zeros((0, 3), np.float32))
-    view = View("empty", shard, Split(empty, empty, empty), [], 2, Memo(0))
+    view = View("empty", shard, Split(empty, empty, empty), [], 2, Cache(0))
     assert len(view.x) == 0
     assert view.written() is None

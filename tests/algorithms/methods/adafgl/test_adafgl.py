@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.algorithms.client import Client
-from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Given
+from shoal.algorithms.methods.adafgl.adafgl import AdaFGL, Received
 from shoal.algorithms.methods.adafgl.branches import signed_messages
 from shoal.algorithms.methods.adafgl.knowledge import homophily, knowledge, likeness, propagated
 from shoal.algorithms.models.build import build
@@ -104,7 +104,7 @@ def test_homophily_of_graphs_that_are_so_and_that_are_not(make_view: Callable[..
 
 @pytest.mark.parametrize("model", ["gamlp", "gcn"])
 def test_without_a_second_phase_it_is_fedavg_to_the_last_bit(run: Run, model: str) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.path": "loop", "model.name": model}
+    keys = {"train.dropout": 0.5, "participation.ratio": 0.7, "engine.trainer": "autograd", "model.name": model}
     fedavg = run({**keys, "algorithm.name": "fedavg"})
     off = run({**keys, "algorithm.name": "adafgl", "algorithm.shared_rounds": 6, "algorithm.most_nodes": 1})
     assert torch.equal(off.state.server["w"], fedavg.state.server["w"])
@@ -181,12 +181,12 @@ def test_graphs_that_have_nearly_nothing(
     client = make_client(view, build("gcn", view.features, 3, 0, 0.3, {"hidden": 8}))
     method = AdaFGL(hidden=5, cut=cut)
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(epochs=3), method)
-    assert np.isfinite(method.train(client, Given(), trainer, "personal"))
+    assert np.isfinite(method.train(client, Received(), trainer, "personal"))
     assert client.state["branches"].isfinite().all()
-    scores = method.predict(client, Given(), "all")
+    scores = method.predict(client, Received(), "all")
     assert scores.shape == (nodes, 3)
     torch.testing.assert_close(scores.sum(1), torch.ones(nodes))
-    assert torch.equal(method.predict(client, Given(), "test"), scores[view.test])
+    assert torch.equal(method.predict(client, Received(), "test"), scores[view.test])
 
 
 def test_what_was_predicted_is_forgotten_by_training(
@@ -195,11 +195,11 @@ def test_what_was_predicted_is_forgotten_by_training(
     torch.manual_seed(0)
     view = make_view(4, [(0, 1), (1, 2)], [0, 1, 0, 1], [0, 1], 2)
     client, method = make_client(view, build("gcn", 4, 2, 0, 0.3, {"hidden": 8})), AdaFGL(hidden=5)
-    trainer, given = LocalTrainer({"model": client.model.flat}, TrainOptions(), method), Given()
-    method.train(client, given, trainer, "personal")
-    before = method.predict(client, given, "all")
-    method.train(client, given, trainer, "personal")
-    assert not torch.equal(method.predict(client, given, "all"), before)
+    trainer, received = LocalTrainer({"model": client.model.flat}, TrainOptions(), method), Received()
+    method.train(client, received, trainer, "personal")
+    before = method.predict(client, received, "all")
+    method.train(client, received, trainer, "personal")
+    assert not torch.equal(method.predict(client, received, "all"), before)
 
 
 @pytest.mark.parametrize(

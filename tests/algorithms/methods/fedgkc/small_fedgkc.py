@@ -61,7 +61,7 @@ class PlainModel:
     def new_optimizer(self) -> None:
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
 
-    def begin(self, seed: int) -> None:
+    def receive(self, seed: int) -> None:
         self.draws = torch.Generator().manual_seed(seed).get_state()
         self.module.train()
         if self.reset:
@@ -152,8 +152,8 @@ class PlainClient:
         o, seed = self.options, lambda purpose: key(0, round_number, self.number, purpose)
         if o.mutual != "none":
             nn.utils.vector_to_parameters(copilot.clone(), self.copilot.module.parameters())
-        self.own.begin(seed("train"))
-        self.copilot.begin(seed("copilot/train"))
+        self.own.receive(seed("train"))
+        self.copilot.receive(seed("copilot/train"))
         self.rng = torch.Generator().manual_seed(seed("views"))
         loss = float("nan")
         for _ in range(EPOCHS):

@@ -59,7 +59,7 @@ def test_the_copilot_of_a_cohort_of_one_comes_back_exactly(
 @pytest.mark.parametrize("batch", [None, 4])
 def test_labels_alone_are_local_to_the_bit(run: Run, batch: int | None) -> None:
     keys = {**SEVERAL, "train.batch_size": batch}
-    local = run({**keys, "algorithm.name": "local", "engine.path": "loop"}, rounds=3)
+    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}, rounds=3)
     found = run({**keys, **OFF}, rounds=3)
     for mine, other in zip(weights(found), weights(local), strict=True):
         assert torch.equal(mine, other)
@@ -74,7 +74,7 @@ def test_what_rounding_leaves_of_a_weight_is_no_weight(run: Run) -> None:
     # 1 - 0.8 - 0.2 is not 0 in floating point.
     keys = {**SEVERAL, **GKC, "algorithm.self_distillation": False, "algorithm.mutual": "scores"}
     found = run({**keys, "algorithm.alpha": 0.8, "algorithm.beta": 0.2}, rounds=2)
-    untrained = found.job.initial(found._kinds[MODEL][5], MODEL, 5)
+    untrained = found.job.initial(found._built[MODEL][5], MODEL, 5)
     assert torch.equal(weights(found)[5], untrained)
 
 
@@ -82,10 +82,10 @@ def test_a_client_without_training_rows_is_taught(run: Run) -> None:
     keys = {**SEVERAL, **GKC, "algorithm.self_distillation": False}
     found = run(keys, rounds=2)
     for name in (MODEL, "copilot"):
-        initial = found.job.initial(found._kinds[name][-1], name, 5)
+        initial = found.job.initial(found._built[name][-1], name, 5)
         assert not torch.equal(weights(found, name)[5], initial)
     by_labels = run({**SEVERAL, **OFF}, rounds=2)
-    assert torch.equal(weights(by_labels)[5], by_labels.job.initial(by_labels._kinds[MODEL][5], MODEL, 5))
+    assert torch.equal(weights(by_labels)[5], by_labels.job.initial(by_labels._built[MODEL][5], MODEL, 5))
 
 
 def test_a_resumed_run_goes_on_to_the_bit(start: Callable[..., Server], run: Run) -> None:
@@ -122,7 +122,7 @@ def test_embeddings_stay_bounded(papers: View, make_client: Callable[..., Client
         trainer = LocalTrainer({MODEL: client.model.flat}, TrainOptions(), method)
         for number in range(1, 61):
             client.random = client.model.random = partial(key, 0, number, 0)
-            method.train(client, method.begin(client, {}), trainer, "train")
+            method.train(client, method.receive(client, {}), trainer, "train")
         (out,) = client.model.outputs()
         spread[mse] = float(out.embedding_NH.std())
     assert spread["unit"] < 2

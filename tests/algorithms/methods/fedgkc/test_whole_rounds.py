@@ -72,7 +72,7 @@ def test_rounds(
         nn.utils.vector_to_parameters(w.clone(), made.parameters())
         return made
 
-    job, kinds = server.job, server._kinds
+    job, kinds = server.job, server._built
     shared = job.initial(kinds["copilot"][0], "copilot", 0) if "copilot" in kinds else None
     clients = []
     for i, view in enumerate(views(server)):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from shoal.algorithms.losses.label_propagation import with_training_labels
-from shoal.algorithms.methods.fedgta.batched_sketch import sketch_several
+from shoal.algorithms.methods.fedgta.batched_sketch import batched_sketch
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_by_torch
-from shoal.algorithms.training.stacked.stacked_inputs import padded
+from shoal.algorithms.training.batched.batched_inputs import padded
 from shoal.storage.store.view import View
 
 CLASSES = 3
@@ -64,7 +64,7 @@ def test_equal_those_of_each(views: list[View], changes: dict[str, Any], labels:
     form = SketchForm(**{**DEFAULTS, **changes})
     draws = torch.Generator().manual_seed(0)
     logits = [3 * torch.randn(view.nodes, CLASSES, generator=draws) for view in views]
-    moments_BSC, confidence_B = sketch_several(views, padded(logits, 5), form, labels)
+    moments_BSC, confidence_B = batched_sketch(views, padded(logits, 5), form, labels)
     assert confidence_B.dtype == torch.float64
     for view, logits_NC, found_SC, h in zip(views, logits, moments_BSC, confidence_B, strict=True):
         seed_NC = F.softmax(logits_NC, dim=1)

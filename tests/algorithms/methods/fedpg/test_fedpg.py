@@ -45,7 +45,7 @@ def assert_same_clients(left: Server, right: Server) -> None:
 
 def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
     keys = {"train.dropout": 0.5, "train.weight_decay": 0.01, "participation.ratio": 0.7}
-    local = run({**keys, "algorithm.name": "local", "engine.path": "loop"})
+    local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"})
     assert_same_clients(local, run({**keys, **PG, "algorithm.mu": 0}))
     aligned = run({**keys, **PG})
     assert not torch.equal(aligned.state.clients[0]["model.w"], local.state.clients[0]["model.w"])

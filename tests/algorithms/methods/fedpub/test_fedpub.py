@@ -61,7 +61,7 @@ def test_masks_by_hand() -> None:
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_without_its_parts_it_is_local_to_the_last_bit(run: Run, ratio: float) -> None:
-    keys = {"train.dropout": 0.5, "participation.ratio": ratio, "engine.path": "loop"}
+    keys = {"train.dropout": 0.5, "participation.ratio": ratio, "engine.trainer": "autograd"}
     local = run({**keys, "algorithm.name": "local"})
     off = {"masks": False, "proximal": 0.0, "tau": 1e12}
     alone = run({**keys, "algorithm.name": "fedpub", **{f"algorithm.{k}": v for k, v in off.items()}})
@@ -74,7 +74,7 @@ def test_without_its_parts_it_is_local_to_the_last_bit(run: Run, ratio: float) -
 
 
 def test_a_tau_of_zero_without_its_parts_is_fedavg(run: Run) -> None:
-    keys = {"train.optimizer": "sgd", "train.lr": 0.1, "engine.path": "loop"}
+    keys = {"train.optimizer": "sgd", "train.lr": 0.1, "engine.trainer": "autograd"}
     mean = run({**keys, "algorithm.name": "fedavg", "algorithm.weight": "uniform"}, rounds=4).state.server["w"]
     off = {"algorithm.masks": False, "algorithm.proximal": 0.0, "algorithm.tau": 0.0}
     server = run({**keys, **off, "algorithm.name": "fedpub"}, rounds=4)

@@ -41,7 +41,7 @@ def nearest(made: Tensor, candidates: Tensor) -> Tensor:
     return min(apart, key=Tensor.item)
 
 
-def mended(a: np.ndarray, x: Tensor, made: list[list[Tensor]]) -> tuple[np.ndarray, Tensor]:
+def augmented(a: np.ndarray, x: Tensor, made: list[list[Tensor]]) -> tuple[np.ndarray, Tensor]:
     owners = [v for v, of_node in enumerate(made) for _ in of_node]
     n = len(a)
     wide = np.zeros((n + len(owners), n + len(owners)))
@@ -137,21 +137,21 @@ class Person:
         loss = options["degree"] * degree / len(shown) + options["feature"] * feature / len(shown)
         train = [v for v in self.view.train.tolist() if v in shown]
         if train:
-            a, x = mended(self.a[np.ix_(shown, shown)], self.x[shown], made)
+            a, x = augmented(self.a[np.ix_(shown, shown)], self.x[shown], made)
             logits, _ = sage(self.p, "classifier.", a, x)
             y = self.view.label[train]
             loss = loss + options["label"] * F.cross_entropy(logits[[shown.index(v) for v in train]], y)
         return loss
 
-    def mend(self, round_number: int) -> None:
+    def repair(self, round_number: int) -> None:
         with torch.no_grad():
             _, count, z = self.guess(self.a, self.x)
             rng = torch.Generator().manual_seed(key(0, round_number, self.number, "mended"))
             made = self.made(z + torch.randn(z.shape, generator=rng), count)
-        self.graph = mended(self.a, self.x, made)
+        self.graph = augmented(self.a, self.x, made)
 
-    def logits(self, w: Parameters, mended: bool = True) -> Tensor:
-        a, x = (self.a, self.x) if self.graph is None or not mended else self.graph
+    def logits(self, w: Parameters, augmented: bool = True) -> Tensor:
+        a, x = (self.a, self.x) if self.graph is None or not augmented else self.graph
         return sage(w, "", a, x)[0][: self.view.nodes]
 
     def train(self, w: Parameters, momentum: Any) -> Parameters:

@@ -48,7 +48,7 @@ def inboxes(server: Server) -> dict[int, dict[str, list[float]]]:
 def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
     run: Run, name: str, plain: str, model: str
 ) -> None:
-    keys = {**FEW, "engine.path": "loop", "model.name": model}
+    keys = {**FEW, "engine.trainer": "autograd", "model.name": model}
     expected = run({**keys, "algorithm.name": plain})
     off = run({**keys, "algorithm.name": name, "algorithm.generator_rounds": 0})
     assert_same_clients(off, expected)
@@ -154,10 +154,10 @@ class Failing(FedSagePlus):
 
     phase: str = "show"
 
-    def upload(self, client: Client, given: Any, phase: str) -> Upload:
+    def upload(self, client: Client, received: Any, phase: str) -> Upload:
         if client.info.client == 2 and phase == self.phase:
             raise ValueError
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 
 
 @pytest.mark.parametrize("phase", ["show", "judge", "learn"])
@@ -234,7 +234,7 @@ def test_a_host_that_knows_another_mended_graph_does_not_take_it(little: Callabl
     for of_generator, of_seed in ((1.0, 0), (3.0, 0), (3.0, 1)):
         client.state["generator"] = client.state["generator"] * of_generator
         client.state["mended"] = client.state["mended"] + of_seed
-        method.begin(client, {})
+        method.receive(client, {})
         client.model.changed()
         scores.append(method.predict(client, {}, "all"))
     assert not torch.equal(scores[0], scores[1])
@@ -252,15 +252,15 @@ def test_features_that_are_made_of_less_are_not_written_out(
     with torch.no_grad():
         flat.module.encoder.head.linears[0].bias.fill_(9.0)  # type: ignore[union-attr]
     client.state |= {"generator": flat.w.detach().clone(), "mended": torch.tensor(3)}
-    mended = ClientGenerator(client, options).mended(client.model.coupled)  # type: ignore[arg-type]
-    assert mended.x.shape == (36, 12)
-    assert isinstance(mended.x._new, torch.Tensor) == written
+    augmented = ClientGenerator(client, options).augmented(client.model.coupled)  # type: ignore[arg-type]
+    assert augmented.x.shape == (36, 12)
+    assert isinstance(augmented.x._new, torch.Tensor) == written
     guess = flat.module.guess(all_nodes(client.data, "mean", 2))  # type: ignore[operator]
     noisy = guess.z_NH + torch.randn(12, hidden, generator=torch.Generator().manual_seed(3))
     made = flat.module.maker(noisy).logits_NC.view(24, 12)  # type: ignore[operator]
-    torch.testing.assert_close(mended.x.to_dense()[12:], made)
+    torch.testing.assert_close(augmented.x.to_dense()[12:], made)
     weight = torch.randn(12, 4)
-    torch.testing.assert_close(mended.x @ weight, torch.cat([client.data.x, made]) @ weight)
+    torch.testing.assert_close(augmented.x @ weight, torch.cat([client.data.x, made]) @ weight)
 
 
 def test_only_the_first_neighbours_are_generated(make_view: Callable[..., View]) -> None:

@@ -38,10 +38,10 @@ class Made:
         self.of = [(v, p) for v, many in enumerate(count) for p in range(many)]
         self.root, self.layer = root, layer
         self.x = np.array([layer[:, p] @ root[v] for v, p in self.of]).reshape(-1, FEATURES)
-        self.given = torch.tensor(root, dtype=torch.float32), torch.tensor(layer, dtype=torch.float32)
-        for part in self.given:
+        self.received = torch.tensor(root, dtype=torch.float32), torch.tensor(layer, dtype=torch.float32)
+        for part in self.received:
             part.requires_grad_()
-        self.features = GeneratedFeatures(*self.given, torch.from_numpy(count))
+        self.features = GeneratedFeatures(*self.received, torch.from_numpy(count))
 
     def assert_gradients(self, gradient: np.ndarray) -> None:
         """Those of roots and layers are as that of the features says."""
@@ -49,7 +49,7 @@ class Made:
         for (v, p), of_x in zip(self.of, gradient):
             of_root[v] += of_x @ self.layer[:, p]
             of_layer[:, p] += np.outer(of_x, self.root[v])
-        for part, expected in zip(self.given, (of_root, of_layer)):
+        for part, expected in zip(self.received, (of_root, of_layer)):
             np.testing.assert_allclose(part.grad, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -70,9 +70,9 @@ def test_what_is_asked_of_generated_features(sparse: bool) -> None:
     np.testing.assert_allclose(found, (made.x[pairs[0]] * real[pairs[1]]).sum(1), rtol=1e-4, atol=1e-5)
     product = new @ torch.tensor(weight).float()
     np.testing.assert_allclose(product.detach(), made.x @ weight, rtol=1e-4, atol=1e-5)
-    given = rng.standard_normal(product.shape)
-    product.backward(torch.tensor(given).float())
-    made.assert_gradients(given @ weight.T)
+    received = rng.standard_normal(product.shape)
+    product.backward(torch.tensor(received).float())
+    made.assert_gradients(received @ weight.T)
 
 
 def test_what_is_hidden_and_what_is_lost(view: View) -> None:

@@ -36,9 +36,9 @@ def flat(p: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([t.detach().flatten() for t in p.values()])
 
 
-def counts_of(person: Person, w: dict[str, torch.Tensor], mended: bool = True) -> np.ndarray:
+def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True) -> np.ndarray:
     with torch.no_grad():
-        predicted = person.logits(w, mended).argmax(1).tolist()
+        predicted = person.logits(w, augmented).argmax(1).tolist()
     counts = np.zeros((2, 3, 4), dtype=np.int64)
     for part, rows in enumerate((person.view.val, person.view.test)):
         for row in rows.tolist():
@@ -92,7 +92,7 @@ def test_rounds_written_out(
             for i in cohort:
                 if people[i].graph is None:
                     people[i].learn(number, 2 * (2 - people[i].rounds))
-                    people[i].mend(number)
+                    people[i].repair(number)
                     generated += len(people[i].graph[0]) - everybody[i].nodes  # type: ignore[index]
                 own = people[i].train(w, getattr(people[i], "momentum", None))
                 losses[i] = people[i].loss
@@ -106,7 +106,7 @@ def test_rounds_written_out(
         torch.testing.assert_close(server.state.server["w"], flat(w), rtol=1e-3, atol=1e-5)
         for i, person in people.items():
             deployed[i] = w if i in cohort else deployed[i]
-            np.testing.assert_array_equal(server.state.scores["global"][i], counts_of(person, w, mended=False))
+            np.testing.assert_array_equal(server.state.scores["global"][i], counts_of(person, w, augmented=False))
             np.testing.assert_array_equal(server.state.scores["served"][i], counts_of(person, deployed[i]))
             if person.p:
                 kept = server.state.clients[i]
@@ -136,11 +136,11 @@ def test_all_nodes_are_mended_where_training_sees_training_nodes_alone(
             parts = kept["generator"].split([t.numel() for t in names.values()])
             person.p = {name: part.view(t.shape) for (name, t), part in zip(names.items(), parts)}
             assert int(kept["mended"]) == key(0, 2, i, "mended")
-            person.mend(2)
+            person.repair(2)
             generated += len(person.graph[0]) - view.nodes  # type: ignore[index]
         assert ("mended" in kept) == (i != 5)
         np.testing.assert_array_equal(scores["served"][i], counts_of(person, w))
-        np.testing.assert_array_equal(scores["global"][i], counts_of(person, w, mended=False))
+        np.testing.assert_array_equal(scores["global"][i], counts_of(person, w, augmented=False))
     assert generated >= 10
     assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
 
@@ -161,14 +161,14 @@ def test_fedgta_compares_what_is_said_in_mended_graphs(
         names = initial_of(view, 1, person.options)
         parts = kept["generator"].split([t.numel() for t in names.values()])
         person.p = {name: part.view(t.shape) for (name, t), part in zip(names.items(), parts)}
-        person.mend(2)
+        person.repair(2)
         sent = recorded.uploads[i]
         w = by_name(server, sent["w"])
         found = {}
-        for mended in (True, False):
+        for augmented in (True, False):
             with torch.no_grad():
-                said = person.logits(w, mended).double().softmax(1).numpy()
-            found[mended] = equations_3_to_5(view, said, FEDGTA)
+                said = person.logits(w, augmented).double().softmax(1).numpy()
+            found[augmented] = equations_3_to_5(view, said, FEDGTA)
         np.testing.assert_allclose(sent["h"], found[True][0], rtol=1e-4)
         np.testing.assert_allclose(sent["m"], found[True][1], rtol=1e-3, atol=1e-5)
         apart += not np.allclose(found[False][1], found[True][1], rtol=1e-2, atol=1e-4)

@@ -12,7 +12,7 @@ from shoal.algorithms.client import Client, random_of
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fggp.bank import Bank
-from shoal.algorithms.methods.fggp.fggp import FGGP, Given
+from shoal.algorithms.methods.fggp.fggp import FGGP, Received
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
 from shoal.algorithms.models.build import build
@@ -37,7 +37,7 @@ def test_without_its_parts_it_is_fedavg_to_the_bit(run: Run) -> None:
     off = {"algorithm.gkic": "off", "algorithm.fcpp": False, "algorithm.head_mode": "average"}
     for model in (GCN, {"model.name": "gamlp"}):
         found = run({**SGD, **model, **off, "algorithm.name": "fggp"}, rounds=3)
-        expected = run({**SGD, **model, "engine.path": "loop"}, rounds=3)
+        expected = run({**SGD, **model, "engine.trainer": "autograd"}, rounds=3)
         assert torch.equal(found.state.server["w"], expected.state.server["w"])
         assert found.state.server.keys() == {"w"}
         for scope, counts in expected.state.scores.items():
@@ -120,10 +120,10 @@ def client_of(
     return Client(client.info, view, models, {}, {}, client.random)
 
 
-def trained(client: Client, method: FGGP, given: Given) -> float:
+def trained(client: Client, method: FGGP, received: Received) -> float:
     options = TrainOptions(epochs=2, optimizer="sgd", lr=0.1)
     trainer = LocalTrainer({name: model.flat for name, model in client.models.items()}, options, method)
-    return method.train(client, given, trainer, "train")
+    return method.train(client, received, trainer, "train")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_when_neighbours_are_found_anew(
     old = torch.tensor([[1, 2]] + [[0, -1]] * 7, dtype=torch.int32)
     if kept is not None:
         client.state.update({"knn": old, "knn.round": torch.tensor(kept, dtype=torch.int32)})
-    trained(client, method, Given(None, now))
+    trained(client, method, Received(None, now))
     assert int(client.state["knn.round"]) == (now if anew else kept)
     assert torch.equal(client.state["knn"], old) != anew
     assert client.state["knn"].shape == (8, 2)
@@ -165,12 +165,12 @@ def test_graphs_that_have_nearly_nothing(
     view = make_view(nodes, edges, [i % 2 for i in range(nodes)], train, 3, x)
     method = FGGP(gkic=gkic, hidden=5)
     client = client_of(view, make_client, method)
-    assert np.isfinite(trained(client, method, Given(None, 1)))
+    assert np.isfinite(trained(client, method, Received(None, 1)))
     assert client.model.w.isfinite().all()
-    sent = method.upload(client, Given(), "train")
+    sent = method.upload(client, Received(), "train")
     assert set(sent.entries["proto.class"].tolist()) == {i % 2 for i in train}
     assert sent.entries["proto"].shape == (len({i % 2 for i in train}), 8)
-    scores = method.predict(client, Given(), "all")
+    scores = method.predict(client, Received(), "all")
     assert scores[:, :2].max(1).values.isfinite().all()
     assert not scores[:, 2].isfinite().any()
 
@@ -182,16 +182,16 @@ def test_who_has_no_label_does_not_train_and_speaks_for_no_class(
     method = FGGP(hidden=5)
     client = client_of(view, make_client, method)
     before = client.model.w.clone()
-    assert np.isnan(trained(client, method, Given(None, 1)))
+    assert np.isnan(trained(client, method, Received(None, 1)))
     assert torch.equal(client.model.w, before)
-    sent = method.upload(client, Given(), "train")
+    sent = method.upload(client, Received(), "train")
     assert sent.weight == {"w": 0.0, "generator": 0.0}
     assert sent.entries["proto"].shape == (0, 8)
     # Without a bank nothing speaks for any class; it may still guess the classes of others' prototypes.
-    assert not method.predict(client, Given(), "test").any()
+    assert not method.predict(client, Received(), "test").any()
     bank = Bank(torch.rand(2, 8), torch.tensor([0, 1]))
-    assert method.predict(client, Given(bank), "test").isfinite().all()
-    guessed = FGGP(hidden=5, need_label=False).upload(client, Given(), "train")
+    assert method.predict(client, Received(bank), "test").isfinite().all()
+    guessed = FGGP(hidden=5, need_label=False).upload(client, Received(), "train")
     assert len(guessed.entries["proto"])
 
 
@@ -201,9 +201,9 @@ def test_a_bank_of_the_server_goes_before_the_own_prototypes(
     view = make_view(5, [(0, 1), (1, 2)], [0, 1, 0, 1, 0], [0, 1], 3)
     method = FGGP(gkic="off")
     client = client_of(view, make_client, method)
-    only_two = Given(Bank(torch.rand(1, 8), torch.tensor([2])))
+    only_two = Received(Bank(torch.rand(1, 8), torch.tensor([2])))
     assert method.predict(client, only_two, "test").argmax(1).tolist() == [2, 2, 2]
-    assert 2 not in method.predict(client, Given(), "test").argmax(1).tolist()
+    assert 2 not in method.predict(client, Received(), "test").argmax(1).tolist()
 
 
 def test_a_single_client(run: Run) -> None:

@@ -87,7 +87,7 @@ def test_rounds(
     o = SimpleNamespace(**{**DEFAULTS, **changed})
     server = start({**unequal, "algorithm": {"name": "fggp", **vars(o)}, "model": model, "train.opt_state": state})
     more = {key: value for key, value in model.items() if key != "name"}
-    job, kinds = server.job, server._kinds
+    job, kinds = server.job, server._built
     generates = o.gkic in ("both", "gen_only")
 
     def a_client(i: int, view: View) -> PlainClient:

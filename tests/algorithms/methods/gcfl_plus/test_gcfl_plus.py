@@ -234,7 +234,7 @@ def test_clients_that_start_apart_share_what_is_shared(start: Run, patchy: Keys,
     """All begin with client 0's; classifiers are their own."""
     own = {"algorithm.name": "gcfl_plus", "algorithm.share": share, "model.hidden": 8, "model.init": "own"}
     server = start({**patchy, **own}, pool=recorded.on)
-    model = server._kinds["model"][0].flat
+    model = server._built["model"][0].flat
     head = model.classifier
     expected = server._initial
     expected = torch.cat([expected[: head.start], expected[head.stop :]]) if share == "body" else expected
@@ -281,8 +281,10 @@ def test_a_model_without_a_body_has_only_all_to_share(start: Run) -> None:
     start({"algorithm.name": "gcfl_plus", "algorithm.share": "all", "model": {"name": "sgc"}}).round()
 
 
-@pytest.mark.parametrize(("path", "needs"), [("closed_form", ""), ("stacked", " or with loss_of_several")])
+@pytest.mark.parametrize(("path", "needs"), [("analytic", ""), ("batched", " or with loss_of_several")])
 def test_paths_that_leave_no_gradient_are_refused(start: Run, path: str, needs: str) -> None:
-    refusal = rf"^engine\.path: {path} needs a method of plain cross-entropy{needs}, which GCFLPlus is not; use loop$"
+    refusal = (
+        rf"^engine\.trainer: {path} needs a method of plain cross-entropy{needs}, which GCFLPlus is not; use autograd$"
+    )
     with pytest.raises(ShoalError, match=refusal):
-        start({"algorithm.name": "gcfl_plus", "engine.path": path}).round()
+        start({"algorithm.name": "gcfl_plus", "engine.trainer": path}).round()

@@ -197,7 +197,7 @@ def test_rounds_written_out(
 
 def test_without_a_division_it_is_fedavg(run: Run, patchy: Keys) -> None:
     """Of whole models, to rounding; nobody's series matters."""
-    fedavg = run({**patchy, "model.hidden": 8, "engine.path": "loop"})
+    fedavg = run({**patchy, "model.hidden": 8, "engine.trainer": "autograd"})
     server = run({**patchy, **NAME, "algorithm.share": "all"})
     (w,) = server.state.server["models"]
     torch.testing.assert_close(w, fedavg.state.server["w"], rtol=1e-3, atol=1e-5)

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Given, Output, Trainer
+from shoal.algorithms.base import Client, Output, Received, Trainer
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import WithCopilot
-from shoal.algorithms.protocol import MODEL, Ask, How, Replies
+from shoal.algorithms.protocol import MODEL, Ask, Reduce, Replies
 from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
 from shoal.engine.rounds.server import Server
@@ -32,9 +32,9 @@ MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": 
 class Apart(WithCopilot):
     """Both models learn from labels alone."""
 
-    def train(self, client: Client, given: Given, trainer: Trainer, phase: str) -> float:
-        trainer.fit(client, given, "copilot")
-        return trainer.fit(client, given)
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        trainer.fit(client, received, "copilot")
+        return trainer.fit(client, received)
 
 
 def apart(out: dict[str, Output], y: Tensor) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def test_rounds_written_out(
 def test_the_own_model_is_as_alone(run: Run, with_copilots: Keys) -> None:
     """Each model drops by a stream of its own."""
     plain = {name: value for name, value in with_copilots.items() if name != "algorithm.copilot"}
-    alone = run({**plain, "algorithm.name": "local", "engine.path": "loop"}).state.clients
+    alone = run({**plain, "algorithm.name": "local", "engine.trainer": "autograd"}).state.clients
     beside = run({**with_copilots, "algorithm.name": f"{__file__}:Apart"}).state.clients
     for i, tree in alone.items():
         assert all(torch.equal(beside[i][name], t) for name, t in tree.items())
@@ -83,10 +83,10 @@ def test_a_download_replaces_the_copilot_alone(pair_of_tables: Callable[..., Cli
     table = torch.full((3, 3), 1 / 3)
     client = pair_of_tables([0], table, table)
     own, w = client.model.w.clone(), client.models["copilot"].w.clone()
-    assert Apart().begin(client, {}) == {}
+    assert Apart().receive(client, {}) == {}
     assert torch.equal(client.models["copilot"].w, w)
     down = {"w": w + 1}
-    assert Apart().begin(client, down) is down
+    assert Apart().receive(client, down) is down
     assert torch.equal(client.models["copilot"].w, w + 1)
     assert torch.equal(client.model.w, own)
     up = Apart().upload(client, down, "train")
@@ -100,7 +100,7 @@ def test_a_cohort_without_weight_leaves_the_copilot(weight: float) -> None:
     steps = Apart().round(server, None, [0])  # type: ignore[arg-type]
     ask = next(steps)
     assert isinstance(ask, Ask)
-    assert (ask.phase, ask.up, list(ask.shared)) == ("train", {"w": How.SUM}, ["w"])
+    assert (ask.phase, ask.up, list(ask.shared)) == ("train", {"w": Reduce.MEAN}, ["w"])
     with pytest.raises(StopIteration):
         steps.send(Replies([0], {"w": torch.zeros(2)}, {"w": torch.tensor(weight)}))
     assert server["w"].tolist() == ([0, 0] if weight else [1, 1])
@@ -135,15 +135,15 @@ def test_models_of_all_kinds_on_dense_and_sparse_features(
     keys = {"algorithm.name": name, "model": MODELS, "participation.ratio": 0.7, "train.dropout": 0.3}
     files = {"data.path": str(tmp_path / "graph.npz"), "data.store": str(tmp_path / "store"), "data.layout": "sparse"}
     servers = [run(keys, rounds=3), run({**keys, **files}, rounds=3)]
-    assert servers[1]._kinds["copilot"][0].flat.sparse
+    assert servers[1]._built["copilot"][0].flat.sparse
     assert len({len(tree["model.w"]) for tree in servers[0].state.clients.values()}) == 3
     for i in servers[0].state.clients:
         assert_alike([server.state.clients[i]["model.w"] for server in servers], [model_of(s, i) for s in servers])
-    assert_alike([server.state.server["w"] for server in servers], [s._kinds["copilot"][0].flat for s in servers])
+    assert_alike([server.state.server["w"] for server in servers], [s._built["copilot"][0].flat for s in servers])
 
 
 def model_of(server: Server, client: int) -> FlatModel:
-    return server._kinds[MODEL][server.infos[client].model].flat
+    return server._built[MODEL][server.infos[client].model].flat
 
 
 def assert_alike(vectors: list[Tensor], models: list[FlatModel]) -> None:

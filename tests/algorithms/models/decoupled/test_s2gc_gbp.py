@@ -18,7 +18,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.summed_features import SummedFeatures
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.closed_form.choice import needed_for_closed_form
+from shoal.algorithms.training.analytic.choice import needed_for_analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.graph.sparse_matrix import Features
 from shoal.storage.store.view import View
@@ -176,5 +176,5 @@ def test_sparse_hops_are_not_written_out(layers: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["s2gc", "gbp", "sign"])
 def test_gradients_are_autograd_s(name: str) -> None:
-    said = f"a model whose gradients are written out, which {name} is not"
-    assert needed_for_closed_form(FedAvg(), FlatModel(make(name, 2))) == said
+    sender = f"a model whose gradients are written out, which {name} is not"
+    assert needed_for_analytic(FedAvg(), FlatModel(make(name, 2))) == sender

@@ -4,7 +4,7 @@ import torch
 
 from shoal.algorithms.models.decoupled.sgc import SGC
 from shoal.storage.graph.propagation import hops
-from shoal.storage.options.propagation import Kernel
+from shoal.storage.options.propagation import PropagationOptions
 
 
 @pytest.mark.parametrize("k", [0, 1, 3])
@@ -14,7 +14,7 @@ def test_logistic_sgc_is_a_matrix_power_times_the_weights(k: int) -> None:
     adjacency = upper | upper.T
     x = rng.standard_normal((20, 6)).astype(np.float32)
     indptr = np.concatenate([[0], adjacency.sum(1).cumsum()])
-    all_hops = [x, *hops(indptr, np.nonzero(adjacency)[1].astype(np.int32), x, Kernel(k))]
+    all_hops = [x, *hops(indptr, np.nonzero(adjacency)[1].astype(np.int32), x, PropagationOptions(k))]
     model = SGC(6, 4, k, 0.5)
     assert model.inputs == (k,)
 

@@ -105,14 +105,14 @@ def test_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(mak
 
 
 def test_without_jumping_nothing_changes(view: View) -> None:
-    plain, said, jumping = (
+    plain, sender, jumping = (
         build("gcn", FEATURES, CLASSES, 0, 0.0, {"layers": 4, **more})
         for more in ({}, {"jumping": "none"}, {"jumping": "max"})
     )
     # All have the same parameters.
-    said.load_state_dict(plain.state_dict())
+    sender.load_state_dict(plain.state_dict())
     jumping.load_state_dict(plain.state_dict())
-    logits = [model(all_nodes(view, "symmetric", 4)).logits_NC for model in (plain, said, jumping)]
+    logits = [model(all_nodes(view, "symmetric", 4)).logits_NC for model in (plain, sender, jumping)]
     assert torch.equal(logits[0], logits[1])
     assert not torch.allclose(logits[0], logits[2])
 

@@ -92,10 +92,10 @@ STAR: dict[str, tuple[float, float, float]] = {
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
-    own, heard, alone = STAR[operator]
+    own, receiver, alone = STAR[operator]
     around = sampled(star, operator, [2], star.train, np.random.default_rng(0))
     (matrix,) = around.operators
-    expected = torch.tensor([[own, 0.0, heard, heard], [0.0, alone, 0.0, 0.0]])
+    expected = torch.tensor([[own, 0.0, receiver, receiver], [0.0, alone, 0.0, 0.0]])
     torch.testing.assert_close(matrix.to_dense(), expected)
     assert matrix.dtype == torch.float32
     assert around.rows is None

@@ -12,7 +12,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
-from shoal.algorithms.models.items.augmented_nodes import MendedFeatures, MendedNodes, with_new_neighbours
+from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 from shoal.storage.store.view import View
 
 COUPLED = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
@@ -55,7 +55,7 @@ def test_products_and_their_gradients(sparse: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 3).clamp_min(0)
     new, weight = torch.randn(2, 3, requires_grad=True), torch.randn(3, 5, requires_grad=True)
-    features = MendedFeatures(as_sparse(x) if sparse else x, new)
+    features = AugmentedFeatures(as_sparse(x) if sparse else x, new)
     assert (len(features), features.shape) == (6, (6, 3))
     assert torch.equal(features.to_dense(), torch.cat([x, new]))
     assert features.float() is features
@@ -89,7 +89,7 @@ def test_models_answer_as_in_the_graph_written_out(
     assert coupled is not None
     operator = operator_over(coupled.operator, *with_new_neighbours(*view.csr, np.array(COUNTS)))
     new = torch.from_numpy(x[6:])
-    client.model.answer_in(MendedNodes(view, MendedFeatures(view.whole(0), new), operator, coupled))
+    client.model.answer_in(AugmentedNodes(view, AugmentedFeatures(view.whole(0), new), operator, coupled))
     expected = other.model.logits()[:6]
     assert client.model.logits().shape == (6, 2)
     torch.testing.assert_close(client.model.logits(), expected)
@@ -113,11 +113,11 @@ def test_a_flat_model_of_sparse_features_reads_them() -> None:
     operator = operator_over("mean", *edges)
     new = torch.randn(2, 4)
     sparse, dense = (
-        flat(MendedNodes.some(_nodes(features, operator, flat), torch.arange(3))).logits_NC
-        for features in (MendedFeatures(as_sparse(x), new), MendedFeatures(x, new))
+        flat(AugmentedNodes.some(_nodes(features, operator, flat), torch.arange(3))).logits_NC
+        for features in (AugmentedFeatures(as_sparse(x), new), AugmentedFeatures(x, new))
     )
     torch.testing.assert_close(sparse, dense)
 
 
-def _nodes(features: MendedFeatures, operator: object, flat: FlatModel) -> MendedNodes:
-    return MendedNodes(None, features, operator, flat.coupled)  # type: ignore[arg-type]
+def _nodes(features: AugmentedFeatures, operator: object, flat: FlatModel) -> AugmentedNodes:
+    return AugmentedNodes(None, features, operator, flat.coupled)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
-from shoal.algorithms.training.closed_form.choice import needed_for_closed_form
+from shoal.algorithms.training.analytic.choice import needed_for_analytic
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -140,15 +140,15 @@ def test_gin_without_a_norm_keeps_how_much_a_node_sums_up(view: View) -> None:
     for layer, conv in enumerate(model.convs):
         x = dense_layer("gin", conv, a, F.relu(x) if layer else x, x, layer)
     torch.testing.assert_close(model(around(model, view)).embedding_NH.double(), x, rtol=1e-4, atol=1e-5)
-    assert needed_for_closed_form(FedAvg(), FlatModel(model)) == "model.norm: layer"
-    assert needed_for_closed_form(FedAvg(), FlatModel(make("gin", norm="layer"))) is None
+    assert needed_for_analytic(FedAvg(), FlatModel(model)) == "model.norm: layer"
+    assert needed_for_analytic(FedAvg(), FlatModel(make("gin", norm="layer"))) is None
     with pytest.raises(ShoalError, match=r"model.norm: must be one of layer, none, found 'batch'"):
         make("gin", norm="batch")
 
 
 def test_the_transformer_is_trained_by_autograd() -> None:
-    said = "a model whose gradients are written out, which transformer is not"
-    assert needed_for_closed_form(FedAvg(), FlatModel(make("transformer"))) == said
+    sender = "a model whose gradients are written out, which transformer is not"
+    assert needed_for_analytic(FedAvg(), FlatModel(make("transformer"))) == sender
 
 
 OPTIONS = {
@@ -214,8 +214,8 @@ def test_options_and_dropout_are_those_of_plain_pyg(name: str, training: bool, v
 def test_defaults(view: View) -> None:
     """Two layers of width 64; GAT has eight heads in the first; GCNII keeps a tenth of its input, theta is 0.5."""
     for name in NAMES:
-        made, said = (build(name, FEATURES, CLASSES, 0, 0.0, keys) for keys in ({}, {"hidden": 64, "layers": 2}))
-        assert [p.shape for p in made.parameters()] == [p.shape for p in said.parameters()]
+        made, sender = (build(name, FEATURES, CLASSES, 0, 0.0, keys) for keys in ({}, {"hidden": 64, "layers": 2}))
+        assert [p.shape for p in made.parameters()] == [p.shape for p in sender.parameters()]
         assert made.fanouts == ()
     first, last = build("gat", FEATURES, CLASSES, 0, 0.0, {}).convs
     assert first.att_src.shape == (1, 8, 8)
@@ -223,8 +223,8 @@ def test_defaults(view: View) -> None:
     torch.manual_seed(0)
     plain = build("gcnii", FEATURES, CLASSES, 0, 0.0, {})
     torch.manual_seed(0)
-    said = build("gcnii", FEATURES, CLASSES, 0, 0.0, {"alpha": 0.1, "theta": 0.5})
-    assert torch.equal(plain(around(plain, view)).logits_NC, said(around(said, view)).logits_NC)
+    sender = build("gcnii", FEATURES, CLASSES, 0, 0.0, {"alpha": 0.1, "theta": 0.5})
+    assert torch.equal(plain(around(plain, view)).logits_NC, sender(around(sender, view)).logits_NC)
 
 
 def test_gin_s_sum_is_as_large_as_that_of_all_neighbours(make_view: MakeView) -> None:
@@ -236,9 +236,9 @@ def test_gin_s_sum_is_as_large_as_that_of_all_neighbours(make_view: MakeView) ->
     linear.weight.data, linear.bias.data = torch.eye(2), torch.zeros(2)
     model.convs[0].nn = nn.Sequential(linear)
     around = sampled(star, model.operator, [2], star.train, np.random.default_rng(0))
-    heard = around.x_NF[0] + 2 * around.x_NF[1:].sum(0)
+    receiver = around.x_NF[0] + 2 * around.x_NF[1:].sum(0)
     assert len(around.x_NF) == 3
-    torch.testing.assert_close(model(around).embedding_NH, heard[None])
+    torch.testing.assert_close(model(around).embedding_NH, receiver[None])
 
 
 @pytest.mark.parametrize(("alpha", "theta"), [(0.0, 0.5), (1.0, 1e-3)])

@@ -105,11 +105,11 @@ def test_masks_are_taken_in_the_order_of_calls_and_given_back() -> None:
     def numbers() -> Iterator[Tensor]:
         yield from (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 3.0]))
 
-    given = numbers()
+    received = numbers()
 
     def mask_of(x: Tensor, p: float) -> Tensor:
         asked.append((x, p))
-        return next(given)
+        return next(received)
 
     with masks(mask_of):
         first, second = drop(x, 0.1, training=True), drop(2 * x, 0.6, training=True)

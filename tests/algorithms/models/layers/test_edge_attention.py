@@ -25,10 +25,10 @@ def parts(heads: int, width: int, scale: float = 1.0) -> list[torch.Tensor]:
     return [(scale * torch.randn(shape)).requires_grad_() for shape in shapes]
 
 
-def by_definition(heard: torch.Tensor, said: torch.Tensor, x: torch.Tensor, slope: float) -> torch.Tensor:
+def by_definition(receiver: torch.Tensor, sender: torch.Tensor, x: torch.Tensor, slope: float) -> torch.Tensor:
     rows = []
     for i, nodes in enumerate(HEARS):
-        weight = F.leaky_relu(heard[i] + said[nodes], slope).softmax(0)
+        weight = F.leaky_relu(receiver[i] + sender[nodes], slope).softmax(0)
         rows.append((weight[:, :, None] * x[nodes]).sum(0))
     return torch.stack(rows)
 
@@ -50,7 +50,7 @@ def test_sums_and_gradients(pattern: SparseMatrix, heads: int, width: int, slope
 
 
 def test_large_scores_do_not_overflow(pattern: SparseMatrix) -> None:
-    heard, said, x = parts(2, 3, scale=200)
-    out = attend(pattern, heard, said, x, 0.2)
+    receiver, sender, x = parts(2, 3, scale=200)
+    out = attend(pattern, receiver, sender, x, 0.2)
     assert bool(out.isfinite().all())
-    torch.testing.assert_close(out, by_definition(heard, said, x, 0.2))
+    torch.testing.assert_close(out, by_definition(receiver, sender, x, 0.2))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 MOST, NO_MATTER = 2**31, 2**24
 
 
-def like_sized(rows: Sequence[int], row_bytes: int, client_bytes: int, most: int | None = None) -> list[list[int]]:
+def size_groups(rows: Sequence[int], row_bytes: int, client_bytes: int, most: int | None = None) -> list[list[int]]:
     """Groups of clients, each as positions in ascending order, the group of the longest first.
 
     The rows of a client are at least half of those of the longest in its group, or the group is small.

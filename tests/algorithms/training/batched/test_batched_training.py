@@ -20,8 +20,8 @@ from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer, needed_to_batch
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.algorithms.training.stacked.stacked_training import StackedTrainer, needed_to_stack
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
@@ -88,7 +88,7 @@ def test_equals_the_loop_over_two_visits(
         losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
         # As an evaluation leaves it.
         model.module.eval()
-        assert StackedTrainer(model, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
+        assert BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
             losses, rel=1e-4
         )
         for client, twin, w in zip(alone, stacked, w_BP):
@@ -129,7 +129,7 @@ def test_moments_that_are_reset_are_neither_kept_nor_used(
     w_BP = torch.stack([client.model.w.clone() for client in alone])
     for _ in range(3):
         fit_alone(alone, options)
-        StackedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
+        BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
         for client, twin, w in zip(alone, stacked, w_BP):
             torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
             assert twin.state == {}
@@ -141,7 +141,7 @@ def test_a_newcomer_without_moments_trains_beside_those_that_have_some(
     options = TrainOptions(epochs=2, **OPTIMIZERS["adam"])
     alone, stacked, model = side_by_side(MODULES["mlp"](), views, make_client)
     w_BP = torch.stack([client.model.w.clone() for client in alone])
-    trainer = StackedTrainer(model, options, Algorithm())
+    trainer = BatchedTrainer(model, options, Algorithm())
     for present in (2, 1, 3):
         fit_alone(alone[:present], options)
         trainer.fit(stacked[:present], w_BP[:present])
@@ -156,7 +156,7 @@ def test_clients_draw_from_their_own_streams(views: list[View], make_client: Cal
     _, stacked, model = side_by_side(MODULES["mlp"](), [views[0]] * 2, make_client)
     w_BP = model.w.detach().repeat(2, 1)
     state = torch.get_rng_state()
-    StackedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
+    BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(w_BP[0], w_BP[1])
 
@@ -170,7 +170,7 @@ def test_a_label_of_any_number_is_learnt(make_view: Callable[..., View], make_cl
     options = TrainOptions(epochs=2, **OPTIMIZERS["sgd"])
     alone, stacked, model = side_by_side(build("sgc", 4, 120, 0, 0.0, {}), views, make_client)
     w_BP = torch.stack([client.model.w.clone() for client in alone])
-    assert StackedTrainer(model, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
+    assert BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
         fit_alone(alone, options), rel=1e-4
     )
     for client, w in zip(alone, w_BP):
@@ -187,7 +187,7 @@ def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client:
         alone, stacked, model = side_by_side(made, views, make_client, bfloat16)
         w_BP = torch.stack([client.model.w.clone() for client in alone])
         losses = fit_alone(alone, options)
-        found = StackedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
+        found = BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
         assert found == pytest.approx(losses, rel=1e-4)
         ends[bfloat16] = torch.stack([client.model.w.clone() for client in alone]), w_BP
     rounding = (ends[True][0] - ends[False][0]).abs().max()
@@ -197,16 +197,16 @@ def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client:
 
 def test_what_is_missing_to_train_in_one_batch_is_said() -> None:
     class Own(Algorithm):
-        def regularizer(self, client: Client, given: Tree) -> None:
+        def regularizer(self, client: Client, received: Tree) -> None:
             return None
 
     rows, edges = (FlatModel(build(name, 4, 3, 0, 0.0, {})) for name in ("mlp", "gcn"))
     whole, batch = TrainOptions(), TrainOptions(batch_size=4)
-    assert needed_to_stack(Algorithm(), rows, whole) is None
-    assert needed_to_stack(Algorithm(), edges, whole) is None
-    assert needed_to_stack(Algorithm(), rows, batch) == "whole batches (train.batch_size: null)"
+    assert needed_to_batch(Algorithm(), rows, whole) is None
+    assert needed_to_batch(Algorithm(), edges, whole) is None
+    assert needed_to_batch(Algorithm(), rows, batch) == "whole batches (train.batch_size: null)"
     assert (
-        needed_to_stack(Own(), rows, whole)
+        needed_to_batch(Own(), rows, whole)
         == "a method of plain cross-entropy or with loss_of_several, which Own is not"
     )
 
@@ -215,7 +215,7 @@ def test_what_is_missing_to_train_in_one_batch_is_said() -> None:
 def test_whole_runs(run: Callable[..., Server], method: str) -> None:
     """Clients that come and go, one without training rows among them, in cells of four."""
     keys = {"algorithm.name": method, "train.dropout": 0.3, "participation.ratio": 0.7, "engine.cell_size": 4}
-    loop, stacked = run(keys), run({**keys, "engine.path": "stacked"})
+    loop, stacked = run(keys), run({**keys, "engine.trainer": "batched"})
     assert loop.state.server.keys() == stacked.state.server.keys()
     for name, tensor in loop.state.server.items():
         torch.testing.assert_close(stacked.state.server[name], tensor, rtol=1e-3, atol=1e-4)
@@ -225,31 +225,31 @@ def test_whole_runs(run: Callable[..., Server], method: str) -> None:
 
 
 def test_a_client_that_fails_is_named(start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = ClientModel.load
+    receive = ClientModel.load
 
     def load(model: ClientModel, w: Tensor) -> None:
         if model.data.client == 2:
             raise RuntimeError("no luck")
-        begin(model, w)
+        receive(model, w)
 
     monkeypatch.setattr(ClientModel, "load", load)
     with pytest.raises(ShoalError, match="round 1, client 2: RuntimeError: no luck"):
-        start({"engine.path": "stacked"}).round()
-    line = start({"engine.path": "stacked", "engine.on_client_error": "skip"}).round()
+        start({"engine.trainer": "batched"}).round()
+    line = start({"engine.trainer": "batched", "engine.on_client_error": "skip"}).round()
     assert line["cohort"] == [0, 1, 3, 4, 5]
 
 
 def test_a_batch_that_fails_is_the_failure_of_all_in_it(
     start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fit(self: StackedTrainer, *given: Any) -> Tensor:
+    def fit(self: BatchedTrainer, *received: Any) -> Tensor:
         self.stepped = True
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(StackedTrainer, "fit", fit)
+    monkeypatch.setattr(BatchedTrainer, "fit", fit)
     line = (
         r"^round 1, client 0: in one batch with clients \[.*\]: OutOfMemoryError: no memory; .*smaller "
-        r"engine.cell_size.*; engine.path=loop trains them one by one$"
+        r"engine.cell_size.*; engine.trainer=autograd trains them one by one$"
     )
     with pytest.raises(ShoalError, match=line):
-        start({"engine.path": "stacked", "engine.cell_size": 3}).round()
+        start({"engine.trainer": "batched", "engine.cell_size": 3}).round()

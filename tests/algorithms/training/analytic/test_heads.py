@@ -20,7 +20,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.closed_form.heads import HeadGradients
+from shoal.algorithms.training.analytic.heads import HeadGradients
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
@@ -129,11 +129,11 @@ def views(make_view: Callable[..., View]) -> list[View]:
 
 
 def trained(
-    views: Sequence[View], model: FlatModel, options: TrainOptions, closed_form: bool
+    views: Sequence[View], model: FlatModel, options: TrainOptions, analytic: bool
 ) -> tuple[list[float], list[Tree]]:
     """Losses and states of clients that visit a host in turn, twice each."""
     start = model.w.detach().clone()
-    trainer = LocalTrainer({MODEL: model}, options, Algorithm(), HeadGradients(model) if closed_form else None)
+    trainer = LocalTrainer({MODEL: model}, options, Algorithm(), HeadGradients(model) if analytic else None)
     states: list[Tree] = [{"w": start} for _ in views]
     losses = []
     for number in (1, 2):
@@ -152,8 +152,8 @@ def trained(
 @pytest.mark.parametrize("layers", [1, 2])
 def test_visits_are_those_of_the_loop(layers: int, optimizer: str, batch_size: int | None, views: list[View]) -> None:
     options = TrainOptions(epochs=3, batch_size=batch_size, **OPTIMIZERS[optimizer])
-    losses, states = trained(views, model_of(layers, 0.5, 3), options, closed_form=False)
-    found, found_states = trained(views, model_of(layers, 0.5, 3), options, closed_form=True)
+    losses, states = trained(views, model_of(layers, 0.5, 3), options, analytic=False)
+    found, found_states = trained(views, model_of(layers, 0.5, 3), options, analytic=True)
     assert found == pytest.approx(losses, rel=1e-4)
     assert len(set(losses)) == len(losses)
     for state, expected in zip(found_states, states):
@@ -163,21 +163,21 @@ def test_visits_are_those_of_the_loop(layers: int, optimizer: str, batch_size: i
 
 
 def test_a_loss_of_ones_own_is_differentiated(views: list[View], make_client: Callable[..., Client]) -> None:
-    def squares(out: Output, y: Tensor, w: Tensor, given: Any) -> Tensor:
+    def squares(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
         return out.logits_NC.square().mean()
 
     ends = []
-    for closed_form in (False, True):
+    for analytic in (False, True):
         client = make_client(views[0], model_of(2, 0.5, 3).module)
         model = client.model.flat
-        form = HeadGradients(model) if closed_form else None
+        form = HeadGradients(model) if analytic else None
         LocalTrainer({MODEL: model}, TrainOptions(), Algorithm(), form).fit(client, {}, loss=squares)
         ends.append(client.model.w)
     assert torch.equal(*ends)
 
 
 def test_a_client_whose_loss_is_not_finite_is_named(start: Callable[..., Server]) -> None:
-    keys = {"model": {"name": "sgc"}, "engine.path": "closed_form", "train.optimizer": "sgd", "train.lr": 1e38}
+    keys = {"model": {"name": "sgc"}, "engine.trainer": "analytic", "train.optimizer": "sgd", "train.lr": 1e38}
     with pytest.raises(
         ShoalError, match=r"^round 1, client 0: the training loss is (NaN|infinite); a smaller train.lr"
     ):
@@ -198,7 +198,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_whole_runs(run: Callable[..., Server], name: str) -> None:
     """Clients that come and go, one without training rows among them; `auto` is closed form on a processor."""
     keys = {"participation.ratio": 0.7, **RUNS[name]}
-    loop, closed = run({**keys, "engine.path": "loop"}), run({**keys, "engine.path": "auto"})
+    loop, closed = run({**keys, "engine.trainer": "autograd"}), run({**keys, "engine.trainer": "auto"})
     assert loop.state.clients.keys() == closed.state.clients.keys()
     pairs = [(loop.state.server, closed.state.server)]
     pairs += [(state, closed.state.clients[i]) for i, state in loop.state.clients.items()]

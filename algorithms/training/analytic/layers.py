@@ -19,12 +19,12 @@ def product(x: Features, weight: Tensor, out: Tensor) -> Tensor:
     return torch.addmm(out, x.csr if isinstance(x, SparseMatrix) else x, weight.t(), beta=0, out=out)
 
 
-def heard(operator: SparseMatrix, said: Tensor, out: Tensor, add: bool = False) -> Tensor:
+def spmm(operator: SparseMatrix, messages: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """What nodes hear of what others say, or that added to `out`."""
-    return torch.addmm(out, operator.csr, said, beta=float(add), out=out)
+    return torch.addmm(out, operator.csr, messages, beta=float(add), out=out)
 
 
-def told(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
+def spmm_t(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """The gradient of what nodes say from that of what is heard, or that added to `out`."""
     return torch.addmm(out, operator.transposed, gradient, beta=float(add), out=out)
 
@@ -39,19 +39,19 @@ def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
         torch.mm(gradient.t(), x, out=weight.grad)
 
 
-class Rooms:
+class Buffers:
     """Matrices by name, of as many rows as were ever needed; what they hold is left from the step before."""
 
     def __init__(self, like: Tensor) -> None:
         """Of a tensor's type and device."""
         self._like = like
-        self._rooms: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, rows: int, width: int) -> Tensor:
         """A matrix `[rows, width]`, the same memory for the same name."""
-        room = self._rooms.get(name)
+        room = self._buffers.get(name)
         if room is None or room.shape[0] < rows:
-            room = self._rooms[name] = self._like.new_empty(rows, width)
+            room = self._buffers[name] = self._like.new_empty(rows, width)
         assert room.shape[1] == width, (name, room.shape, width)
         return room[:rows]
 
@@ -64,9 +64,9 @@ def let_through(gradient: Tensor, output: Tensor) -> Tensor:
 class Layer(ABC):
     """One of PyG's layers, whose parameters these are; all nodes are heard, `n` is `m`."""
 
-    def __init__(self, conv: Any, rooms: Rooms) -> None:
+    def __init__(self, conv: Any, buffers: Buffers) -> None:
         """Of a layer with memory of its own."""
-        self.conv, self.rooms = conv, rooms
+        self.conv, self.buffers = conv, buffers
 
     @abstractmethod
     def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
@@ -83,15 +83,15 @@ class GCNLayer(Layer):
     def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
         self._operator, self._x = operator, x
         weight, bias = self.conv.lin.weight, self.conv.bias
-        said = product(x, weight, self.rooms("said", len(x), len(weight)))
-        return heard(operator, said, self.rooms("out", len(operator), len(weight)).copy_(bias), add=True)
+        messages = product(x, weight, self.buffers("said", len(x), len(weight)))
+        return spmm(operator, messages, self.buffers("out", len(operator), len(weight)).copy_(bias), add=True)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         weight = self.conv.lin.weight
         torch.sum(gradient, 0, out=self.conv.bias.grad)
-        said = told(self._operator, gradient, self.rooms("said", len(self._x), len(weight)))
-        weight_gradient(weight, self._x, said)
-        return torch.mm(said, weight, out=self.rooms("in", *self._x.shape)) if wanted else None
+        messages = spmm_t(self._operator, gradient, self.buffers("said", len(self._x), len(weight)))
+        weight_gradient(weight, self._x, messages)
+        return torch.mm(messages, weight, out=self.buffers("in", *self._x.shape)) if wanted else None
 
 
 class SAGELayer(Layer):
@@ -100,19 +100,19 @@ class SAGELayer(Layer):
     def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
         self._operator, self._x = operator, x
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
-        said = product(x, neighbours, self.rooms("said", len(x), len(own)))
-        out = product(x, own, self.rooms("out", len(operator), len(own))).add_(self.conv.lin_l.bias)
-        return heard(operator, said, out, add=True)
+        messages = product(x, neighbours, self.buffers("said", len(x), len(own)))
+        out = product(x, own, self.buffers("out", len(operator), len(own))).add_(self.conv.lin_l.bias)
+        return spmm(operator, messages, out, add=True)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
         torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
         weight_gradient(own, self._x, gradient)
-        said = told(self._operator, gradient, self.rooms("said", len(self._x), len(own)))
-        weight_gradient(neighbours, self._x, said)
+        messages = spmm_t(self._operator, gradient, self.buffers("said", len(self._x), len(own)))
+        weight_gradient(neighbours, self._x, messages)
         if not wanted:
             return None
-        return torch.mm(said, neighbours, out=self.rooms("in", *self._x.shape)).addmm_(gradient, own)
+        return torch.mm(messages, neighbours, out=self.buffers("in", *self._x.shape)).addmm_(gradient, own)
 
 
 class GINLayer(Layer):
@@ -122,10 +122,10 @@ class GINLayer(Layer):
         self._operator, self._x = operator, x
         first, _, second, norm = self.conv.nn
         shape = len(x), len(first.weight)
-        self._said = product(x, first.weight, self.rooms("said", *shape))
-        hidden = torch.mul(self._said, 1 + self.conv.eps, out=self.rooms("hidden", *shape)).add_(first.bias)
-        self._hidden = heard(operator, self._said, hidden, add=True).relu_()
-        self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.rooms("mixed", *shape))
+        self._messages = product(x, first.weight, self.buffers("said", *shape))
+        hidden = torch.mul(self._messages, 1 + self.conv.eps, out=self.buffers("hidden", *shape)).add_(first.bias)
+        self._hidden = spmm(operator, self._messages, hidden, add=True).relu_()
+        self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.buffers("mixed", *shape))
         out, *self._moments = torch.native_layer_norm(
             self._mixed, norm.normalized_shape, norm.weight, norm.bias, norm.eps
         )
@@ -143,11 +143,11 @@ class GINLayer(Layer):
         weight_gradient(second.weight, self._hidden, mixed)
         hidden = let_through(torch.mm(mixed, second.weight, out=self._mixed), self._hidden)
         torch.sum(hidden, 0, out=first.bias.grad)
-        self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), self._said.flatten()))
-        said = torch.mul(hidden, 1 + self.conv.eps, out=self._said)
-        told(self._operator, hidden, said, add=True)
-        weight_gradient(first.weight, self._x, said)
-        return torch.mm(said, first.weight, out=self.rooms("in", *self._x.shape)) if wanted else None
+        self.conv.eps.grad.copy_(torch.dot(hidden.flatten(), self._messages.flatten()))
+        messages = torch.mul(hidden, 1 + self.conv.eps, out=self._messages)
+        spmm_t(self._operator, hidden, messages, add=True)
+        weight_gradient(first.weight, self._x, messages)
+        return torch.mm(messages, first.weight, out=self.buffers("in", *self._x.shape)) if wanted else None
 
 
 class GATLayer(Layer):
@@ -156,19 +156,19 @@ class GATLayer(Layer):
     def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
         conv = self.conv
         self._x = x
-        said = product(x, conv.lin.weight, self.rooms("said", len(x), len(conv.lin.weight)))
-        self._said = said.view(-1, conv.heads, conv.out_channels)
-        heard_NH, weight_MH = ((self._said * part).sum(-1) for part in (conv.att_dst, conv.att_src))
-        out, self._kept = attention_forward(operator, heard_NH, weight_MH, self._said, conv.negative_slope)
+        messages = product(x, conv.lin.weight, self.buffers("said", len(x), len(conv.lin.weight)))
+        self._messages = messages.view(-1, conv.heads, conv.out_channels)
+        heard_NH, weight_MH = ((self._messages * part).sum(-1) for part in (conv.att_dst, conv.att_src))
+        out, self._kept = attention_forward(operator, heard_NH, weight_MH, self._messages, conv.negative_slope)
         return out.flatten(1).add_(conv.bias)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         conv = self.conv
         torch.sum(gradient, 0, out=conv.bias.grad)
-        of_heard, of_said, said = attention_backward(self._kept, gradient.view(self._said.shape))
-        for weight, score in ((conv.att_dst, of_heard), (conv.att_src, of_said)):
-            weight.grad.copy_(torch.einsum("nh,nhd->hd", score, self._said))
-            said.addcmul_(score[:, :, None], weight)
-        flat = said.flatten(1)
+        of_receiver, of_sender, messages = attention_backward(self._kept, gradient.view(self._messages.shape))
+        for weight, score in ((conv.att_dst, of_receiver), (conv.att_src, of_sender)):
+            weight.grad.copy_(torch.einsum("nh,nhd->hd", score, self._messages))
+            messages.addcmul_(score[:, :, None], weight)
+        flat = messages.flatten(1)
         weight_gradient(conv.lin.weight, self._x, flat)
-        return torch.mm(flat, conv.lin.weight, out=self.rooms("in", *self._x.shape)) if wanted else None
+        return torch.mm(flat, conv.lin.weight, out=self.buffers("in", *self._x.shape)) if wanted else None

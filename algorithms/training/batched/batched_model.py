@@ -14,7 +14,7 @@ from torch.utils import _pytree as trees
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.training.stacked.stacked_inputs import StackedInputs
+from shoal.algorithms.training.batched.batched_inputs import BatchedInputs
 
 
 def logits_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Tensor:
@@ -29,7 +29,7 @@ def output_of(model: FlatModel, w_P: Tensor, inputs: Inputs) -> Output:
     return out
 
 
-def outputs(model: FlatModel, w_BP: Tensor, inputs: StackedInputs) -> Output:
+def outputs(model: FlatModel, w_BP: Tensor, inputs: BatchedInputs) -> Output:
     """Logits `[B, N, C]` and embeddings `[B, N, H]` of all clients in evaluation mode, without gradients."""
     model.module.eval()
     with torch.no_grad(), model.precision():
@@ -44,13 +44,13 @@ def evaluated(model: FlatModel, w_BP: Tensor, hops: Sequence[Tensor]) -> Tensor:
         return vmap(lambda w_P, *parts: logits_of(model, w_P, parts))(w_BP, *hops).float()
 
 
-def form_of(given: Any) -> Hashable:
+def form_of(received: Any) -> Hashable:
     """What must be alike for trees of two clients to be stacked: their shape, and the shapes of their tensors."""
-    leaves, form = trees.tree_flatten(given)
+    leaves, form = trees.tree_flatten(received)
     return str(form), tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
 
 
-class StackedGiven:
+class BatchedReceived:
     """Trees of one form.
 
     Attributes:
@@ -58,10 +58,10 @@ class StackedGiven:
         in_dims: For `torch.vmap`: 0, or None for one that all share.
     """
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, received: Sequence[Any]) -> None:
         """Of every client, in their order."""
-        columns = list(zip(*(trees.tree_leaves(one) for one in given)))
-        self._leaves, self._form = trees.tree_flatten(given[0])
+        columns = list(zip(*(trees.tree_leaves(one) for one in received)))
+        self._leaves, self._form = trees.tree_flatten(received[0])
         self._places = [place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         of_tensors = [columns[place] for place in self._places]
         shared = [all(leaf is column[0] for leaf in column) for column in of_tensors]

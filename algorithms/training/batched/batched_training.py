@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from shoal.algorithms.base import Algorithm, Given, Output, TermOfSeveral, told_for_several
+from shoal.algorithms.base import Algorithm, BatchedTerm, Output, Received, told_for_several
 from shoal.algorithms.client import Client
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.method_errors import code_of, fault
@@ -20,14 +20,14 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, padded
+from shoal.algorithms.training.batched.batched_model import BatchedReceived, logits_of, output_of
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
-from shoal.algorithms.training.stacked.stacked_inputs import StackedInputs, padded, stacked_inputs
-from shoal.algorithms.training.stacked.stacked_model import StackedGiven, logits_of, output_of
 
 NO_LABEL = -100
 
 
-def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
+def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
     """What is missing to train several clients of a model in one batch; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"
@@ -45,7 +45,7 @@ def needed_to_stack(method: Algorithm, model: FlatModel, options: TrainOptions) 
     return None
 
 
-class StackedTrainer:
+class BatchedTrainer:
     """What `Trainer` does for one client after another, for all at once; the same numbers to rounding.
 
     For models of rows or, without attention, of whole graphs, whole batches, and methods of plain cross-entropy or with
@@ -75,7 +75,7 @@ class StackedTrainer:
         clients: Sequence[Client],
         w_BP: Tensor,
         gathered: Sequence[Inputs] | None = None,
-        given: Sequence[Given] | None = None,
+        received: Sequence[Received] | None = None,
     ) -> Tensor:
         """Trains the rows of `w_BP` in place; returns the mean loss `[B]` of clients' last epochs, before the step.
 
@@ -85,13 +85,13 @@ class StackedTrainer:
             clients: Clients that have training rows.
             w_BP: Their parameters, float32.
             gathered: What their models gathered for their training rows, where that is at hand.
-            given: What `begin` gave of each, of one form (`form_of`); needed where the loss is not plain.
+            given: What `receive` gave of each, of one form (`form_of`); needed where the loss is not plain.
         """
         self.stepped = False
         if gathered is None:
             gathered = [client.model.gathered("train") for client in clients]
         device = w_BP.device
-        inputs = stacked_inputs(gathered)
+        inputs = batched_inputs(gathered)
         label_BN = padded([client.data.train_label for client in clients], NO_LABEL)
         # A number that is sent to a device is a copy that it waits for.
         count_B = (label_BN != NO_LABEL).sum(1).float()
@@ -99,14 +99,14 @@ class StackedTrainer:
         # A loss that is cross-entropy alone is computed for all clients without `vmap`, in fewer operators.
         stacked, more = None, None
         if not self.method.plain_training:
-            given = given or [None] * len(clients)
-            stacked, more = StackedGiven(given), self._terms(clients, w_BP.detach(), given)
+            received = received or [None] * len(clients)
+            stacked, more = BatchedReceived(received), self._terms(clients, w_BP.detach(), received)
         reached = None if more is None else _inputs_of(clients, more.rows)
         self.model.module.train()
         if self._drops is None:
             self._drops = self._look(inputs)
         dropped = [(inputs.lengths(seen), width, p) for seen, width, p in self._drops]
-        if stacked is not None and (alike := self.method.rows_beside(given[0] if given else None)) is not None:
+        if stacked is not None and (alike := self.method.rows_beside(received[0] if received else None)) is not None:
             dropped += [([len(alike)] * len(clients), width, p) for _, width, p in self._drops]
         if more is not None and reached is not None:
             # A client without a term draws nothing for it.
@@ -148,20 +148,20 @@ class StackedTrainer:
                 keep_moments(client.state, MODEL, optimizer.state[leaf])
         return loss_B.detach()
 
-    def _terms(self, clients: Sequence[Client], w_BP: Tensor, given: Sequence[Given]) -> TermOfSeveral | None:
+    def _terms(self, clients: Sequence[Client], w_BP: Tensor, received: Sequence[Received]) -> BatchedTerm | None:
         """What the method adds to the loss of each.
 
         Raises:
             ShoalError: It failed, or is not of all of them.
         """
         with code_of(self.method, "regularizers"), nullcontext() if w_BP.device.type == "cpu" else w_BP.device:
-            more = self.method.regularizers(clients, w_BP, given)
+            more = self.method.regularizers(clients, w_BP, received)
         if more is not None and len(more.rows) != len(clients):
             what = f"gives rows of {len(more.rows)} clients, wanted those of {len(clients)}"
             raise fault(self.method, "regularizers", what)
         return more
 
-    def _term(self, more: TermOfSeveral, out: Output, clients: int) -> Tensor:
+    def _term(self, more: BatchedTerm, out: Output, clients: int) -> Tensor:
         """That of a step, `[B]`.
 
         Raises:
@@ -174,27 +174,27 @@ class StackedTrainer:
         return term_B
 
     def _logits(
-        self, inputs: StackedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
+        self, inputs: BatchedInputs, w_P: Tensor, kept_NH: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> Tensor:
         """Logits `[N, C]` of one client's training rows."""
-        given = iter(kept_NH)
-        with masks(lambda x, p: next(given)):
+        received = iter(kept_NH)
+        with masks(lambda x, p: next(received)):
             return logits_of(self.model, w_P, inputs.of_one(tensors))
 
     def _loss(
         self,
-        inputs: StackedInputs,
-        reached: StackedInputs | None,
-        stacked: StackedGiven,
+        inputs: BatchedInputs,
+        reached: BatchedInputs | None,
+        stacked: BatchedReceived,
         w_P: Tensor,
         kept_NH: Sequence[Tensor],
         tensors: Sequence[Tensor],
         tensors_reached: Sequence[Tensor],
         label_N: Tensor,
-        given: Sequence[Tensor],
+        received: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
         """The method's loss of one client, a scalar, and what its model says of nodes in reach, if there are any."""
-        own, masks_given = stacked.of_one(given), iter(kept_NH)
+        own, masks_given = stacked.of_one(received), iter(kept_NH)
 
         def output(read: Inputs) -> Output:
             with masks(lambda x, p: next(masks_given)), self.model.precision():
@@ -210,7 +210,7 @@ class StackedTrainer:
         out = output(reached.of_one(tensors_reached))
         return loss, out.logits_NC, out.embedding_NH
 
-    def _look(self, inputs: StackedInputs) -> list[tuple[int, int, float]]:
+    def _look(self, inputs: BatchedInputs) -> list[tuple[int, int, float]]:
         """Rows of an example, width and probability of every dropout of a step, in the order of calls."""
         found: list[tuple[int, int, float]] = []
 
@@ -223,9 +223,9 @@ class StackedTrainer:
         return found
 
 
-def _inputs_of(clients: Sequence[Client], rows: Sequence[Tensor]) -> StackedInputs:
+def _inputs_of(clients: Sequence[Client], rows: Sequence[Tensor]) -> BatchedInputs:
     """What the clients' models read to answer for some nodes of each."""
-    return stacked_inputs([client.model.some(own) for client, own in zip(clients, rows)])
+    return batched_inputs([client.model.some(own) for client, own in zip(clients, rows)])
 
 
 def _leaf(w: Tensor, gradient: Tensor) -> torch.nn.Parameter:

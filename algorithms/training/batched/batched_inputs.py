@@ -100,7 +100,7 @@ def training_places(views: Sequence[View], most: int) -> tuple[Tensor, Tensor]:
     return torch.where(row_BT == NO_ROW, behind, row_BT + first_B1).flatten(), label_BT.flatten()
 
 
-class StackedInputs(Protocol):
+class BatchedInputs(Protocol):
     """The inputs of all clients.
 
     Attributes:
@@ -126,17 +126,17 @@ class StackedInputs(Protocol):
         ...
 
 
-def stacked_inputs(gathered: Sequence[Inputs]) -> StackedInputs:
+def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
     """Of what the model of every client gathered for its training rows."""
     first = gathered[0]
     if isinstance(first, Neighbourhood):
-        return StackedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
+        return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
     assert not isinstance(first, ItemBatch)
-    return StackedRows([one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)])
+    return BatchedRows([one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)])
 
 
-class StackedRows:
-    """Rows of hops, for decoupled models; the attributes of `StackedInputs`."""
+class BatchedRows:
+    """Rows of hops, for decoupled models; the attributes of `BatchedInputs`."""
 
     def __init__(self, gathered: Sequence[Sequence[Features]]) -> None:
         """Of every client the hops' rows."""
@@ -156,8 +156,8 @@ class StackedRows:
         return [x_NF] * len(self.tensors)
 
 
-class StackedGraphs:
-    """Whole graphs, for coupled models, and the rows that are asked for; the attributes of `StackedInputs`.
+class BatchedGraphs:
+    """Whole graphs, for coupled models, and the rows that are asked for; the attributes of `BatchedInputs`.
 
     Sparse features are made dense. Nodes that are padded hear nobody and are heard by nobody.
     """

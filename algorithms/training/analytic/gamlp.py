@@ -15,8 +15,8 @@ from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
-from shoal.algorithms.training.closed_form.heads import to_gradient
-from shoal.algorithms.training.closed_form.layers import Rooms, product, weight_gradient
+from shoal.algorithms.training.analytic.heads import to_gradient
+from shoal.algorithms.training.analytic.layers import Buffers, product, weight_gradient
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
@@ -64,17 +64,17 @@ class GAMLPGradients:
         module: Any = model.module
         self._module = module
         self._linears: list[Any] = list(module.head.linears)
-        self._rooms = Rooms(model.w.detach())
+        self._buffers = Buffers(model.w.detach())
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
-        """See `ClosedForm`; the inputs are rows of all hops."""
+        """See `AnalyticGradient`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         hops = apart([hop.float() for hop in inputs])
         first = self._linears[0]
         gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
         products = {k: self._product(k, hop) for k, hop in hops.others.items()}
-        out = self._rooms("out", len(label_N), len(first.weight)).copy_(first.bias)
+        out = self._buffers("out", len(label_N), len(first.weight)).copy_(first.bias)
         if hops.summed:
             out.addmm_(sum_NF, first.weight.t())
         for k, product_NH in products.items():
@@ -97,7 +97,7 @@ class GAMLPGradients:
         """Sigmoids of all scores and weights of all hops at every row, `[N, K]`; the sum of some, `[N, F]`."""
         module, weight_NK = self._module, torch.empty(rows, k)
         features = self._linears[0].weight.shape[1]
-        sum_NF = self._rooms("sum", rows, features) if hops.summed else torch.empty(rows, 0)
+        sum_NF = self._buffers("sum", rows, features) if hops.summed else torch.empty(rows, 0)
         if module.attention == "simple":
             own_F, reference_RF, shared_N = torch.empty(0), torch.empty(0, 0), torch.zeros(rows)
             gate_NK = module.theta.detach().repeat(rows, 1)
@@ -109,8 +109,8 @@ class GAMLPGradients:
                 gate_NK[:, place] = times(hop, own_F)
                 if place < len(reference_KF):
                     shared_N += times(hop, reference_KF[place])
-        told = (own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF)
-        weigh(hops.read, hops.places, *(tensor.numpy() for tensor in told))
+        spmm_t = (own_F, reference_RF, shared_N, gate_NK, weight_NK, sum_NF)
+        weigh(hops.read, hops.places, *(tensor.numpy() for tensor in spmm_t))
         return gate_NK, weight_NK, sum_NF
 
     def _vectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ class GAMLPGradients:
     def _product(self, k: int, hop: Features) -> Tensor:
         """A hop times the first weight, `[N, H]`."""
         weight = self._linears[0].weight
-        return product(hop, weight, self._rooms(f"product {k}", len(hop), len(weight)))
+        return product(hop, weight, self._buffers(f"product {k}", len(hop), len(weight)))
 
     def _forward(self, out: Tensor) -> tuple[list[tuple[Tensor, Tensor | None, Tensor]], Tensor]:
         """Of every hidden layer its output, dropout's factors and what it hands on; and the logits."""
@@ -169,8 +169,8 @@ class GAMLPGradients:
             of_own_F, of_reference_KF = self._vectors(module.score.weight.grad.zero_())
             referred = hops.referred(len(of_reference_KF))
             of_reference_RF = torch.zeros(len(referred), len(of_own_F))
-        told = (of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF)
-        unweigh(hops.read, hops.places, *(tensor.numpy() for tensor in told))
+        spmm_t = (of_sum_NF, gate_NK, weight_NK, of_score_NK, of_own_F, of_reference_RF)
+        unweigh(hops.read, hops.places, *(tensor.numpy() for tensor in spmm_t))
         if module.attention == "simple":
             torch.sum(of_score_NK, 0, out=module.theta.grad)
             return

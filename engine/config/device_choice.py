@@ -4,7 +4,7 @@ from shoal.engine.config.config import Config
 from shoal.storage.errors import ShoalError
 
 
-def chosen_device(config: Config) -> str:
+def device_choice(config: Config) -> str:
     """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
     Raises:

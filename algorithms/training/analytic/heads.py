@@ -72,7 +72,7 @@ class HeadGradients:
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
-        """See `ClosedForm`; the inputs are rows of the one hop that the model reads."""
+        """See `AnalyticGradient`; the inputs are rows of the one hop that the model reads."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
         n = len(label_N)

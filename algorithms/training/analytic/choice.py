@@ -8,14 +8,14 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.training.closed_form.gamlp import GAMLPGradients
-from shoal.algorithms.training.closed_form.heads import HEADS, HeadGradients
+from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
+from shoal.algorithms.training.analytic.heads import HEADS, HeadGradients
 
 # Backbones that only autograd trains, by name.
 UNWRITTEN = ("gbp", "s2gc", "sign", "transformer")
 
 
-class ClosedForm(Protocol):
+class AnalyticGradient(Protocol):
     """The gradients that a backward pass would add up, written in their place; the same numbers to rounding."""
 
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class ClosedForm(Protocol):
         ...
 
 
-def closed_form(model: FlatModel) -> ClosedForm:
+def analytic(model: FlatModel) -> AnalyticGradient:
     """The gradients of a model of which nothing is missing."""
     name = name_of(model.module)
     if name in HEADS:
@@ -41,12 +41,12 @@ def closed_form(model: FlatModel) -> ClosedForm:
     if name == "gamlp":
         return GAMLPGradients(model)
     # PyG takes seconds and 130 MiB of every process that imports it.
-    from shoal.algorithms.training.closed_form.graphs import GraphGradients
+    from shoal.algorithms.training.analytic.graphs import GraphGradients
 
     return GraphGradients(model)
 
 
-def needed_for_closed_form(method: Algorithm, model: FlatModel) -> str | None:
+def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
     """What is missing to train a model by gradients in closed form; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"

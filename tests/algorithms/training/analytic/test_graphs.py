@@ -17,8 +17,8 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.closed_form.choice import closed_form, needed_for_closed_form
-from shoal.algorithms.training.closed_form.graphs import GRAPHS
+from shoal.algorithms.training.analytic.choice import analytic, needed_for_analytic
+from shoal.algorithms.training.analytic.graphs import GRAPHS
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
@@ -75,7 +75,7 @@ def test_gradients_are_those_of_autograd(name: str, layers: int, dropout: float,
     model = model_of(name, dropout, layers, as_sparse)
     model.module.train()
     inputs = inputs_of(model, view, as_sparse)
-    closed = closed_form(model)
+    closed = analytic(model)
     assert model.w.grad is not None
     # The second step finds what the first one left in memory; then fewer rows are asked for.
     for rows in (view.train, view.train, view.train[:1]):
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_autograd(name: str, layers: int, dropout: float,
 def test_clients_of_other_sizes_share_memory(name: str, view: View, make_view: Callable[..., View]) -> None:
     alone = make_view(1, [], [1], [0], CLASSES, np.ones((1, FEATURES), dtype=np.float32))
     model = model_of(name, 0.0, 2)
-    closed = closed_form(model)
+    closed = analytic(model)
     assert model.w.grad is not None
     for data in (view, alone, view):
         inputs, label = inputs_of(model, data, False), data.train_label
@@ -113,7 +113,7 @@ def test_training_by_formula_is_training_by_autograd(
         options = TrainOptions(epochs=3, lr=0.02, weight_decay=0.01, batch_size=batch_size)
         client = make_client(view, model_of(name, 0.5, 2).module)
         flat = client.model.flat
-        trainer = LocalTrainer({MODEL: flat}, options, Algorithm(), closed_form(flat) if by_formula else None)
+        trainer = LocalTrainer({MODEL: flat}, options, Algorithm(), analytic(flat) if by_formula else None)
         loss = trainer.fit(client, {})
         found.append((torch.tensor(loss), flat.w.detach().clone(), client.model.logits()))
     for one, other in zip(*found):
@@ -132,7 +132,7 @@ def test_of_equal_layers_the_first_has_the_gradient_of_the_maximum(make_view: Ca
     inputs = inputs_of(model, alone, False)
     assert model.w.grad is not None
     _, expected = by_autograd(model, inputs, alone.train_label)
-    closed_form(model).gradient(inputs, alone.train_label)
+    analytic(model).gradient(inputs, alone.train_label)
     torch.testing.assert_close(model.w.grad, expected)
     assert convs[0].lin.weight.grad.any()
     assert not convs[1].lin.weight.grad.any()
@@ -145,7 +145,7 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
     client = make_client(view, model.module)
     flat = client.model.flat
     with pytest.raises(ShoalError, match="the training loss is NaN"):
-        LocalTrainer({MODEL: flat}, TrainOptions(), Algorithm(), closed_form(flat)).fit(client, {})
+        LocalTrainer({MODEL: flat}, TrainOptions(), Algorithm(), analytic(flat)).fit(client, {})
 
 
 @pytest.mark.parametrize(
@@ -161,5 +161,5 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
 )
 def test_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
     model = FlatModel(build(name, FEATURES, CLASSES, 0, 0.5, options))
-    missing = needed_for_closed_form(Algorithm(), model)
+    missing = needed_for_analytic(Algorithm(), model)
     assert missing is None if why is None else missing is not None and missing.startswith(why)

@@ -8,8 +8,8 @@ from sparse_rows import sparse
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.training.closed_form.choice import ClosedForm, closed_form, needed_for_closed_form
-from shoal.algorithms.training.closed_form.gamlp import apart
+from shoal.algorithms.training.analytic.choice import AnalyticGradient, analytic, needed_for_analytic
+from shoal.algorithms.training.analytic.gamlp import apart
 from shoal.storage.graph.sparse_matrix import Features
 
 FEATURES, CLASSES = 20, 4
@@ -33,7 +33,7 @@ def rows_of(rows: int, hops: int, features: int = FEATURES) -> list[torch.Tensor
     return [torch.randn(rows, features) * (torch.rand(rows, features) < 0.3) for _ in range(hops + 1)]
 
 
-def check(model: FlatModel, closed: ClosedForm, inputs: list[Features], rows: int) -> None:
+def check(model: FlatModel, closed: AnalyticGradient, inputs: list[Features], rows: int) -> None:
     """The gradient of a step is autograd's, and draws what that draws."""
     label = torch.arange(rows) % CLASSES
     assert model.w.grad is not None
@@ -56,7 +56,7 @@ def check(model: FlatModel, closed: ClosedForm, inputs: list[Features], rows: in
 @pytest.mark.parametrize("which", ["dense", "first sparse", "last sparse", "all sparse"])
 def test_gradients_are_those_of_autograd(attention: str, layers: int, dropout: float, hops: int, which: str) -> None:
     model = model_of(attention, layers, dropout, hops, by_column=which != "dense")
-    closed = closed_form(model)
+    closed = analytic(model)
     for rows in (15, 1, 20):
         turned = {"dense": (), "first sparse": (0,), "last sparse": (hops,), "all sparse": range(hops + 1)}[which]
         check(model, closed, [sparse(hop) if k in turned else hop for k, hop in enumerate(rows_of(rows, hops))], rows)
@@ -65,7 +65,7 @@ def test_gradients_are_those_of_autograd(attention: str, layers: int, dropout: f
 @pytest.mark.parametrize("attention", BY_FORMULA)
 def test_gradients_of_one_feature(attention: str) -> None:
     model = model_of(attention, 2, 0.5, 2, features=1)
-    check(model, closed_form(model), list(rows_of(9, 2, 1)), 9)
+    check(model, analytic(model), list(rows_of(9, 2, 1)), 9)
 
 
 @pytest.mark.parametrize(("turned", "summed"), [((), [0, 1, 2]), ((1,), [0, 2]), ((0, 2), []), ((0, 1, 2), [])])
@@ -82,13 +82,13 @@ def test_float16_hops_are_multiplied_in_float32() -> None:
     label = torch.arange(6) % CLASSES
     found = []
     for inputs in (half, [hop.float() for hop in half]):
-        closed_form(model).gradient(inputs, label)
+        analytic(model).gradient(inputs, label)
         assert model.w.grad is not None
         found.append(model.w.grad.clone())
     assert torch.equal(*found)
 
 
 def test_recursive_attention_is_left_to_autograd() -> None:
-    missing = needed_for_closed_form(Algorithm(), model_of("recursive", 2, 0.0, 2))
+    missing = needed_for_analytic(Algorithm(), model_of("recursive", 2, 0.0, 2))
     assert missing == "another model.attention than recursive"
-    assert needed_for_closed_form(Algorithm(), model_of("jk", 2, 0.0, 2)) is None
+    assert needed_for_analytic(Algorithm(), model_of("jk", 2, 0.0, 2)) is None

@@ -12,18 +12,18 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.training.closed_form.heads import to_gradient
-from shoal.algorithms.training.closed_form.layers import (
+from shoal.algorithms.training.analytic.heads import to_gradient
+from shoal.algorithms.training.analytic.layers import (
+    Buffers,
     GATLayer,
     GCNLayer,
     GINLayer,
     Layer,
-    Rooms,
     SAGELayer,
-    heard,
     let_through,
     product,
-    told,
+    spmm,
+    spmm_t,
     weight_gradient,
 )
 from shoal.storage.graph.sparse_matrix import Features
@@ -35,7 +35,7 @@ class Body(ABC):
     def __init__(self, model: Coupled) -> None:
         """Of a model whose gradients share memory with its parameters' `grad`."""
         self.model = model
-        self.rooms = Rooms(model.head.linears[0].get_parameter("weight").detach())
+        self.buffers = Buffers(model.head.linears[0].get_parameter("weight").detach())
 
     @abstractmethod
     def forward(self, around: Neighbourhood) -> Tensor:
@@ -53,7 +53,7 @@ class Body(ABC):
         """Dropout in place."""
         if not self.model.dropout:
             return x
-        kept = fill_kept(self.rooms("kept", *x.shape), self.model.dropout)
+        kept = fill_kept(self.buffers("kept", *x.shape), self.model.dropout)
         return x.mul_(kept.mul_(self.factor()))
 
 
@@ -62,7 +62,7 @@ class Layers(Body):
 
     def __init__(self, model: Coupled, layer: type[Layer]) -> None:
         super().__init__(model)
-        self._layers = [layer(conv, Rooms(self.rooms("", 0, 0))) for conv in model.convs]
+        self._layers = [layer(conv, Buffers(self.buffers("", 0, 0))) for conv in model.convs]
 
     def forward(self, around: Neighbourhood) -> Tensor:
         first, *others = zip(self._layers, around.operators)
@@ -98,12 +98,12 @@ class JumpingLayers(Layers):
             x = out
             # The maximum needs the output as it is; what follows the last one is the head's to drop.
             if self.model.dropout and number < len(self._layers) - 1:
-                x = self.dropped(self.rooms(f"read{number}", *out.shape).copy_(out))
+                x = self.dropped(self.buffers(f"read{number}", *out.shape).copy_(out))
         embedding_NH, self._from_NH = torch.stack([out for _, _, out in self._steps]).max(0)
         return embedding_NH
 
     def backward(self, gradient_NH: Tensor) -> None:
-        own = self.rooms("own", *gradient_NH.shape)
+        own = self.buffers("own", *gradient_NH.shape)
         passed: Tensor | None = None
         for number, (layer, x, out) in reversed([*enumerate(self._steps)]):
             torch.mul(gradient_NH, self._from_NH == number, out=own)
@@ -123,7 +123,7 @@ class GCNIIBody(Body):
         assert lift is not None
         self._around = around
         shape = len(around.x_NF), len(lift.weight)
-        first = product(around.x_NF, lift.weight, self.rooms("first", *shape)).add_(lift.bias).relu_()
+        first = product(around.x_NF, lift.weight, self.buffers("first", *shape)).add_(lift.bias).relu_()
         self._first = first
         self._layers = []
         x = first
@@ -131,10 +131,10 @@ class GCNIIBody(Body):
         for number, conv in enumerate(convs):
             read = x
             if self.model.dropout:
-                read = self.dropped(self.rooms(f"read{number}", *shape).copy_(x))
-            mixed = heard(around.operators[number], read, self.rooms(f"mixed{number}", *shape))
+                read = self.dropped(self.buffers(f"read{number}", *shape).copy_(x))
+            mixed = spmm(around.operators[number], read, self.buffers(f"mixed{number}", *shape))
             mixed.lerp_(first, conv.alpha)
-            out = self.rooms(f"out{number}", *shape)
+            out = self.buffers(f"out{number}", *shape)
             x = torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta, out=out).relu_()
             self._layers.append((conv, around.operators[number], read, mixed, x))
         return x
@@ -142,14 +142,14 @@ class GCNIIBody(Body):
     def backward(self, gradient_NH: Tensor) -> None:
         lift = self.model.lift
         assert lift is not None
-        of_first = self.rooms("of first", *self._first.shape).zero_()
-        of_mixed = self.rooms("of mixed", *self._first.shape)
+        of_first = self.buffers("of first", *self._first.shape).zero_()
+        of_mixed = self.buffers("of mixed", *self._first.shape)
         for conv, operator, read, mixed, x in reversed(self._layers):
             let_through(gradient_NH, x)
             torch.mm(mixed.t(), gradient_NH, out=conv.weight1.grad).mul_(conv.beta)
             torch.addmm(gradient_NH, gradient_NH, conv.weight1.t(), beta=1 - conv.beta, alpha=conv.beta, out=of_mixed)
             of_first.add_(of_mixed, alpha=conv.alpha)
-            told(operator, of_mixed, gradient_NH).mul_(1 - conv.alpha)
+            spmm_t(operator, of_mixed, gradient_NH).mul_(1 - conv.alpha)
             if self.model.dropout:
                 let_through(gradient_NH, read).mul_(self.factor())
         let_through(of_first.add_(gradient_NH), self._first)
@@ -181,23 +181,23 @@ class GraphGradients:
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
-        """See `ClosedForm`; the inputs are the client's whole graph, and the rows."""
+        """See `AnalyticGradient`; the inputs are the client's whole graph, and the rows."""
         assert isinstance(inputs, Neighbourhood)
         assert inputs.rows is not None
-        rows, head, rooms = inputs.rows, self._head, self._body.rooms
+        rows, head, buffers = inputs.rows, self._head, self._body.buffers
         embedding = self._body.forward(inputs)
         n, width = len(rows), embedding.shape[1]
-        read = torch.index_select(embedding, 0, rows, out=rooms("read", n, width))
+        read = torch.index_select(embedding, 0, rows, out=buffers("read", n, width))
         if self._drops:
             self._body.dropped(read)
-        logits = torch.addmm(head.bias, read, head.weight.t(), out=rooms("logits", n, len(head.bias)))
+        logits = torch.addmm(head.bias, read, head.weight.t(), out=buffers("logits", n, len(head.bias)))
         loss = to_gradient(logits, label_N)
         gradient = logits.div_(n)
         weight_gradient(head.weight, read, gradient)
         torch.sum(gradient, 0, out=head.bias.grad)
-        passed = torch.mm(gradient, head.weight, out=rooms("passed", n, width))
+        passed = torch.mm(gradient, head.weight, out=buffers("passed", n, width))
         if self._drops:
-            passed.mul_(rooms("kept", n, width))
-        everywhere = rooms("everywhere", *embedding.shape).zero_()
+            passed.mul_(buffers("kept", n, width))
+        everywhere = buffers("everywhere", *embedding.shape).zero_()
         self._body.backward(everywhere.index_add_(0, rows, passed))
         return loss

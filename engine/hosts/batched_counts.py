@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Given
+from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
 from shoal.engine.rounds.scoring import KINDS, PARTS, class_label, require_winner, scores_in_form
 
@@ -32,7 +32,7 @@ class Predicted(NamedTuple):
     best_N: Tensor
 
 
-def predicted(algorithm: Algorithm, client: Client, given: Given) -> list[Predicted]:
+def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
     """Predictions of the parts that are scored, not yet known to be finite.
 
     Raises:
@@ -43,12 +43,12 @@ def predicted(algorithm: Algorithm, client: Client, given: Given) -> list[Predic
         label_N = class_label(client.data, part)
         scores_NC = label_N.new_empty(0, client.info.classes, dtype=torch.float32)
         if len(label_N):
-            scores_NC = scores_in_form(algorithm, client, given, part, len(label_N)).detach()
+            scores_NC = scores_in_form(algorithm, client, received, part, len(label_N)).detach()
         found.append(Predicted(label_N, scores_NC.argmax(1), scores_NC.amax(1)))
     return found
 
 
-def counts_at_once(pieces: Sequence[Predicted], classes: int) -> Tensor:
+def batched_counts(pieces: Sequence[Predicted], classes: int) -> Tensor:
     """Counts of every piece, int64 `[J, 4, C]`: those of `scoring`, and in one place how many are `LOST`."""
     label_S, class_S, best_S = (torch.cat(parts) for parts in zip(*pieces))
     piece_J = torch.arange(len(pieces), device=label_S.device)
