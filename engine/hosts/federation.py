@@ -11,7 +11,7 @@ from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.live import Watch
+from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server

@@ -21,7 +21,7 @@ from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.config.config import Config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sizes import size
-from shoal.engine.hosts.job_context import ANALYTIC, trainers_of
+from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
 from shoal.engine.messages.cell import form_cells
 from shoal.engine.messages.models import assign_models, built_models, require_mixable, require_supported
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files

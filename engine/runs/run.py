@@ -14,7 +14,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.hosts.federation import Session
-from shoal.engine.hosts.job_context import trainers_of
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job

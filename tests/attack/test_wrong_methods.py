@@ -15,8 +15,8 @@ from shoal.engine.cluster.ray_federation import RaySession
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.federation import Federation
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.run import plan_of
 from shoal.storage.errors import ShoalError

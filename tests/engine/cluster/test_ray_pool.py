@@ -23,7 +23,7 @@ from shoal.engine.hosts.federation import LocalPool
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError

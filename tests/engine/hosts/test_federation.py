@@ -9,7 +9,7 @@ import torch
 from shoal.engine.cluster.sessions import open_session
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.federation import LocalSession, server_device
-from shoal.engine.messages.live import Live, unwatched
+from shoal.engine.rounds.costs import Live, unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.run import plan_of
 from shoal.storage.errors import ShoalError

@@ -7,7 +7,7 @@ from other_device import load
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce
-from shoal.engine.hosts.transfer import brought, fetched, sent
+from shoal.engine.hosts.gpu import brought, fetched, sent
 from shoal.engine.messages.cell import Cell
 
 
