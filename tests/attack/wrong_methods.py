@@ -151,15 +151,15 @@ RAISING = [
         "def loss(self, out, y, w, given):\n    return out.logits_NC.sum() * float('nan')",
         "round 1, client 0: the training loss is NaN",
     ),
-    hook("regularizer raises", f"def regularizer(self, client, given):\n    {RAISES}", "client 0: ", "no luck"),
     hook(
-        "regularizer gives odd",
-        "def regularizer(self, client, given): # here\n    return 3",
-        "gives a int, wanted a fun",
+        "term is odd",
+        "def train(self, client, received, trainer, phase): # here\n    return trainer.fit(client, received, term=3)",
+        "expected a function that gives the term, or None, got a int",
     ),
     hook(
         "term is no scalar",
-        "def regularizer(self, client, given):\n    return lambda: torch.ones(2) # here",
+        "def train(self, client, received, trainer, phase):\n"
+        "    return trainer.fit(client, received, term=lambda: torch.ones(2)) # here",
         "gives [2], wanted a scalar tensor",
     ),
     hook(

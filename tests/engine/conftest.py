@@ -272,7 +272,7 @@ from shoal.algorithms.protocol import Upload
 @dataclass(frozen=True)
 class Harmful(FedAvg):
     '''FedAvg that says which process a client was in, and does one of its clients harm so many times.'''
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
     client: int = -1
     kind: str = "raises"
     times: int = 10**9

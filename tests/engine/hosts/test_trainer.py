@@ -35,11 +35,6 @@ class OwnLoop(Algorithm):
         return 0.0
 
 
-@dataclass(frozen=True)
-class StillPlain(OwnLoop):
-    plain_training = True
-
-
 def models(*names: str) -> list[FlatModel]:
     """Backbones; `recursive` is GAMLP with that attention, the one model whose gradients have no formula here."""
     kinds = [("gamlp", {"attention": name}) if name == "recursive" else (name, {}) for name in names]
@@ -88,10 +83,10 @@ def test_asked_for(path: str, why: str, device: str) -> None:
 @pytest.mark.parametrize(
     ("method", "train", "batched", "analytic"),
     [
-        (OwnLoss(), WHOLE, f"{PLAIN} or with loss_of_several, which OwnLoss is not", f"{PLAIN}, which OwnLoss is not"),
-        (OwnLoop(), WHOLE, f"{PLAIN} or with loss_of_several, which OwnLoop is not", f"{PLAIN}, which OwnLoop is not"),
-        (StillPlain(), TrainOptions(batch_size=8), "whole batches", None),
-        (StillPlain(), WHOLE, None, None),
+        (OwnLoss(), WHOLE, f"{PLAIN}, which OwnLoss is not", f"{PLAIN}, which OwnLoss is not"),
+        (OwnLoop(), WHOLE, f"{PLAIN}, which OwnLoop is not", f"{PLAIN}, which OwnLoop is not"),
+        (Algorithm(), TrainOptions(batch_size=8), "whole batches", None),
+        (Algorithm(), WHOLE, None, None),
     ],
 )
 def test_what_a_method_and_its_batches_allow(
