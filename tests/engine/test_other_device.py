@@ -278,21 +278,21 @@ TERMS = """
 from dataclasses import dataclass
 from typing import ClassVar
 import torch
-from shoal.algorithms.base import TermOfSeveral
+from shoal.algorithms.base import BatchedTerm
 from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
     loss_of_several: ClassVar[bool] = True
 
-    def regularizer(self, client, given):
+    def regularizer(self, client, received):
         one = torch.ones(())
         return lambda: one * client.model.flat.w.sum() * 0
 
-    def regularizers(self, clients, w_BP, given):
+    def regularizers(self, clients, w_BP, received):
         ones = torch.ones(len(clients))
         rows = [client.data.train for client in clients]
-        return TermOfSeveral(rows, lambda out: ones * out.logits_NC.sum((1, 2)) * 0)
+        return BatchedTerm(rows, lambda out: ones * out.logits_NC.sum((1, 2)) * 0)
 """
 
 

@@ -159,31 +159,31 @@ def test_a_new_term_has_to_be_told_for_several() -> None:
 TERMS = """
 from dataclasses import dataclass
 from typing import ClassVar
-from shoal.algorithms.base import TermOfSeveral
+from shoal.algorithms.base import BatchedTerm
 from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
     loss_of_several: ClassVar[bool] = True
 
-    def regularizer(self, client, given):
+    def regularizer(self, client, received):
         return lambda: client.model.flat.w.sum()
 
-    def regularizers(self, clients, w_BP, given):
+    def regularizers(self, clients, w_BP, received):
         rows = [client.data.train for client in clients]
         RETURN
 """
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("received", "line"),
     [
-        ("return TermOfSeveral(rows, lambda out: out.logits_NC.sum())", r"gives a term of shape \[\], wanted \[5\]"),
+        ("return BatchedTerm(rows, lambda out: out.logits_NC.sum())", r"gives a term of shape \[\], wanted \[5\]"),
         (
-            "return TermOfSeveral(rows, lambda out: out.logits_NC.sum((1, 2))[:, None])",
+            "return BatchedTerm(rows, lambda out: out.logits_NC.sum((1, 2))[:, None])",
             r"gives a term of shape \[5, 1\], wanted \[5\]: a number for each client",
         ),
-        ("return TermOfSeveral(rows[:1], None)", "gives rows of 1 clients, wanted those of 5"),
+        ("return BatchedTerm(rows[:1], None)", "gives rows of 1 clients, wanted those of 5"),
         ("return {}['missing']", r"KeyError: 'missing'"),
     ],
 )

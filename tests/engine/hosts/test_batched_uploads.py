@@ -29,7 +29,7 @@ class Together(FedAvg):
     fails: str = ""
     alone: int = -1
 
-    def uploads(self, clients, w, given, phase):
+    def uploads(self, clients, w, received, phase):
         for place, client in enumerate(clients):
             (Path(self.folder) / f"at once {client.info.client}").touch()
         if self.fails:
@@ -39,14 +39,14 @@ class Together(FedAvg):
         for place, client in enumerate(clients):
             if client.info.client != self.alone:
                 client.model.load(w[place])
-                made[place] = super().upload(client, given[place], phase)
+                made[place] = super().upload(client, received[place], phase)
         return made
 
-    def upload(self, client, given, phase):
+    def upload(self, client, received, phase):
         (Path(self.folder) / f"alone {client.info.client}").touch()
         if self.fails and client.info.client == self.alone:
             raise RuntimeError("bad luck")
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 """
 KEYS: dict[str, Any] = {"rounds": 1, "train.dropout": 0.3, "engine.cell_size": 6, "engine.trainer": "batched"}
 Run = Callable[..., Server]
