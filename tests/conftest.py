@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_graphs import write_graphs
-from small_pairs import OF_CLIENT, SHARES, write_nodes
+from support.small_graphs import write_graphs
+from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientInfo

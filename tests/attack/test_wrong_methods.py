@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from server_here import ServerHere
-from wrong_methods import CLASS, HEAD, WRONG, Wrong
+from integration.server_here import ServerHere
 
+from attack.wrong_methods import CLASS, HEAD, WRONG, Wrong
 from shoal.engine.cli.main import command as main
 from shoal.engine.cluster.ray_federation import RaySession
 from shoal.engine.config.config import Config

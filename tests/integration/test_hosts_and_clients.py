@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import yaml
-from runs import PATIENCE, Runs
+from integration.runs import PATIENCE, Runs
 
 from shoal.engine.records.checkpoint import load_newest
 from shoal.engine.records.metrics import read_metrics

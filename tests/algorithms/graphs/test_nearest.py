@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.graphs import nearest as module

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from other_device import load
+from support.other_device.device import load
 
 from shoal.algorithms.methods.fedgta import sketches_at_once
 from shoal.algorithms.methods.fedpg import batched_annotation as side_by_side

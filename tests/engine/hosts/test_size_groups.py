@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from other_device import room_for
+from support.other_device.device import room_for
 from torch import Tensor
 
 from shoal.algorithms.training.batched import size_groups as sizes_file

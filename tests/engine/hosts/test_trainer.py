@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
