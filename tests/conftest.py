@@ -28,7 +28,7 @@ from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.pool import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.shard import Shard

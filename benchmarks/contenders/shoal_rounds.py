@@ -12,7 +12,7 @@ from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 
 
 def main() -> None:

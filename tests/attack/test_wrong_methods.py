@@ -18,7 +18,7 @@ from shoal.engine.messages.job import make_job
 from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]

@@ -11,7 +11,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.hosts.federation import LocalSession, server_device
 from shoal.engine.messages.live import Live, unwatched
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
