@@ -9,11 +9,11 @@ from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.loading import load_callbacks
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sections import ParticipationOptions
-from shoal.engine.hosts.federation import Session
+from shoal.engine.hosts.backend import Backend
 from shoal.engine.hosts.job_context import trainers_of
 from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
 from shoal.engine.messages.environment import differences
@@ -46,14 +46,14 @@ def plan_of(config: Config, centralized: bool = False) -> Plan:
     return Plan(config.rounds, how, config.evaluation.every, size, online, config.run.keep_records)
 
 
-def run(config: Config, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:
+def run(config: Config, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
     """Runs a config to its end and returns the run folder.
 
     Args:
         config: The run.
         resume: Go on with an unfinished run from its newest checkpoint.
         fresh: Start over, whatever the folder holds.
-        session: Hosts to use; by default the run starts its own and ends them.
+        backend: Carries it out; by default the run starts its own and closes it.
 
     Raises:
         ShoalError: Bad input, or a failure that a resume can go on from.
@@ -94,11 +94,11 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             folder.clear()
         go_on_from(folder, found, config.run.client_scores)
         folder.begin(config)
-        own = session or open_session(config)
+        own = backend or open_backend(config)
         try:
             Driver(config, folder, own, job, store, plan, read, paths, callbacks).drive(found.state if found else None)
         finally:
-            if session is None:
+            if backend is None:
                 own.close()
         return folder.path
     except ShoalError as error:
