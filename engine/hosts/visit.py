@@ -61,7 +61,7 @@ class Visit:
             )
         self.client = Client(info, view, models, state, inbox, random)
         self._shapes = {parameters_key(name): model.pattern.w.shape for name, model in models.items()}
-        with code_of(opened.algorithm, "begin"), creating_on(opened.device):
+        with code_of(opened.algorithm, "receive"), creating_on(opened.device):
             self.received: Received = opened.algorithm.receive(self.client, {**shared, **private})
 
     def train(self) -> float:
@@ -132,7 +132,7 @@ class Visit:
         """What `receive` makes of what the server gives for the evaluation alone."""
         algorithm, down = self._opened.algorithm, copied(self._cell.score_with, self._opened.device)
         self._guards.append(ReadOnly(down, "download"))
-        with code_of(algorithm, "begin"), creating_on(self._opened.device):
+        with code_of(algorithm, "receive"), creating_on(self._opened.device):
             return algorithm.receive(self.client, down)
 
     def end(self) -> None:

@@ -3,14 +3,13 @@
 import logging
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.calls import Calls
 from shoal.engine.config.run_identity import identity_keys
+from shoal.engine.hosts.backend import Backend, ServerLost
 from shoal.engine.hosts.device import PeakMemory, resident
-from shoal.engine.hosts.federation import Federation, ServerLost, Session
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
@@ -37,7 +36,7 @@ class Driver:
         self,
         plan: RunPlan,
         folder: RunFolder,
-        session: Session,
+        backend: Backend,
         job: Job,
         store: Store,
         inputs: dict[str, str],
@@ -48,14 +47,14 @@ class Driver:
         Args:
             plan: The run.
             folder: Its folder.
-            session: Hosts to use.
+            backend: Carries it out.
             job: The run as its hosts see it.
             store: Its store.
             inputs: Digests of all files that it reads, for checkpoints.
             trainers: How hosts train the clients of every model of the config, for the summary.
         """
         self.config = config = plan.config
-        self.folder, self.session, self.inputs, self.trainers = folder, session, inputs, list(trainers)
+        self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
         self.job, self.store, self.plan = job, store, plan.rounds
         self.environment = environment(job.device)
         plain = config.plain()
@@ -74,36 +73,35 @@ class Driver:
         began = time.monotonic()
         memory = PeakMemory()
         every = self.config.run.checkpoint_every
-        federation: Federation | None = None
         try:
             # Until the first round begins, a signal ends the run immediately.
-            federation, done = self._serve(state)
+            done = self._serve(state)
             best = self._best_so_far()
             self._calls.start()
             ended = self._ended_early()
             with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
                 while done < self.config.rounds and not ended:
                     try:
-                        line = self._round(federation, done, view)
+                        line = self._round(done, view)
                         done = line["round"]
                         self._log_events(line)
                         if records := line.pop("records", None):
                             write_records(self.folder.path, done, records)
                         if "scopes" in line and self.config.run.client_scores:
-                            self.folder.client_scores.append(done, federation.client_scores())
+                            self.folder.client_scores.append(done, self.backend.client_scores())
                         line.setdefault("memory", {})["driver"] = resident()
                         self.folder.metrics.append(line)
                         if best:
-                            best.note(line, partial(self._current, federation))
+                            best.note(line, self._current)
                         view.advance(line)
-                        self._call(federation, line)
+                        self._call(line)
                         ended = self._ended_early()
                         interrupt.asked |= self._out_of_time(began)
                         last = done == self.config.rounds or ended or interrupt.asked
                         if last or done % every == 0 or self._checkpoint_is_due():
-                            self._save(federation)
+                            self._save()
                     except ServerLost as error:
-                        federation, done = self._serve_again(error)
+                        done = self._serve_again(error)
                         best = self._best_so_far()
                         view.back_to(done)
                         self._calls.start()
@@ -123,26 +121,25 @@ class Driver:
             self._calls.end(summary)
         finally:
             memory.stop()
-            if federation is not None:
-                federation.close()
+            self.backend.end()
             # Does nothing after a finished run.
             self._calls.end(None)
 
-    def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
+    def _round(self, done: int, view: LiveView) -> dict[str, Any]:
         """One round; if it fails, the rounds before it are kept in a checkpoint."""
         try:
-            return federation.round(view.watch)
+            return self.backend.round(view.watch)
         except ShoalError:
             if done:
-                self._keep_what_is_done(federation, done)
+                self._keep_what_is_done(done)
             raise
 
-    def _call(self, federation: Federation, line: dict[str, Any]) -> None:
+    def _call(self, line: dict[str, Any]) -> None:
         """Calls the callbacks after a round; if one ends the run, a checkpoint keeps that round, too."""
         try:
             self._calls.after(line)
         except ShoalError:
-            self._keep_what_is_done(federation, line["round"])
+            self._keep_what_is_done(line["round"])
             raise
 
     def _ended_early(self) -> bool:
@@ -150,10 +147,10 @@ class Driver:
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
 
-    def _keep_what_is_done(self, federation: Federation, done: int) -> None:
+    def _keep_what_is_done(self, done: int) -> None:
         """Writes a checkpoint after a failure; that failure is reported whether this succeeds or not."""
         try:
-            self._save(federation)
+            self._save()
         except (ShoalError, ServerLost) as error:
             log.error("no checkpoint of round %d: %s", done, error)
             return
@@ -182,21 +179,22 @@ class Driver:
     def _best_so_far(self) -> BestRounds | None:
         return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
 
-    def _save(self, federation: Federation) -> None:
-        checkpoint.save(self.folder.checkpoints, self._current(federation), self.config.run.keep)
+    def _save(self) -> None:
+        checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
         self._saved = time.monotonic()
 
-    def _current(self, federation: Federation) -> Checkpoint:
-        return Checkpoint(federation.state(), self.environment, self.inputs, self.folder.metrics.text)
+    def _current(self) -> Checkpoint:
+        return Checkpoint(self.backend.state(), self.environment, self.inputs, self.folder.metrics.text)
 
-    def _serve(self, state: FederationState | None) -> tuple[Federation, int]:
-        """A server that continues from a state, and its finished rounds; a new one if it is lost."""
+    def _serve(self, state: FederationState | None) -> int:
+        """Opens a server from a state, a new one if it is lost; returns how many rounds are finished."""
         try:
-            return self.session.federation(self.job, self.plan, state), state.round if state else 0
+            self.backend.open(self.job, self.plan, state)
         except ServerLost as error:
             return self._serve_again(error)
+        return state.round if state else 0
 
-    def _serve_again(self, error: ServerLost) -> tuple[Federation, int]:
+    def _serve_again(self, error: ServerLost) -> int:
         """A new server from the newest checkpoint, on the same hosts.
 
         Raises:

@@ -5,9 +5,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.federation import Session
+from shoal.engine.hosts.backend import Backend
 from shoal.engine.hosts.job_context import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
@@ -23,14 +23,14 @@ from shoal.storage.errors import ShoalError
 log = logging.getLogger(__name__)
 
 
-def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:
+def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
     """Runs a config to its end and returns the run folder.
 
     Args:
         run: A config, or the plan that was made of it.
         resume: Continue an unfinished run from its newest checkpoint.
         fresh: Start over, whatever the folder holds.
-        session: Hosts to use; by default the run starts its own and ends them.
+        backend: Carries it out; by default the run starts its own and closes it.
 
     Raises:
         ShoalError: Bad input, or a failure that a resume can continue from.
@@ -68,12 +68,12 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, sessio
             folder.clear()
         go_on_from(folder, found, config.run.client_scores)
         folder.begin(config)
-        hosts = session or open_session(config)
+        own = backend or open_backend(config)
         try:
-            Driver(plan, folder, hosts, job, store, read, trainers).drive(found.state if found else None)
+            Driver(plan, folder, own, job, store, read, trainers).drive(found.state if found else None)
         finally:
-            if session is None:
-                hosts.close()
+            if backend is None:
+                own.close()
         return folder.path
     except ShoalError as error:
         _note(error, folder)

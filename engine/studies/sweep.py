@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.federation import Session
+from shoal.engine.hosts.backend import Backend
 from shoal.engine.records.run_folder import finished, read_summary, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
@@ -104,7 +104,7 @@ def _failure(each: _Process) -> str | None:
     return said[-1].removeprefix(SAID).rsplit(MORE, 1)[0]
 
 
-SESSION_KEYS = {"engine", "resources", "ray"}
+BACKEND_KEYS = {"engine", "resources", "ray"}
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
 
 
@@ -220,7 +220,7 @@ class Sweep:
                 # Needs no hosts, only the check that its data is the same.
                 run(plan)
             else:
-                run(plan, resume=started(plan.folder), session=hosts.of(plan.config))
+                run(plan, resume=started(plan.folder), backend=hosts.of(plan.config))
             self._take_over(place)
 
         if not self._tried(place, run_it):
@@ -287,25 +287,25 @@ class Sweep:
 
 
 class _Hosts:
-    """The session that runs share, opened again where their keys of hosts differ."""
+    """The backend that runs share; opened again where their keys of hosts differ."""
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._backend: Backend | None = None
         self._keys: dict[str, object] = {}
 
-    def of(self, config: Config) -> Session:
-        """A session for a config."""
-        wanted = config.model_dump(include=SESSION_KEYS)
-        if self._session is None or wanted != self._keys:
+    def of(self, config: Config) -> Backend:
+        """The backend of a config."""
+        wanted = config.model_dump(include=BACKEND_KEYS)
+        if self._backend is None or wanted != self._keys:
             self.close()
-            self._session, self._keys = open_session(config), wanted
-        return self._session
+            self._backend, self._keys = open_backend(config), wanted
+        return self._backend
 
     def close(self) -> None:
         """Ends the hosts, if there are any."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
 
     def __enter__(self) -> "_Hosts":
         return self

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from buffers import ROOT
+from rooms import ROOT
 from verdict import verdict_of
 
 from shoal.algorithms.methods.registry.load import describe, load

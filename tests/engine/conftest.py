@@ -16,8 +16,8 @@ import pytest
 import ray
 import torch
 import yaml
-from buffers import ROOT
 from other_device import load
+from rooms import ROOT
 
 from shoal.engine.cli.main import command
 from shoal.engine.cluster import tensor_transport

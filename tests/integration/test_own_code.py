@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from buffers import ROOT
+from rooms import ROOT
 from runs import Runs, until
 from safetensors.numpy import load_file
 

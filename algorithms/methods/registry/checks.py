@@ -16,7 +16,7 @@ HOOKS = {
     "setup": ("ctx",),
     "round": ("server", "ctx", "cohort"),
     "global_model": ("server",),
-    "begin": ("client", "down"),
+    "receive": ("client", "down"),
     "train": ("client", "given", "trainer", "phase"),
     "loss": ("out", "y", "w", "given"),
     "regularizer": ("client", "given"),

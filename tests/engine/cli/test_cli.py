@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buffers import ROOT
+from rooms import ROOT
 from typer.testing import CliRunner
 
 from shoal.engine.cli import cli

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffers import ROOT
+from rooms import ROOT
 from sklearn.metrics import roc_auc_score
 from small_molecules import drawn_molecules, write_molecules
 
