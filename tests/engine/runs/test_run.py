@@ -19,7 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
-from shoal.engine.runs.run import plan_of, run
+from shoal.engine.runs.plan import plan_of
+from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 
