@@ -1,6 +1,6 @@
 """The clients of a cell trained in one batch, each of which then has its turn as if it had been trained alone."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -10,7 +10,6 @@ from shoal.algorithms.base import Received
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row
-from shoal.algorithms.training.batched.batched_model import form_of
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.batched.size_groups import size_groups
 from shoal.storage.errors import ShoalError
@@ -92,11 +91,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
             continue
         if visit.client.info.train:
             waiting.append(_Waiting(visit, visit.client.model.snapshot(), rows))
-    plain = trainer.method.plain_training
-    alike: dict[Hashable, list[_Waiting[VisitT]]] = {}
-    for one in waiting:
-        alike.setdefault(None if plain else form_of(one.visit.received), []).append(one)
-    groups = [[same[i] for i in group] for same in alike.values() for group in _groups(same)]
+    groups = [[waiting[i] for i in group] for group in _groups(waiting)] if waiting else []
     while groups:
         group = groups.pop(0)
         try:
@@ -124,7 +119,7 @@ def _trained(trainer: BatchedTrainer, group: Sequence[_Waiting[VisitT]]) -> dict
     clients = [one.visit.client for one in group]
     w_BP = torch.stack([one.w for one in group])
     try:
-        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group], [one.visit.received for one in group])
+        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group])
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Received
+from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, random_of
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
@@ -80,7 +80,7 @@ class OpenedJob:
     Attributes:
         job: The job.
         device: Where the host computes.
-        creating: Inside this context, tensors that a method makes anew lie there.
+        creating: Inside this context, tensors that a method makes anew lie there; so in `training` while it trains.
         algorithm: The method.
         infos: Sizes of all clients, and after them of the whole graphs that are evaluated.
         scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
@@ -104,6 +104,8 @@ class OpenedJob:
         store = job.open_store()
         self.job, self.device, self.creating = job, device, creating_on(device)
         self.algorithm = job.algorithm()
+        # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
+        self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
         self.guarded = checks_always(self.algorithm)
         self._first_rounds: dict[str, int] = {}
         # A machine that has none of the whole graphs is never asked for one.
@@ -136,7 +138,7 @@ class OpenedJob:
                 {name: job.initial(of[name], name, 0).to(device) for name in shared},
                 {parameters_key(name): model.w.shape for name, model in models.items()},
                 LocalTrainer(models, job.train, self.algorithm, form),
-                BatchedTrainer(models[MODEL], job.train, self.algorithm) if path == BATCHED else None,
+                BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
             )
             self.kinds.append(kind)
 
@@ -251,7 +253,7 @@ class Visit:
         """
         opened, algorithm = self._opened, self._opened.algorithm
         try:
-            with opened.creating:
+            with opened.training:
                 loss = algorithm.train(self.client, self.received, self._kind.trainer, self._cell.phase)
             if opened.checks_form(self._cell):
                 require_loss(loss)
@@ -273,7 +275,7 @@ class Visit:
                 checks = opened.checks_form(self._cell)
                 if checks:
                     require_form(upload, self._cell.up, self._sent_as())
-                if algorithm.keeps_model and isinstance(client.state, dict):
+                if algorithm.client_models != "global" and isinstance(client.state, dict):
                     client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
                 if checks:
                     require_state(client.state, self._kind.shapes)
@@ -328,7 +330,7 @@ class Visit:
     def _sent_as(self) -> dict[str, torch.Size]:
         """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
         shapes = dict(self._kind.shapes)
-        if type(self._opened.algorithm).receive is Algorithm.receive:
+        if not overrides(self._opened.algorithm, "receive"):
             shapes["w"] = shapes[parameters_key(MODEL)]
         return shapes
 
