@@ -126,11 +126,7 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
     [
         ("batched", {"model.name": "gat"}, "a decoupled model"),
         ("batched", {"train.batch_size": 8}, "whole batches"),
-        (
-            "batched",
-            {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "other options of FedPG; use autograd",
-        ),
+        ("batched", {"algorithm": {"name": "fedpg"}}, "a method of plain cross-entropy, which FedPG is not"),
         ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],
 )
