@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

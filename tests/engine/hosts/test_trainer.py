@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
@@ -90,9 +90,9 @@ def test_asked_for(path: str, why: str, device: str) -> None:
     ],
 )
 def test_what_a_method_and_its_batches_allow(
-    method: Algorithm, train: TrainOptions, stacked: str | None, analytic: str | None
+    method: Algorithm, train: TrainOptions, batched: str | None, analytic: str | None
 ) -> None:
-    for path, device, why in (("batched", "cuda", stacked), ("analytic", "cpu", analytic)):
+    for path, device, why in (("batched", "cuda", batched), ("analytic", "cpu", analytic)):
         assert trainers_of("auto", device, method, models("sgc"), train) == [path if why is None else "autograd"]
         if why is not None:
             with pytest.raises(ShoalError, match=f"^engine.trainer: {path} needs {why}"):
@@ -129,7 +129,7 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
         (
             "batched",
             {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "other options of FedPG; use autograd",
+            "a method of plain cross-entropy, which FedPG is not; use autograd",
         ),
         ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],
