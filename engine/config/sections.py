@@ -155,7 +155,7 @@ class EngineConfig:
         threads: Threads of the mathematics in every process; changes the last bits.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` by the formulas of the gradients,
             `batched` all in one batch; the same numbers to rounding. Both others are for methods of plain
-            cross-entropy, `batched` also for losses that several clients can share (`loss_of_several`). `analytic`
+            cross-entropy. `analytic`
             is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters and GAMLP's recursive
             attention, gamlp and gat on processors alone, where it pays; `batched` is for whole batches of decoupled
             models and of gcn, gin, sage and gcnii on whole graphs, and pays on GPUs. `auto` takes them there where it

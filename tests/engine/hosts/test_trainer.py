@@ -129,7 +129,7 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
         (
             "batched",
             {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "other options of FedPG; use autograd",
+            "a method of plain cross-entropy, which FedPG is not; use autograd",
         ),
         ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],
