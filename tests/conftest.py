@@ -1,5 +1,6 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import plan_of
@@ -40,6 +41,8 @@ CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
 
 HERE = Path(__file__).parent
+# Methods of ours are checked in every round and guarded against writes, as those of users are.
+os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
 Start = Callable[..., Server]
 
 
