@@ -165,7 +165,8 @@ GRAPHS = (*LAYERS, "gcnii")
 
 def classifier_of(model: Coupled) -> Any:
     """Parameters of a classifier that passes messages, under the names of PyG's layer."""
-    linear, messages = model.head.linears[-1], model.head.messages
+    linear: Any = model.head.linears[-1]
+    messages = model.head.messages
     if messages is None:
         return SimpleNamespace(lin=linear, bias=linear.bias)
     if not hasattr(messages, "att_src"):
