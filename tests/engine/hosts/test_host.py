@@ -35,7 +35,7 @@ class Visits(FedAvg):
     where: str = ""
 
     def receive(self, client: Client, down: Tree) -> Received:
-        self._maybe(client, "begin")
+        self._maybe(client, "receive")
         if client.info.client == self.client:
             if self.where == "writes":
                 down["w"].mul_(0.9)
@@ -211,7 +211,7 @@ def test_opened_again_and_for_another_job(job_of: Callable[..., Job]) -> None:
 
 
 @pytest.mark.parametrize("path", ["autograd", "batched"])
-@pytest.mark.parametrize("where", ["begin", "upload", "predict"])
+@pytest.mark.parametrize("where", ["receive", "upload", "predict"])
 def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: str, path: str) -> None:
     job = job_of(client=2, where=where, engine__trainer=path)
     with pytest.raises(
@@ -222,7 +222,7 @@ def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: st
 
 
 @pytest.mark.parametrize("path", ["autograd", "batched"])
-@pytest.mark.parametrize("where", ["begin", "upload", "predict"])
+@pytest.mark.parametrize("where", ["receive", "upload", "predict"])
 def test_a_client_that_is_left_out_leaves_nothing(job_of: Callable[..., Job], where: str, path: str) -> None:
     job = job_of(client=2, where=where, engine__trainer=path, engine__on_client_error="skip")
     outcome, after = run(job, [cell([1, 2, 3], score=frozenset({1, 2, 3})), cell([0])])
