@@ -44,7 +44,7 @@ from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 
 def _method(value: Any) -> Any:
-    """A method given by its bare name; the file of one's own is found from any working directory."""
+    """A method given by its bare name; a user file is found from any working directory."""
     plain = {"name": value} if isinstance(value, str) else value
     if isinstance(plain, dict) and "name" in plain:
         plain = {**plain, "name": absolute_user_path(plain["name"])}
@@ -52,11 +52,11 @@ def _method(value: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    """Callbacks given by their bare names; files of one's own are found from any working directory."""
+    """Callbacks given by their bare names; user files are found from any working directory."""
     return [_method(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-# The tags make an error speak of the one that was meant, and are left out of its key.
+# Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
 # Every host builds them all.
 MOST_MODELS = 1000
@@ -115,8 +115,8 @@ WHOLE = ("algorithm", "model")
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
 )
-# What an error names where there is no file.
-IN_PLACE_OF_A_FILE = "config"
+# Named in errors of configs without a file.
+NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
 # Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
@@ -149,7 +149,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
         raise ShoalError(f"{file}: no such config") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
-    # Code of one's own that a run keeps is that of the run.
+    # User code is loaded from the run folder, not from its original path.
     return parse_config(located(resolved, file.parent) if Path(path).is_dir() else resolved, str(file))
 
 
@@ -158,8 +158,8 @@ def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES)
     try:
         resolved = _resolved(_with_new_keys(OmegaConf.create(dict(plain))), values)
     except UNREADABLE as error:
-        raise ShoalError(f"{IN_PLACE_OF_A_FILE}: {_reason(error)}") from error
-    return parse_config(resolved, IN_PLACE_OF_A_FILE)
+        raise ShoalError(f"{NO_FILE}: {_reason(error)}") from error
+    return parse_config(resolved, NO_FILE)
 
 
 def _with_new_keys(raw: Any) -> Any:
@@ -286,7 +286,7 @@ def _require_clients_of_each(config: Config, where: str) -> None:
 
 
 def _known(location: Sequence[str | int]) -> str:
-    """The keys beside a wrong one: of the config, of a section, or of one inside a section."""
+    """The known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
     names = list(Config.model_fields)
     if len(location) > 1:
         section: Any = Config.model_fields[str(location[0])].annotation

@@ -1,4 +1,4 @@
-"""The sections of a config that no package below the engine has a class for."""
+"""Sections of a config whose options belong to the engine."""
 
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ MOST_HOSTS, MOST_THREADS = 10_000, 1024
 LONGEST_WAIT = 1e9
 
 
-# The tags make an error speak of the one that was meant, and are left out of its key.
+# Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
 MOST_GRAPHS = 1000
 OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
@@ -34,12 +34,12 @@ Paths = Annotated[
 
 @dataclass(frozen=True, config=CLOSED)
 class DatasetPlaces:
-    """Which graph, and where it lies.
+    """Which graph, and the folders of its files.
 
     Attributes:
-        dataset: Name of the dataset; or a list: each is a domain, and gets clients of its own.
+        dataset: Name of the dataset; or a list: each is a domain, with separate clients.
         root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
-        store: Folder of the prepared store; null: a folder of its own under the data root.
+        store: Folder of the prepared store; null: a folder under the data root.
         overlay: Folder for splits, hops and whole graphs that are made later of a finished store, which stays as it is;
             null: in the store, or where that cannot be written in a cache folder.
         path: The graph of dataset `files`; a list where `dataset` has several of that name.
@@ -131,12 +131,12 @@ class ParticipationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
-    """When clients are evaluated, and what beside them.
+    """When clients are evaluated, and by which metric.
 
     Attributes:
         every: Rounds between evaluations of all clients; the last round always ends with one.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
-        metric: What chooses the best round, and is shown beside accuracy: for two classes `roc_auc`, the area under the
+        metric: Chooses the best round, and is shown with accuracy: for two classes `roc_auc`, the area under the
             ROC curve, or `average_precision`, each of a client's items among themselves.
     """
 
@@ -200,7 +200,7 @@ class ResourcesConfig:
     Attributes:
         cpus_per_host: Processors of a host.
         gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
-            are for a method of your own, with `engine.device: cpu`.
+            are for a custom method, with `engine.device: cpu`.
         server_cpus: Processors that Ray keeps free for the server.
         server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
     """

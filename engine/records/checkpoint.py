@@ -27,13 +27,13 @@ FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 # The folder of the checkpoints of best rounds.
 BEST = "best"
-# What reading a damaged one may raise.
+# Raised by reading a damaged one.
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from.
+    """The state that a run continues from.
 
     Attributes:
         state: The federation after a committed round.

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what every round came to, a sealed line each."""
+"""metrics.jsonl: one checksummed JSON line a round."""
 
 import json
 import math
@@ -23,7 +23,7 @@ SCOPES = "scopes."
 
 
 class Metrics:
-    """The one writer of a run's lines. It holds them, too, so that what happens to the file changes no number."""
+    """The one writer of a run's lines; it also holds them, so that a changed file changes no number."""
 
     def __init__(self, run: Path) -> None:
         """Of a run folder; begins with no line."""
@@ -63,7 +63,7 @@ class Metrics:
         """Takes over the lines that a checkpoint holds; later ones are cut off.
 
         Returns:
-            What is said of a file that does not begin with these lines; None if it does.
+            A warning about a file that does not begin with these lines; None if it does.
 
         Raises:
             ShoalError: The file cannot be written.
@@ -133,7 +133,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged in a run folder; a last line that a kill cut off is left out.
+    """The rounds logged in a run folder; a last line that a kill cut off is skipped.
 
     Raises:
         ShoalError: A line was changed, or the file cannot be read.

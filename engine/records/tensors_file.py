@@ -14,7 +14,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         OSError: It cannot be written; then a part of the file may be there.
         SafetensorError: The same.
     """
-    # The library makes files that nobody else may read; an empty one knows what other files may.
+    # The library makes private files; an empty file has the modes of the umask.
     path.touch()
     mode = path.stat().st_mode
     # A tensor may be a view of shared memory; a file holds it once.

@@ -18,7 +18,7 @@ from shoal.engine.records.summary import chosen, metric_of
 from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 
-# What a client would deploy is what most runs are about.
+# Most runs are about the model that a client would deploy.
 FIRST_SCOPE = "served"
 LONGEST_NAME = 20
 
@@ -50,7 +50,7 @@ class _NoteColumn(ProgressColumn):
 
 
 def columns() -> tuple[ProgressColumn, ...]:
-    """Of both bars: name, bar, count, time left, and what else there is room for, accuracy first."""
+    """Columns of both bars: name, bar, count, time left, and notes as there is room, accuracy first."""
     return (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),

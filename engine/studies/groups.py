@@ -107,9 +107,9 @@ def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, st
     # Options of one method are no columns of another.
     own = {key.partition(".")[0] for key in baseline}
     for other in groups:
-        beside = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in own}
+        others = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in own}
         if all(other.columns.get(key) == value for key, value in baseline.items()) and all(
-            other.columns.get(key) == group.columns.get(key) for key in beside
+            other.columns.get(key) == group.columns.get(key) for key in others
         ):
             return other
     return None

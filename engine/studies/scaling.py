@@ -1,4 +1,4 @@
-"""How seconds, memory and bytes of a round grow with clients and hosts, beside what would be ideal."""
+"""How seconds, memory and bytes of a round grow with clients and hosts, and the ideal growth."""
 
 from collections.abc import Sequence
 from pathlib import Path

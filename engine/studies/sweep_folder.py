@@ -1,4 +1,4 @@
-"""The folder of a sweep: which runs it has, and their figures as tables for other programs."""
+"""The folder of a sweep with its tables for other programs, and the rows of any runs and sweeps."""
 
 import json
 import os
@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import chosen
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.study import Study
+from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -54,12 +56,12 @@ def require_figure(figure: str, known: Mapping[str, float]) -> None:
     """Refuses a figure that no run has.
 
     Raises:
-        ShoalError: There is none of this name; says which are alike.
+        ShoalError: There is none of this name; names similar ones.
     """
     if figure not in known:
         last = figure.rpartition(".")[2]
-        alike = [name for name in known if name.endswith(last)] or list(known)
-        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(alike[:12])}")
+        similar = [name for name in known if name.endswith(last)] or list(known)
+        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
 
 
 def _is_number(value: object) -> bool:
@@ -181,3 +183,38 @@ def _flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
         known = {**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run}
         found.append({name: known.get(name) for name in names})
     return found
+
+
+# Keys of places and of records, which change no numbers.
+OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")
+
+
+def rows_of(paths: Sequence[Path]) -> list[Row]:
+    """The runs of sweeps as these have them, single runs by the keys in which their configs differ.
+
+    Raises:
+        ShoalError: A path is neither a run nor a sweep, or what lies there cannot be read.
+    """
+    rows = [row for path in paths if is_sweep(path) for row in read_rows(path)]
+    runs = [path for path in paths if not is_sweep(path)]
+    for path in runs:
+        if not (path / METRICS).exists():
+            raise ShoalError(f"{path}: neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
+    configs = [_keys(path) for path in runs]
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    if any(name != "name" and not is_seed(name) for name in differ):
+        # The name repeats the other keys in words.
+        differ = [name for name in differ if name != "name"]
+    for path, config in zip(runs, configs):
+        columns = {name: config[name] for name in differ if name in config}
+        done = finished(path)
+        figures = figures_of(read_summary(path)) if done else {}
+        rows.append(Row(columns, figures, str(path), "finished" if done else "waiting"))
+    # One that is in two sweeps is one.
+    return list({row.run: row for row in rows}.values())
+
+
+def _keys(run: Path) -> dict[str, str]:
+    flat = flatten(load_config(run).plain())
+    return {key: str(value) for key, value in flat.items() if not key.startswith(OF_PLACES)}
