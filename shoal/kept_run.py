@@ -70,7 +70,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it has a summary."""
         return finished(self.path)
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it came to: numbers of the last and of the best validation round by scope, bytes, seconds, memory.
+        """Its results: numbers of the last and of the best validation round by scope, bytes, seconds, memory.
 
         Raises:
             ShoalError: It is not finished, or the file is damaged.

@@ -73,7 +73,7 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], *, at_once: int = 1
     """Runs a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row.
 
     Args:
-        config: What all runs share.
+        config: The config that all runs share.
         axes: Values by dotted key, all combinations of which are run: `{"train.lr": [0.1, 0.01], "seed": [0, 1, 2]}`.
         at_once: Runs at a time, each in a separate process and on separate hosts; one: in this process.
 

@@ -17,7 +17,7 @@ class Calls:
     """The callbacks of one run.
 
     Attributes:
-        running: What they see of it.
+        running: The run as callbacks see it.
     """
 
     def __init__(self, callbacks: Mapping[str, Callback], running: Running, say: Callable[[str], None]) -> None:
@@ -25,7 +25,7 @@ class Calls:
 
         Args:
             callbacks: By the names that messages use.
-            running: What they are given.
+            running: The run as callbacks see it.
             say: Reports a failed one to the user.
         """
         self._callbacks, self.running, self._say = dict(callbacks), running, say

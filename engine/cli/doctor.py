@@ -1,4 +1,4 @@
-"""What this installation can and cannot do."""
+"""Shows what this installation can and cannot do."""
 
 import importlib.metadata
 import importlib.util

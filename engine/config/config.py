@@ -76,7 +76,7 @@ class Config(BaseModel):
     # The folder of a run has nine more characters.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
-    # What is predicted: the label of every node, whether an edge joins two nodes, or the label of every graph of many.
+    # Predicts the label of every node, whether an edge joins two nodes, or the label of every graph of many.
     task: Literal["node", "edge", "graph"] = "node"
     rounds: Positive = 100
     data: DataConfig
@@ -91,7 +91,7 @@ class Config(BaseModel):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # What is called at the start, after each round and evaluation, and at the end.
+    # Called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS), BeforeValidator(_named)] = ()
     # Made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
@@ -109,9 +109,9 @@ class Config(BaseModel):
         return self.model_dump(mode="json")
 
 
-# Sections whose options belong to a name: given as a mapping, an override takes the place of the whole section.
+# Sections whose options belong to a name: an override by a mapping replaces the whole section.
 WHOLE = ("algorithm", "model")
-# What pydantic puts between the parts of a key: the alternative of a union.
+# Parts of a location that pydantic adds for the branch of a union.
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
 )
@@ -119,7 +119,7 @@ OF_UNIONS = re.compile(
 NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
-# Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
+# Raised by YAML, OmegaConf and its grammar on arbitrary text.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
@@ -169,7 +169,7 @@ def _with_new_keys(raw: Any) -> Any:
 
 
 def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file holds, with some values laid over it, and its references put in."""
+    """The content of a file, with some values laid over it, and its references resolved."""
     for key, value in values.items():
         _lay_over(raw, *with_new_name(key, value))
     plain = OmegaConf.to_container(raw)

@@ -43,7 +43,7 @@ class DatasetPlaces:
         overlay: Folder for splits, hops and whole graphs that are made later of a finished store, which stays as it is;
             null: in the store, or where that cannot be written in a cache folder.
         path: The graph of dataset `files`; a list where `dataset` has several of that name.
-        name: What the graph of dataset `files` is called in stores, summaries and tables; null: `files`.
+        name: Name of the graph of dataset `files` in stores, summaries and tables; null: `files`.
     """
 
     dataset: Names
@@ -69,13 +69,13 @@ class DataConfig(SplitOptions, DatasetPlaces):
         layout: `dense`, or `sparse`: only what is not zero; `auto` is the smaller one of features that are read into
             memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
         row_normalize: Scale the features of every node to sum to one.
-        options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
+        options: Options of generated datasets (`sbm`, `sbm-graphs`, `digits`), and of reading those of TU.
         features: Where features come from, the dataset's own or made of edges or drawn; a kind alone stands for it.
-        sparsity: What clients lack of features, edges and training labels.
+        sparsity: Shares of features, edges and training labels that clients lack.
         synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
-        edge_weights: Whether what edges weigh is kept; `drop` is for models and methods that could not use it.
+        edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -100,8 +100,8 @@ class HeterogeneityOptions:
 
     Attributes:
         rule: `round-robin`, `blocks`, `random`, or `explicit`.
-        seed: Of `random`.
-        clients: Of `explicit`: the number of every client's model, from 0.
+        seed: Seed of `random`.
+        clients: Number of every client's model, from 0, for `explicit`.
         embedding: Width of every model's embedding, by a linear adapter where a model has another one; null: the width
             of the first of several models.
     """
@@ -114,7 +114,7 @@ class HeterogeneityOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class ParticipationOptions:
-    """Who takes part in a round: drawn uniformly and without replacement.
+    """The clients of a round, drawn uniformly and without replacement.
 
     Attributes:
         ratio: Share of all clients; at least one.
@@ -147,28 +147,26 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class EngineConfig:
-    """How a run is carried out.
+    """Hosts, trainers and devices of a run.
 
     Attributes:
         backend: `ray`, or `local` for the same code in this process.
         hosts: Host actors.
         threads: Threads of the mathematics in every process; changes the last bits.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` by the formulas of the gradients,
-            `batched` all in one batch; the same numbers to rounding. Both others are for methods of plain
-            cross-entropy, `batched` also for losses that several clients can share (`loss_of_several`). `analytic`
-            is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters and GAMLP's recursive
-            attention, gamlp and gat on processors alone, where it pays; `batched` is for whole batches of decoupled
-            models and of gcn, gin, sage and gcnii on whole graphs, and pays on GPUs. `auto` takes them there where it
-            can, and autograd elsewhere.
+            `batched` all clients in one batch; the same numbers to rounding. The last two are for methods of plain
+            cross-entropy. `analytic` is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters
+            and recursive attention; gamlp and gat on processors alone. `batched` is for whole batches of decoupled
+            models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes them where they pay, else autograd.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
-        precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
+        precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
             autograd`, clamp(cohort // 8, 1, 128); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
-        retries: How often a cell may be lost before the run stops.
+        retries: Number of times that a cell may be lost before the run stops.
         on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
-            (`fail`), or is left out of the round and logged (`skip`).
+            (`fail`), or is skipped in the round and logged (`skip`).
         verify: `first-read` checks every byte and every index of a file of the store when a process opens it for the
             first time; `never` only its size and form, and a damaged file may change numbers or end the process.
     """
@@ -195,7 +193,7 @@ def _whole_above_one(share: float) -> float:
 
 @dataclass(frozen=True, config=CLOSED)
 class ResourcesConfig:
-    """What every host and the server ask Ray for.
+    """Resources that every host and the server ask Ray for.
 
     Attributes:
         cpus_per_host: Processors of a host.
@@ -220,7 +218,7 @@ class RayConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class RunConfig:
-    """What is kept of a run.
+    """Files that are kept of a run.
 
     Attributes:
         root: Folder of run folders.

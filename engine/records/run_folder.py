@@ -25,7 +25,7 @@ from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
-# What callbacks and `shoal export` write.
+# Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
@@ -119,12 +119,12 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has a summary."""
         return finished(self.path)
 
     @property
     def started(self) -> bool:
-        """Whether there is something to go on from, or to lose."""
+        """Whether there are rounds to continue from, or to lose."""
         return started(self.path)
 
     def rounds_logged(self) -> int:

@@ -60,8 +60,8 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
         config: Its `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute.
         out: The file, which is replaced when all epochs are done.
         options: How to train.
-        parts: Of a dataset of one graph: parts that it is cut into.
-        graphs: Of a dataset of small graphs: those of training items alone, or all.
+        parts: Number of parts that a single graph is cut into.
+        graphs: Which small graphs of a dataset: those of training items alone, or all.
 
     Raises:
         ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the

@@ -47,7 +47,9 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
     config = plan.config
     folder = RunFolder(plan.folder)
     try:
-        read = plan.inputs | published_inputs(config)
+        read = inputs.contents(config) | published_inputs(config)
+        # A sweep may have made the plan hours ago.
+        _require_same(folder, plan.inputs, read)
         if not fresh:
             _require_same_keys(folder, config)
         if folder.finished and not fresh:

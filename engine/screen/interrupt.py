@@ -27,10 +27,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Whether the user, or a cluster that sends SIGTERM, asked the run to stop.
+    """A request to stop, by the user or by a cluster that sends SIGTERM.
 
     Attributes:
-        asked: Whether it was.
+        asked: Whether there was one.
         number: Of the signal.
     """
 

@@ -139,7 +139,7 @@ def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[s
 
 
 def _reached(line: dict[str, Any]) -> list[str]:
-    """What a round came to: accuracies, the loss, and what the method notes."""
+    """Results of a round: accuracies, the loss, and notes of the method."""
     parts = []
     scopes = line.get("scopes", {})
     for scope in sorted(scopes, key=lambda scope: scope != FIRST_SCOPE):

@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def shows_bars() -> bool:
-    """Whether there is something that can show bars: a terminal, or a notebook that has widgets."""
+    """Whether bars can be shown: on a terminal, or in a notebook with widgets."""
     return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 

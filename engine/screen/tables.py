@@ -29,7 +29,7 @@ MOST_NAMED = 4
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
-# What is predicted, by task.
+# Predicted items, by task.
 ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
 SCOPES = ("trained", "served", "global", DOMAINS)
 CAPTION = (
@@ -95,7 +95,7 @@ def _models(config: dict[str, Any]) -> str:
 
 
 def show_next(config_path: str, task: str, models: int) -> None:
-    """What to try after a run of a task and so many models."""
+    """Prints commands to try after a run."""
     _line("next:")
     if models == 1:
         # Some that can train any graph, with weights or without.
@@ -108,7 +108,7 @@ def show_next(config_path: str, task: str, models: int) -> None:
 
 
 def show_store(path: Path, manifest: Manifest) -> None:
-    """What a store holds, and the quality of its partition."""
+    """Prints the content of a store, and the quality of its partition."""
     kind = " (synthetic)" if manifest.synthetic else ""
     entries = sum(client.entries for client in manifest.clients)
     table = Table(title=f"store {path}", show_header=False)
@@ -152,7 +152,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
 
 
 def _made(dataset: dict[str, Any]) -> str:
-    """How features were made; empty: they are the dataset's own."""
+    """Options of made features; empty for the features of the dataset."""
     return ", ".join(f"{key} {value}" for key, value in dataset.get("made_features", {}).items())
 
 

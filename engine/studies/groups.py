@@ -40,7 +40,7 @@ class Group:
     """Repetitions of one combination.
 
     Attributes:
-        columns: What they share, without seeds.
+        columns: Values that they share, without seeds.
         rows: The runs, in the order of the study.
     """
 
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def finished(self) -> int:
-        """How many of the runs have figures."""
+        """Number of runs with figures."""
         return sum(bool(row.figures) for row in self.rows)
 
     def values(self, figure: str) -> list[float]:

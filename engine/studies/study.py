@@ -254,7 +254,7 @@ def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds:
 
 
 def _mapping(path: str) -> dict[str, Any] | None:
-    """What a file holds, if it is a plain mapping; a config is read again, and found fault with, by its own reader."""
+    """The content of a file, if it is a plain mapping; the reader of configs reads and checks it again."""
     try:
         text = read_text(Path(path), MOST_BYTES)
         require_small(text)

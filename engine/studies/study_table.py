@@ -64,7 +64,7 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """How a figure of a group becomes a cell."""
+    """Turns a figure of a group into a cell."""
 
     statistic: Statistic
     against: Mapping[str, str]

@@ -115,7 +115,7 @@ class Sweep:
         study: What to run.
         plans: Every run, checked.
         folder: Where tables are written.
-        rows: What is known of every run.
+        rows: State and figures of every run.
     """
 
     def __init__(self, study: Study, at_once: int = 1) -> None:

@@ -74,9 +74,9 @@ TABLES = ("table.csv", "table.parquet", "table.json")
 
 
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
-    """Writes what is known of a sweep, and the tables of its runs: one row each, in the order of the study.
+    """Writes the state of a sweep, and the tables of its runs: one row each, in the order of the study.
 
-    `runs` gets a link to the folder of every run, named by what sets it apart, which TensorBoard shows, too.
+    `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too.
 
     Columns of the tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run
     is not finished.
@@ -123,7 +123,7 @@ def _link(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def run_title(columns: Mapping[str, str]) -> str:
-    """What sets a run of a sweep apart, as the name of a file: `train.lr=0.1,seed=0`."""
+    """The values of a run of a sweep as the name of a file: `train.lr=0.1,seed=0`."""
     title = ",".join(f"{key}={value}" for key, value in columns.items())
     plain = re.sub(r"[^\w.,=+@ \[\]{}:-]", "_", title)
     if plain == title and len(plain.encode()) <= LONGEST_TITLE:
@@ -137,7 +137,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The runs of a sweep as they are now: one that was finished since, by itself, counts as finished.
+    """The runs of a sweep as they are now: one that was finished since counts as finished.
 
     Raises:
         ShoalError: The file was changed, or a finished run has no readable summary.
@@ -146,7 +146,7 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def title_of(folder: Path) -> str:
-    """What a sweep varies, in a line."""
+    """The axes of a sweep in a line."""
     return f"{Path(_read(folder)['config']).stem}: {'  '.join(_read(folder)['axes'])}"
 
 
@@ -171,7 +171,7 @@ def _row(run: dict[str, Any]) -> Row:
 
 def _columns(rows: Sequence[Row]) -> dict[str, pa.DataType]:
     text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
-    # What a key says already, `rounds` for one, no figure says again.
+    # A key that varies, `rounds` for one, is no figure again.
     numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
     return {**{name: pa.string() for name in text}, **{name: pa.float64() for name in numbers}}
 
