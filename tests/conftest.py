@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_graphs import write_graphs
-from small_pairs import OF_CLIENT, SHARES, write_nodes
+from support.exhaustive import choose, pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
+from support.small_graphs import write_graphs
+from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientInfo
@@ -42,8 +43,9 @@ HERE = Path(__file__).parent
 Start = Callable[..., Server]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kills processes and what lies beside the folders first: of two workers none has a long file left alone."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end."""
+    choose(config, items)
     items.sort(key=lambda item: item.path.parent not in (HERE, HERE / "integration"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.algorithms.models.model_options import ModelSpec
@@ -296,7 +296,7 @@ def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str
         ShoalError: They are to be evaluated, and were not prepared, or from other graphs than the clients' ones.
     """
     clients, hops = store.manifest, config.propagation
-    if not (clients.domains and config.evaluation.domains and load(method).evaluates_global_model()):
+    if not (clients.domains and config.evaluation.domains and overrides(load(method), "global_model")):
         return (), ""
     graphs = store.domain_graphs()
     found = graphs.manifest

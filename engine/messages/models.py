@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import TASKS, Algorithm
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.flat_model import FlatModel
@@ -242,9 +242,10 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
     Raises:
         ShoalError: It is not.
     """
-    if config.task not in algorithm.tasks:
+    if config.task not in algorithm.supports:
+        tasks = " and ".join(sorted(algorithm.supports & TASKS))
         raise ShoalError(
-            f"task: {config.algorithm.name} is for {' and '.join(sorted(algorithm.tasks))} tasks, found {config.task}; "
+            f"task: {config.algorithm.name} is for {tasks} tasks, found {config.task}; "
             f"take a method for {config.task} tasks ({', '.join(methods_for(config.task))})"
         )
 
@@ -257,7 +258,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
             beyond the memory even with one feature and one class.
     """
     models = config.models()
-    if len(models) > 1 and not algorithm.mixed_models:
+    if len(models) > 1 and algorithm.client_models != "heterogeneous":
         names = ", ".join(model.name for model in models)
         raise ShoalError(
             f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "

@@ -75,9 +75,10 @@ def export(run: Path, best: str | None = None) -> Path:
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model(state.server)
-    if algorithm.shares_part:
+    if "w" not in global_model:
+        # A part of a model answers for nobody by itself.
         global_model = {}
-    personal = algorithm.keeps_model or not global_model
+    personal = algorithm.client_models != "global" or not global_model
     out = run / "export" / (f"best-{best}" if best else "")
     out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}

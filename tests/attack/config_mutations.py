@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 from rooms import ROOT
-from verdict import verdict_of
 
+from attack.verdict import verdict_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import load_config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from device_counts import DeviceCounts
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_counts import DeviceCounts
 from torch import Tensor
 
 from shoal.engine.config.config import parse_config

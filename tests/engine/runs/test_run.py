@@ -257,10 +257,10 @@ def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        if client.info.client == 3:\n"
         "            raise RuntimeError('no luck')\n"
-        "        return super().upload(client, given, phase)\n"
+        "        return super().upload(client, received, phase)\n"
     )
     line = refused("run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
     assert f"round 1, client 3: {tmp_path / 'mine.py'}, line 7, in upload(): RuntimeError: no luck" in line
@@ -289,8 +289,8 @@ from shoal.algorithms.protocol import Upload
 class Failing(FedAvg):
     kind: str = "raises"
 
-    def upload(self, client, given, phase):
-        sent = super().upload(client, given, phase)
+    def upload(self, client, received, phase):
+        sent = super().upload(client, received, phase)
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
         if client.info.client != 2:
             return sent
