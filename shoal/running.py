@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.configs import Source, load_config, plain
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import fingerprint_of
-from shoal.engine.preparing.prepare import prepare as prepare_store
 from shoal.engine.runs import run as run_command
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.studies import sweep as sweep_command
 from shoal.engine.studies.study import Study, axis_text
 from shoal.engine.studies.sweep_folder import table_of_runs
@@ -52,9 +51,7 @@ def prepare(config: Source) -> Path:
     Raises:
         ShoalError: Bad input, or the store cannot be written.
     """
-    resolved = load_config(config)
-    method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
-    return prepare_store(resolved, centralized=method.centralized).path
+    return RunPlan.of(load_config(config), trains=False).prepare().path
 
 
 def run(config: Source, *, resume: bool = False, fresh: bool = False) -> Run:

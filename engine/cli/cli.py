@@ -82,12 +82,10 @@ def _options(
 def prepare_command(config: ConfigPath, overrides: Overrides = None) -> None:
     """Turn a dataset into a store: partition, shards, splits, hops. Interrupted, it resumes."""
     resolved = _config(config, overrides)
-    from shoal.algorithms.methods.registry.load import describe, load
-    from shoal.engine.preparing.prepare import prepare
+    from shoal.engine.runs.plan import RunPlan
     from shoal.engine.screen.tables import show_store
 
-    method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
-    store = prepare(resolved, centralized=method.centralized)
+    store = RunPlan.of(resolved, trains=False).prepare()
     show_store(store.path, store.manifest)
 
 

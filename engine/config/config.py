@@ -15,7 +15,14 @@ from yaml import YAMLError
 
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config.config_text import MOST_BYTES, require_as_kept, require_resolvable, require_small
+from shoal.engine.config.config_text import (
+    MOST_BYTES,
+    require_as_kept,
+    require_resolvable,
+    require_small,
+    with_new_keys,
+    with_new_name,
+)
 from shoal.engine.config.names import located
 from shoal.engine.config.sections import (
     DataConfig,
@@ -134,7 +141,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
     try:
         text = read_text(file, MOST_BYTES)
         require_small(text)
-        raw = OmegaConf.load(io.StringIO(text))
+        raw = _with_new_keys(OmegaConf.load(io.StringIO(text)))
         for override in overrides:
             _override(raw, override)
         resolved = _resolved(raw, values)
@@ -149,16 +156,22 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
 def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES) -> Config:
     """Makes a config of plain values, as a file would hold them; arguments and errors are those of `load_config`."""
     try:
-        resolved = _resolved(OmegaConf.create(dict(plain)), values)
+        resolved = _resolved(_with_new_keys(OmegaConf.create(dict(plain))), values)
     except UNREADABLE as error:
         raise ShoalError(f"{IN_PLACE_OF_A_FILE}: {_reason(error)}") from error
     return parse_config(resolved, IN_PLACE_OF_A_FILE)
 
 
+def _with_new_keys(raw: Any) -> Any:
+    plain = OmegaConf.to_container(raw)
+    today = with_new_keys(plain) if isinstance(plain, dict) else plain
+    return raw if today is plain else OmegaConf.create(today)
+
+
 def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a file holds, with some values laid over it, and its references put in."""
     for key, value in values.items():
-        _lay_over(raw, key, value)
+        _lay_over(raw, *with_new_name(key, value))
     plain = OmegaConf.to_container(raw)
     if not isinstance(plain, dict):
         raise ValueError("the file must be a mapping of keys")
@@ -205,13 +218,13 @@ def _override(raw: Any, override: str) -> None:
     Raises:
         ShoalError: A part of the key is neither, or the value is not one.
     """
-    key, _, value = override.partition("=")
+    key, value = with_new_name(*override.split("=", 1))
     try:
         require_small(value)
         if key in WHOLE and value.startswith("{"):
             # The options of another name would stay.
             raw.pop(key, None)
-        raw.merge_with_dotlist([override])
+        raw.merge_with_dotlist([f"{key}={value}"])
     except UNREADABLE as error:
         raise ShoalError(
             f"{override}: cannot be set: {_reason(error)}; an entry of a list is named by its place, "

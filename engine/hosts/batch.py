@@ -1,21 +1,16 @@
 """The clients of a cell trained in one batch, each of which then has its turn as if it had been trained alone."""
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from shoal.algorithms.base import Algorithm, told_for_several
 from shoal.algorithms.client import Client
-from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import Upload
 from shoal.algorithms.training.batched.batched_inputs import numbers_of_row
-from shoal.algorithms.training.batched.batched_model import form_of
 from shoal.algorithms.training.batched.batched_training import BatchedTrainer
 from shoal.algorithms.training.batched.size_groups import size_groups
 from shoal.engine.hosts.visit import Visit
-from shoal.engine.messages.devices import creating_on
 from shoal.storage.errors import ShoalError
 
 
@@ -27,13 +22,11 @@ class Trained:
         visit: Its visit, which waits for its turn.
         w: Its parameters now, `[P]`.
         loss: Its loss, a scalar on the device; on the processor a number.
-        upload: What it sends, where that was computed with others'.
     """
 
     visit: Visit
     w: torch.Tensor
     loss: float | torch.Tensor
-    upload: Upload | None = None
 
     def resume(self) -> Visit:
         """The visit, its model holding the client's parameters again."""
@@ -67,7 +60,7 @@ class _Waiting:
 
 
 def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[int], Visit]) -> Batched:
-    """Trains the clients of a cell that have training rows, those of like size that were given the like together.
+    """Trains the clients of a cell that have training rows, those of like size together.
 
     A batch for which there is no memory is halved. If one fails in another way, whose fault it is cannot be told, and
     each of its clients has failed.
@@ -75,7 +68,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
     Args:
         trainer: Of their model.
         ids: Clients.
-        begin: Begins the visit of a client.
+        receive: Begins the visit of a client.
     """
     found = Batched()
     waiting: list[_Waiting] = []
@@ -88,11 +81,7 @@ def train_batches(trainer: BatchedTrainer, ids: list[int], receive: Callable[[in
             continue
         if visit.client.info.train:
             waiting.append(_Waiting(visit, visit.client.model.snapshot(), rows))
-    plain = trainer.method.plain_training
-    alike: dict[Hashable, list[_Waiting]] = {}
-    for one in waiting:
-        alike.setdefault(None if plain else form_of(one.visit.received), []).append(one)
-    groups = [[same[i] for i in group] for same in alike.values() for group in _groups(same)]
+    groups = [[waiting[i] for i in group] for group in _groups(waiting)] if waiting else []
     while groups:
         group = groups.pop(0)
         try:
@@ -120,7 +109,7 @@ def _trained(trainer: BatchedTrainer, group: Sequence[_Waiting]) -> dict[int, Tr
     clients = [one.visit.client for one in group]
     w_BP = torch.stack([one.w for one in group])
     try:
-        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group], [one.visit.received for one in group])
+        loss_B = trainer.fit(clients, w_BP, [one.gathered for one in group])
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) and not trainer.stepped:
             raise
@@ -139,29 +128,6 @@ def _all_failed(clients: Sequence[Client], error: Exception) -> dict[int, Traine
     failure = ShoalError(why)
     failure.__cause__ = error
     return dict.fromkeys(together, failure)
-
-
-def with_uploads(algorithm: Algorithm, batched: Batched, phase: str) -> None:
-    """Adds what the method computes for several clients at once.
-
-    Nothing where there is no memory for that: each then tells by itself. If it fails in another way, each has failed.
-    """
-    trained = [one for one in batched.clients.values() if isinstance(one, Trained)]
-    if not trained or not told_for_several(type(algorithm), "uploads", "upload"):
-        return
-    clients, received = [one.visit.client for one in trained], [one.visit.received for one in trained]
-    with creating_on(trained[0].w.device):
-        try:
-            with code_of(algorithm, "uploads"):
-                made = algorithm.uploads(clients, [one.w for one in trained], received, phase)
-        except torch.OutOfMemoryError:
-            return
-        except Exception as error:
-            batched.clients.update(_all_failed(clients, error))
-            return
-    for place, upload in made.items():
-        client = clients[place].info.client
-        batched.clients[client] = replace(trained[place], upload=upload)
 
 
 def in_one_line(error: Exception) -> str:

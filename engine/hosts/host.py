@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Tree, Upload
 from shoal.algorithms.training.local_training import finite_loss
-from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches, with_uploads
+from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
 from shoal.engine.hosts.job_context import OpenedJob
 from shoal.engine.hosts.results import ClientResult, on_processor
@@ -184,11 +184,7 @@ class _CellAtWork:
             return Batched()
         began = time.perf_counter()
         batched = train_batches(trainer, list(self._cell.ids), self._begin)
-        after_training = time.perf_counter()
-        if self._on_device:
-            with_uploads(self._opened.algorithm, batched, self._cell.phase)
-        self._outcome.seconds["train"] += after_training - began
-        self._outcome.seconds["upload"] += time.perf_counter() - after_training
+        self._outcome.seconds["train"] += time.perf_counter() - began
         self._outcome.halved = batched.halved
         return batched
 
@@ -208,7 +204,7 @@ class _CellAtWork:
             elif cell.train:
                 loss = visit.train()
             after_training = time.perf_counter()
-            upload, state = visit.upload(None if trained is None else trained.upload)
+            upload, state = visit.upload()
             seconds["train"] += after_training - began
             seconds["upload"] += time.perf_counter() - after_training
         if client_id in cell.score:

@@ -172,10 +172,7 @@ class OpenedJob:
         self._trainers = [
             LocalTrainer(self._of_number(number), job.train, self.algorithm, form) for number, form in enumerate(closed)
         ]
-        self._batched = [
-            BatchedTrainer(flat, job.train, self.algorithm) if path == BATCHED else None
-            for flat, path in zip(own, paths)
-        ]
+        self._batched = [BatchedTrainer(flat, job.train) if path == BATCHED else None for flat, path in zip(own, paths)]
         self._initials: dict[tuple[str, int], torch.Tensor] = {}
 
     def _of_number(self, number: int) -> dict[str, FlatModel]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from shoal.algorithms.base import Algorithm, Received
+from shoal.algorithms.base import Received, overrides, trains_plainly
 from shoal.algorithms.client import Client, random_of
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.method_errors import code_of
@@ -61,7 +61,7 @@ class Visit:
             )
         self.client = Client(info, view, models, state, inbox, random)
         self._shapes = {parameters_key(name): model.pattern.w.shape for name, model in models.items()}
-        with code_of(opened.algorithm, "begin"), creating_on(opened.device):
+        with code_of(opened.algorithm, "receive"), creating_on(opened.device):
             self.received: Received = opened.algorithm.receive(self.client, {**shared, **private})
 
     def train(self) -> float:
@@ -72,25 +72,22 @@ class Visit:
         """
         trainer, algorithm = self._opened.trainer(self.client.info), self._opened.algorithm
         # Plain training creates nothing on the default device, and a block that sets one delays every call of torch.
-        device = CPU if algorithm.plain_training else self._opened.device
+        device = CPU if trains_plainly(algorithm) else self._opened.device
         with code_of(algorithm, "train"), creating_on(device):
             return loss_value(algorithm.train(self.client, self.received, trainer, self._cell.phase))
 
-    def upload(self, made: Upload | None = None) -> tuple[Upload, Tree]:
+    def upload(self) -> tuple[Upload, Tree]:
         """What the client sends and its new state, where they are: the next client, which trains in the same memory,
         leaves them as they are.
-
-        Args:
-            made: What it sends, where that was computed with others'.
 
         Raises:
             ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
         """
         client, algorithm = self.client, self._opened.algorithm
         with code_of(algorithm, "upload"), creating_on(self._opened.device):
-            upload = algorithm.upload(client, self.received, self._cell.phase) if made is None else made
+            upload = algorithm.upload(client, self.received, self._cell.phase)
             require_form(upload, self._cell.up, self._sent_as())
-            if algorithm.keeps_model and isinstance(client.state, dict):
+            if algorithm.client_models != "global" and isinstance(client.state, dict):
                 client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
             require_state(client.state, self._shapes)
         return replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
@@ -132,7 +129,7 @@ class Visit:
         """What `receive` makes of what the server gives for the evaluation alone."""
         algorithm, down = self._opened.algorithm, copied(self._cell.score_with, self._opened.device)
         self._guards.append(ReadOnly(down, "download"))
-        with code_of(algorithm, "begin"), creating_on(self._opened.device):
+        with code_of(algorithm, "receive"), creating_on(self._opened.device):
             return algorithm.receive(self.client, down)
 
     def end(self) -> None:
@@ -150,8 +147,8 @@ class Visit:
 
     def _sent_as(self) -> dict[str, torch.Size]:
         """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
-        own_begin = type(self._opened.algorithm).receive is not Algorithm.receive
-        return self._shapes if own_begin else {**self._shapes, "w": self._shapes[parameters_key(MODEL)]}
+        own_receive = overrides(self._opened.algorithm, "receive")
+        return self._shapes if own_receive else {**self._shapes, "w": self._shapes[parameters_key(MODEL)]}
 
     def _snapshot(self, tree: Tree) -> Tree:
         """The tensors as they are now."""

@@ -12,11 +12,10 @@ from typing import Any
 import yaml
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.config_text import with_seal
+from shoal.engine.config.config_text import with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
-from shoal.engine.config.run_identity import ARITHMETIC, fingerprint_of, identity_keys
+from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.records import checkpoint
-from shoal.engine.records.best_rounds import BEST
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import METRICS, RECORDS, Metrics
@@ -32,13 +31,22 @@ CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
 
 def run_path(config: Config) -> Path:
-    """`<run.root>/<name>-<8 hex digits>`: of keys that change numbers, of the files they name, and of the arithmetic.
+    """The folder of a config's run, as `path_of_run`.
 
     Raises:
         ShoalError: Unknown method, or a file cannot be read.
     """
-    values = identity_keys(config.plain()) | contents(config) | {"arithmetic": ARITHMETIC}
-    return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
+    return path_of_run(config, contents(config))
+
+
+def path_of_run(config: Config, inputs: Mapping[str, str]) -> Path:
+    """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
+
+    Args:
+        config: The run.
+        inputs: As `shoal.engine.records.inputs.contents` gives them.
+    """
+    return Path(config.run.root) / f"{config.name}-{name_digits(config.plain(), inputs)}"
 
 
 def finished(run: Path) -> bool:
@@ -60,13 +68,13 @@ class RunFolder:
         client_scores: The scores of its clients.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, path: Path) -> None:
         """Makes the folder and locks it.
 
         Raises:
             ShoalError: Another run is writing it, or it cannot be made or locked.
         """
-        self.path = run_path(config)
+        self.path = path
         self.metrics, self.client_scores = Metrics(self.path), ClientScores(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -168,7 +176,7 @@ class RunFolder:
         # Opened again by the next line.
         self._log.close()
         try:
-            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, CODE, *OF_OTHERS):
+            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_OTHERS):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -218,22 +226,31 @@ def read_summary(run: Path) -> dict[str, Any]:
         ) from error
 
 
-def changed_keys(config: Config, run: Path) -> list[str]:
+def changed_keys(config: Config, run: Path, must_read: bool = False) -> list[str]:
     """Keys that change numbers and differ between a config and a run folder, as `key (old -> new)`.
 
+    Args:
+        config: The config.
+        run: The folder.
+        must_read: Refuse a folder whose config cannot be read; without it, no key differs then.
+
     Raises:
-        ShoalError: The config of the run folder cannot be read.
+        ShoalError: The config of the run folder cannot be read, though it must be.
     """
     path = run / CONFIG
     try:
-        old = identity_keys(yaml.safe_load(path.read_text()))
+        old = identity_keys(with_new_keys(yaml.safe_load(path.read_text())))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        if not must_read:
+            return []
         raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
-    new = identity_keys(config.plain())
+    old, new = ({**defaults(), **values} for values in (old, identity_keys(config.plain())))
     now = contents(config)
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     # Files count by their content.
     changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
+    if not must_read:
+        return changed
     found = checkpoint.load_newest(run / CHECKPOINTS)
     return changed + [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
 

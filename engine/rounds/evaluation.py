@@ -33,7 +33,7 @@ class Evaluator:
         metric: str = ACCURACY,
     ) -> None:
         """Of a method, on clients of these sizes, which may come from several domains, by the metric of the run."""
-        self._keeps_model, self._shares_part = algorithm.keeps_model, algorithm.shares_part
+        self._keeps_model = algorithm.client_models != "global"
         self._everyone = [info.client for info in infos]
         self._items = {info.client: info.items for info in infos}
         self._domains, self._metric = domains, metric
@@ -51,7 +51,7 @@ class Evaluator:
         # One that fails now has no counts, rather than old ones.
         for i in stale:
             served.pop(i, None)
-        if global_model and not self._shares_part:
+        if "w" in global_model:
             self._evaluate_the_global_model(exchange, global_model)
             known = self._deploy_the_global_model(stale, next_state)
             served.update({i: counts for i, counts in next_state.scores["global"].items() if i in known})

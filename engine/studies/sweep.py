@@ -10,16 +10,12 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from shoal.algorithms.methods.registry.load import describe, load
-from shoal.engine.callbacks.loading import load_callbacks
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
-from shoal.engine.hosts.federation import Session
-from shoal.engine.messages.models import require_fitting, require_mixable, require_supported
-from shoal.engine.preparing.prepare import prepare, require_known
-from shoal.engine.records.run_folder import finished, read_summary, run_path, started
+from shoal.engine.hosts.backend import Backend
+from shoal.engine.records.run_folder import finished, read_summary, started
 from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
@@ -108,9 +104,7 @@ def _failure(each: _Process) -> str | None:
     return said[-1].removeprefix(SAID).rsplit(MORE, 1)[0]
 
 
-SESSION_KEYS = {"engine", "resources", "ray"}
-# Any graph's: names and options of a model are wrong for all or for none.
-SOME_FEATURES, SOME_CLASSES = 8, 2
+BACKEND_KEYS = {"engine", "resources", "ray"}
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
 
 
@@ -119,7 +113,7 @@ class Sweep:
 
     Attributes:
         study: What was asked for.
-        configs: Config of every run.
+        plans: Every run, checked.
         folder: Where tables are written.
         rows: What is known of every run.
     """
@@ -136,21 +130,15 @@ class Sweep:
         """
         self.study, self._parallel = study, at_once
         self._choices = choices = study.choices
-        self.configs = study.configs
-        checked: set[str] = set()
-        for config in self.configs:
-            options = repr(config.model_dump(exclude={"seed"}))
-            if options not in checked:
-                _require_possible(config)
-                checked.add(options)
-        paths = [run_path(config) for config in self.configs]
+        self.plans = [RunPlan.of(config) for config in study.configs]
+        paths = [plan.folder for plan in self.plans]
         self.rows = [_row(choice.columns, path) for choice, path in zip(choices, paths)]
         first = {path: number for number, path in reversed(list(enumerate(paths)))}
         for number, path in enumerate(paths):
             if first[path] != number:
                 same = (label_of(self.rows[place]) for place in (first[path], number))
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
-        config = self.configs[0]
+        config = self.plans[0].config
         self.folder = study.folder(Path(config.run.root), config.name)
 
     def go(self) -> bool:
@@ -191,7 +179,7 @@ class Sweep:
 
     def _in_processes(self, places: Sequence[int]) -> None:
         """Those that are finished are looked at here, the others run in processes of their own."""
-        waiting = [place for place in places if not finished(run_path(self.configs[place]))]
+        waiting = [place for place in places if not finished(self.plans[place].folder)]
         with _Hosts() as none:
             for place in places:
                 if place not in waiting:
@@ -202,7 +190,7 @@ class Sweep:
             prepared: set[str] = set()
             for place in waiting:
                 # Of one store one process alone can write.
-                if self._tried(place, partial(_prepare_once, self.configs[place], prepared)):
+                if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
                     say(f"begins: {label_of(self.rows[place])}")
                     yield place, self._command(place)
 
@@ -221,19 +209,18 @@ class Sweep:
         run_parallel(commands(), self._parallel, self.folder / "said", ended)
 
     def _command(self, place: int) -> list[str]:
-        resume = ["--resume"] if started(run_path(self.configs[place])) else []
+        resume = ["--resume"] if started(self.plans[place].folder) else []
         return ["run", self.study.config, *self._choices[place].overrides, *resume]
 
     def _one(self, place: int, hosts: "_Hosts") -> None:
-        config = self.configs[place]
-        path = run_path(config)
+        plan = self.plans[place]
 
         def run_it() -> None:
-            if finished(path):
-                # Needs no hosts to say so, or that its data is another by now.
-                run(config)
+            if finished(plan.folder):
+                # Needs no hosts, only the check that its data is the same.
+                run(plan)
             else:
-                run(config, resume=started(path), session=hosts.of(config))
+                run(plan, resume=started(plan.folder), backend=hosts.of(plan.config))
             self._take_over(place)
 
         if not self._tried(place, run_it):
@@ -300,25 +287,25 @@ class Sweep:
 
 
 class _Hosts:
-    """The session that runs share, opened again where their keys of hosts differ."""
+    """The backend that runs share; opened again where their keys of hosts differ."""
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._backend: Backend | None = None
         self._keys: dict[str, object] = {}
 
-    def of(self, config: Config) -> Session:
-        """A session for a config."""
-        wanted = config.model_dump(include=SESSION_KEYS)
-        if self._session is None or wanted != self._keys:
+    def of(self, config: Config) -> Backend:
+        """The backend of a config."""
+        wanted = config.model_dump(include=BACKEND_KEYS)
+        if self._backend is None or wanted != self._keys:
             self.close()
-            self._session, self._keys = open_session(config), wanted
-        return self._session
+            self._backend, self._keys = open_backend(config), wanted
+        return self._backend
 
     def close(self) -> None:
         """Ends the hosts, if there are any."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
 
     def __enter__(self) -> "_Hosts":
         return self
@@ -327,41 +314,13 @@ class _Hosts:
         self.close()
 
 
-def _prepare_once(config: Config, prepared: set[str]) -> None:
+def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
     """Prepares the store of a run, unless one of the same keys was prepared before."""
-    centralized = load(describe(config.algorithm.name, config.algorithm.options)).centralized
-    keys = f"{centralized} {config.model_dump(exclude={'seed', 'algorithm', 'train', 'run'})}"
+    without = {"seed", "algorithm", "train", "run"}
+    keys = f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
     if keys not in prepared:
-        prepare(config, centralized=centralized)
+        plan.prepare()
         prepared.add(keys)
-
-
-def _require_possible(config: Config) -> None:
-    """Refuses what a run would be refused for before it reads data: method, model, dataset, device, and their options.
-
-    Raises:
-        ShoalError: One line that names the key.
-    """
-    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
-    require_supported(config, algorithm)
-    require_mixable(config, algorithm)
-    load_callbacks(config)
-    config.train.require_rates(config.rounds)
-    device_choice(config)
-    require_known(config)
-    require_fitting(
-        algorithm,
-        config.models(),
-        config.heterogeneity.embedding,
-        config.memory_limit(),
-        features=SOME_FEATURES,
-        classes=SOME_CLASSES,
-        hops=config.propagation.hops,
-        dropout=config.train.dropout,
-        bfloat16=False,
-        sparse=False,
-        task=config.task,
-    )
 
 
 def _row(columns: dict[str, str], path: Path) -> Row:
@@ -405,12 +364,12 @@ def show_sweep_plan(sweep: Sweep) -> None:
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}
     rows, total = [], 0.0
-    for row, config in zip(sweep.rows, sweep.configs):
+    for row, plan in zip(sweep.rows, sweep.plans):
         if row.state == FINISHED:
             state, seconds = "finished", 0.0
         else:
             state = "begun" if started(row.path) else "to run"
-            seconds = fmean(took) if took else _measured(config, measured)
+            seconds = fmean(took) if took else _measured(plan, measured)
         total += seconds
         rows.append((label_of(row), state, span(seconds) if seconds else "-"))
     left = sum(state != "finished" for _, state, _ in rows)
@@ -418,8 +377,8 @@ def show_sweep_plan(sweep: Sweep) -> None:
     print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
 
 
-def _measured(config: Config, known: dict[str, float]) -> float:
-    key = repr(config.model_dump(exclude={"seed"}))
+def _measured(plan: RunPlan, known: dict[str, float]) -> float:
+    key = repr(plan.config.model_dump(exclude={"seed"}))
     if key not in known:
-        known[key] = expected(config).seconds
+        known[key] = expected(plan).seconds
     return known[key]

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from damage import DAMAGES, damaged
-from store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, is_sparse, made
 
+from attack.damage import DAMAGES, damaged
+from attack.store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, is_sparse, made
 from shoal.storage.store.manifest import NAME
 
 # Every damage twice, and four times more where there are minutes.

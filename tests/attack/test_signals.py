@@ -70,7 +70,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
     """Runs a command, sends it a signal after some seconds, and gives its status and what it said."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine", *command],
+        [sys.executable, "-m", "shoal", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, MARK: mark},

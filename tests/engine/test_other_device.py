@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -276,30 +276,20 @@ def test_two_devices_do_not_mix(other: torch.device, name: str) -> None:
 
 TERMS = """
 from dataclasses import dataclass
-from typing import ClassVar
 import torch
-from shoal.algorithms.base import TermOfSeveral
 from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    loss_of_several: ClassVar[bool] = True
-
-    def regularizer(self, client, given):
+    def train(self, client, received, trainer, phase):
         one = torch.ones(())
-        return lambda: one * client.model.flat.w.sum() * 0
-
-    def regularizers(self, clients, w_BP, given):
-        ones = torch.ones(len(clients))
-        rows = [client.data.train for client in clients]
-        return TermOfSeveral(rows, lambda out: ones * out.logits_NC.sum((1, 2)) * 0)
+        return trainer.fit(client, received, term=lambda: one * client.model.flat.w.sum() * 0)
 """
 
 
-@pytest.mark.parametrize("path", ["autograd", "batched"])
-def test_what_a_method_makes_for_its_terms_lies_there(run_there: Run, tmp_path: Path, path: str) -> None:
+def test_train_creates_tensors_on_the_device(run_there: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TERMS)
-    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine", "engine.trainer": path})
+    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine"})
 
 
 def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:

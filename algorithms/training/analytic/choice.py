@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
@@ -70,6 +70,6 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
         return f"a processor, for {name}"
     if model.bfloat16:
         return "products in float32 (engine.precision)"
-    if not method.plain_training:
+    if not trains_plainly(method):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None

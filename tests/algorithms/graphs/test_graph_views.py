@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.client_model import ClientModel

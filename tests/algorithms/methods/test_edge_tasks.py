@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
+from support.plain_dropout import dropped
+from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 

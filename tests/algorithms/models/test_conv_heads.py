@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from reset_models import assert_reset_as_fresh
-from sparse_rows import sparse
+from support.plain_dropout import dropped
+from support.reset_models import assert_reset_as_fresh
+from support.sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buffers import ROOT
+from rooms import ROOT
 from typer.testing import CliRunner
 
 from shoal.engine.cli import cli
@@ -128,7 +128,7 @@ def test_debug_shows_what_went_wrong_at_a_client(
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        return 1 / 0\n"
     )
     assert status("--debug", "run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine") == 2

@@ -30,8 +30,7 @@ UP = {"w": Reduce.MEAN, "models": Reduce.STACK, "head": Reduce.STACK, "list": Re
 class Visits(FedAvg):
     """FedAvg whose clients keep model and number of visits; a client fails, or writes where it must not, as told."""
 
-    keeps_model: ClassVar[bool] = True
-    plain_training: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
     client: int = -1
     where: str = ""
 

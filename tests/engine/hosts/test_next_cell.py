@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from device_counts import DeviceCounts
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_counts import DeviceCounts
 
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.engine.hosts import host

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received

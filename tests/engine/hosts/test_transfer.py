@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from device_counts import DeviceCounts
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_counts import DeviceCounts
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
+from support.small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.prepare import identity, prepare, store_path

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import yaml
-from store_contents import contents
+from support.store_contents import contents
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.preparing.prepare import prepare, read_graph, store_path

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_contents import contents
+from support.store_contents import contents
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.prepare import prepare, store_path

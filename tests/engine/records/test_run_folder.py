@@ -35,9 +35,9 @@ from shoal.storage.errors import ShoalError
 MakeConfig = Callable[..., Config]
 HOLD = """
 import sys
-from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.records.run_folder import RunFolder, run_path
 from shoal.engine.config.config import load_config
-folder = RunFolder(load_config(sys.argv[1]))
+folder = RunFolder(run_path(load_config(sys.argv[1])))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -52,7 +52,7 @@ def config_of(configure: MakeConfig, tmp_path: Path) -> MakeConfig:
 
 @pytest.fixture
 def folder(config_of: MakeConfig) -> Iterator[RunFolder]:
-    folder = RunFolder(config_of())
+    folder = RunFolder(run_path(config_of()))
     yield folder
     folder.close()
 
@@ -98,10 +98,10 @@ def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(
 def test_one_writer_at_a_time(folder: RunFolder, config_of: MakeConfig) -> None:
     line = f"^{folder.path}: another run of this config is writing here; wait for it or change name or run.root$"
     with pytest.raises(ShoalError, match=line):
-        RunFolder(config_of())
+        RunFolder(run_path(config_of()))
     folder.close()
-    RunFolder(config_of()).close()
-    other = RunFolder(config_of(seed=1))
+    RunFolder(run_path(config_of())).close()
+    other = RunFolder(run_path(config_of(seed=1)))
     other.close()
 
 
@@ -114,16 +114,16 @@ def test_a_writer_that_was_killed_holds_nothing(config_of: MakeConfig, tmp_path:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(ShoalError, match="another run"):
-            RunFolder(config_of())
+            RunFolder(run_path(config_of()))
         holder.kill()
         holder.wait()
-        RunFolder(config_of()).close()
+        RunFolder(run_path(config_of())).close()
 
 
 def test_a_folder_that_cannot_be_made(config_of: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ShoalError, match=r"cannot be made: .*; set run\.root to a folder that can be written$"):
-        RunFolder(config_of(run__root=str(tmp_path / "file")))
+        RunFolder(run_path(config_of(run__root=str(tmp_path / "file"))))
 
 
 def test_warnings_go_to_the_log_while_it_is_open(folder: RunFolder) -> None:
@@ -139,7 +139,7 @@ def test_a_log_on_a_full_disk_ends_nothing(config_of: MakeConfig, capsys: pytest
     path = run_path(config_of())
     path.mkdir()
     (path / LOG).symlink_to("/dev/full")
-    folder = RunFolder(config_of())
+    folder = RunFolder(run_path(config_of()))
     logging.getLogger("shoal").warning("host 1 is back")
     folder.close()
     assert capsys.readouterr().err == ""
@@ -164,7 +164,7 @@ def test_checkpoints_without_metrics_are_a_run_that_has_started(folder: RunFolde
 
 
 def test_what_cannot_be_looked_at_is_not_missing(config_of: MakeConfig) -> None:
-    folder = RunFolder(config_of())
+    folder = RunFolder(run_path(config_of()))
     folder.close()
     for name in (SUMMARY, METRICS):
         (folder.path / name).symlink_to(name)
@@ -266,7 +266,7 @@ def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
     trace, moved = tmp_path / "trace.npy", tmp_path / "moved.npy"
     trace.write_text("1")
     config = config_of(participation__trace=str(trace))
-    folder = RunFolder(config)
+    folder = RunFolder(run_path(config))
     folder.begin(config)
     kept = Checkpoint(FederationState(round=1), {}, {"participation.trace": "another digest"}, "")
     checkpoint.save(folder.checkpoints, kept, keep=1)
@@ -282,7 +282,7 @@ def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
 
 def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:
     def left(**keys: Any) -> RunFolder:
-        folder = RunFolder(config_of(**keys))
+        folder = RunFolder(run_path(config_of(**keys)))
         folder.begin(config_of(**keys))
         folder.metrics.append(line(1))
         folder.close()
@@ -292,7 +292,7 @@ def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:
     finished.summarize({})
     left(seed=1, name="small-other")
     # One that was killed before its first round has nothing to go on from.
-    early = RunFolder(config_of(seed=3))
+    early = RunFolder(run_path(config_of(seed=3)))
     early.begin(config_of(seed=3))
     early.close()
     assert unfinished_relatives(config_of()) == [unfinished.path]

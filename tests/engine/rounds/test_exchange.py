@@ -28,7 +28,7 @@ PLACE = f"{__file__}, line 38, in upload()"
 class Echo(FedAvg):
     """Clients send what they were given and count their visits; some fail in phase `p`."""
 
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
     failing: tuple[int, ...] = ()
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:

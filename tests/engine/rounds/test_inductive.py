@@ -28,8 +28,7 @@ Start = Callable[..., Server]
 class Looks(FedAvg):
     """FedAvg whose hooks note sizes where they may see the data of training nodes, and where that of all nodes."""
 
-    plain_training: ClassVar[bool] = False
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
 
     def round(self, server: Tree, ctx: Context, cohort: Any) -> Requests:
         assert [info.nodes for info in ctx.clients] == [TRAINING] * WITHOUT_TRAIN + [0]

@@ -76,7 +76,7 @@ def test_a_later_upload_takes_the_place_of_an_earlier(meter: Meter) -> None:
 @pytest.mark.parametrize(
     ("mix", "line"),
     [
-        (Mix("v", torch.ones(5)), r"Mix\('v'\) before any Ask uploaded it as How\.MIX"),
+        (Mix("v", torch.ones(5)), r"Mix\('v'\) before any Ask uploaded it as Reduce\.MIX"),
         (Mix("w", torch.ones(4)), r"the matrix of Mix\('w'\) is \[4\], wanted \[5\]"),
         (Mix("w", torch.ones(2, 5), [0, 1, 2]), r"the matrix of Mix\('w'\) is \[2, 5\], wanted \[3, 5\]"),
         (Mix("w", torch.ones(2, 4), [0, 1]), r"the matrix of Mix\('w'\) is \[2, 4\], wanted \[2, 5\]"),

@@ -205,7 +205,7 @@ def test_a_failing_client_is_named_and_the_state_stays(start: Start) -> None:
 def test_mixing_what_nobody_uploaded_for_it_is_refused(start: Start) -> None:
     server = start({"algorithm.name": f"{__file__}:Fails", "algorithm.where": "mix"})
     server.round()
-    with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as How\.MIX"):
+    with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as Reduce\.MIX"):
         server.round()
     assert server.state.round == 1
 

@@ -19,7 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
-from shoal.engine.runs.run import plan_of, run
+from shoal.engine.runs.plan import plan_of
+from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 
@@ -232,10 +233,10 @@ def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        if client.info.client == 3:\n"
         "            raise RuntimeError('no luck')\n"
-        "        return super().upload(client, given, phase)\n"
+        "        return super().upload(client, received, phase)\n"
     )
     line = refused("run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
     assert f"round 1, client 3: {tmp_path / 'mine.py'}, line 7, in upload(): RuntimeError: no luck" in line
@@ -264,8 +265,8 @@ from shoal.algorithms.protocol import Upload
 class Failing(FedAvg):
     kind: str = "raises"
 
-    def upload(self, client, given, phase):
-        sent = super().upload(client, given, phase)
+    def upload(self, client, received, phase):
+        sent = super().upload(client, received, phase)
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
         if client.info.client != 2:
             return sent

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buffers import ROOT
+from rooms import ROOT
 from sklearn.metrics import roc_auc_score
-from small_molecules import drawn_molecules, write_molecules
+from support.small_molecules import drawn_molecules, write_molecules
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.hosts.host import Host

@@ -7,10 +7,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyg_clients
 import pytest
 import torch
-from small_fedpg import CLASSES, DECAY, EPOCHS, LR, ROUNDS, WIDTH, GraphClient, PlainClient, PlainServer, Slots, flat
+from support import pyg_clients
+from support.small_fedpg import (
+    CLASSES,
+    DECAY,
+    EPOCHS,
+    LR,
+    ROUNDS,
+    WIDTH,
+    GraphClient,
+    PlainClient,
+    PlainServer,
+    Slots,
+    flat,
+)
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpg.fedpg import FedPG

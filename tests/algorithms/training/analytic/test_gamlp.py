@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 
 from shoal.algorithms.base import Algorithm
 from shoal.algorithms.flat_model import FlatModel

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
