@@ -26,9 +26,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.losses.prototypes import pack
 from shoal.algorithms.methods.fedpg.annotation import annotate
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
@@ -103,7 +101,7 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
     proto_LCH = hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES)
     down: Tree = pack(proto_LCH, counts_LC > 0)
     received = method.receive(client, down)
-    term = method.regularizer(client, received)
+    term = method._term(client, received)
     assert term is not None
     aligned = LocalTrainer(models, options, method)
     return {
@@ -112,7 +110,7 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
         "weights of the hops": lambda: hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops),
         "sums": lambda: hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES),
         "upload": lambda: method.upload(client, received, "train"),
-        "prepare": lambda: method.regularizer(client, received),
+        "prepare": lambda: method._term(client, received),
         "aligned epoch": lambda: aligned.fit(client, received, loss=method.loss, term=term),
     }
 

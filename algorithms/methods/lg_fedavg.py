@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from shoal.algorithms.base import Client, ClientModels, Context, Received, Tree, Upload
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.context import ModelInfo
-from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL
 from shoal.storage.errors import ShoalError

@@ -6,7 +6,7 @@ Axes: a matrix is `[A, B]`, its truncation has rank R.
 import torch
 from torch import Tensor
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.protocol import Tree
 
 

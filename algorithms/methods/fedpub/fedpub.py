@@ -16,9 +16,8 @@ from shoal.algorithms.methods.lg_fedavg import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.batches import batches
 from shoal.algorithms.training.joint_training import own_optimizer
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import batches, finite_loss
 
 
 @dataclass

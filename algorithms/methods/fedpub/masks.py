@@ -6,8 +6,7 @@ Axes: P parameters, W entries of weight matrices among them.
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 
 # Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
 MASK = "mask"

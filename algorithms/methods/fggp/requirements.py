@@ -1,7 +1,7 @@
 """Which models and options of training FGGP can work with."""
 
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.context import Context
-from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.protocol import MODEL
 from shoal.storage.errors import ShoalError
 

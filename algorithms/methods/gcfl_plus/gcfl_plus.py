@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
 from shoal.algorithms.methods.gcfl_plus.warping import warping_distances

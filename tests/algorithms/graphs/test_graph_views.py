@@ -10,8 +10,7 @@ import torch
 from support.sparse_rows import sparse
 from torch import Tensor
 
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews, pairs, smoothing_over
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures
@@ -83,6 +82,7 @@ def cut(
     return edges[kept_M], x * kept_F
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("r", [0.5, 0.2])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_view_is_the_graph_that_was_cut_by_hand(name: str, r: float, edges: np.ndarray, x: np.ndarray) -> None:

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.protocol import MODEL
@@ -51,6 +49,7 @@ def views_of(make_view: Callable[..., View], weighted: bool) -> list[View]:
     return found
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("sparse", [False, True], ids=["", "sparse"])
 @pytest.mark.parametrize("case", MODULES)
 def test_equals_the_loop_over_two_visits(

@@ -10,7 +10,7 @@ from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
@@ -126,7 +126,11 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
     [
         ("batched", {"model.name": "gat"}, "a decoupled model"),
         ("batched", {"train.batch_size": 8}, "whole batches"),
-        ("batched", {"algorithm": {"name": "fedpg"}}, "a method of plain cross-entropy, which FedPG is not"),
+        (
+            "batched",
+            {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
+            "a method of plain cross-entropy, which FedPG is not; use autograd",
+        ),
         ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],
 )

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL
@@ -61,10 +61,10 @@ def initials(config: Config, clients: list[int]) -> list[dict[str, Tensor]]:
     """Parameters by name that clients start from."""
     store = prepare(config)
     job = make_job(config, store, "job")
-    several = job.build_models(store, job.algorithm())[MODEL]
+    models = job.build_models(store, job.algorithm())[MODEL]
     found = []
     for client in clients:
-        built = several[job.model_of[client]]
+        built = models[job.model_of[client]]
         w = job.initial(built, MODEL, client)
         assert torch.equal(w, built.flat.w.detach())
         parts = zip(built.flat.module.named_parameters(), built.flat.parts(w), strict=True)

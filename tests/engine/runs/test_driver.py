@@ -100,6 +100,7 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
     assert len(list((folder / "checkpoints").iterdir())) == 4
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
     tiny: Path, limited: Callable[..., tuple[int, str]], limit: int

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from support.sparse_rows import sparse
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.training.analytic.choice import AnalyticGradient, analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.gamlp import apart
@@ -50,6 +50,7 @@ def check(model: FlatModel, closed: AnalyticGradient, inputs: list[Features], ro
     torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("attention", BY_FORMULA)
 @pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (3, 0.5)])
 @pytest.mark.parametrize("hops", [0, 2])
