@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.graphs.candidates import Candidates, draw_candidates
-from shoal.algorithms.graphs.completed_graph import CompletedGraph
+from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
 from shoal.algorithms.graphs.drawn_operator import DrawnOperator
 from shoal.algorithms.graphs.pairs import PairDots
 

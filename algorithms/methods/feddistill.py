@@ -1,7 +1,6 @@
 """FedDistill: clients share the mean logits of every class instead of parameters."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,7 +26,7 @@ class FedDistill(ClassRows):
     """
 
     # Logits are what is told and taught.
-    reads_embedding: ClassVar[bool] = False
+    reads_embedding = False
     gamma: float = 1.0
 
     def __post_init__(self) -> None:

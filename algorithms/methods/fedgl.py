@@ -1,7 +1,6 @@
 """FedGL: clients also learn from what is predicted of their unlabelled nodes."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +43,7 @@ class PseudoLabels(Algorithm):
     """
 
     # Unlabelled nodes belong to the graph that is trained on; small graphs and pairs of the test are not seen there.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     pseudo: float = 0.1
     threshold: float = 0.5
 

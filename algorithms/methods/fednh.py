@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +10,9 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.lg_fedavg import as_layer, require_body, require_weight
-from shoal.algorithms.methods.shared.body import body_of, together
+from shoal.algorithms.methods.shared.body import as_layer, body_of, joined
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings
+from shoal.algorithms.methods.shared.requirements import require_body, require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
 
 
@@ -71,7 +70,7 @@ class FedNH(FedAvg):
         rho: Share of W_c that stays; 0.9 in the paper.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     scale: float = 20.0
     rho: float = 0.9
@@ -106,7 +105,7 @@ class FedNH(FedAvg):
             return None
         classes_CH = down["classes"]
         classifier = torch.cat([classes_CH.flatten(), classes_CH.new_zeros(len(classes_CH))])
-        client.model.load(together(client.model.flat, down["w"], classifier))
+        client.model.load(joined(client.model.flat, down["w"], classifier))
         return classes_CH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor) -> Tensor:

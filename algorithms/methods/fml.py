@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -39,7 +38,7 @@ class FML(TaughtRows):
     """
 
     # Logits are what is told and taught.
-    reads_embedding: ClassVar[bool] = False
+    reads_embedding = False
     alpha: float = 0.5
     beta: float = 0.5
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ class FPL(FedAvg):
             three clients are one cluster however far apart they are.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     cpcl: float = 1.0
     upcr: float = 1.0

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -68,7 +67,7 @@ class AdaFGL(FedAvg):
     """
 
     # Likeness and propagation are of the nodes that are predicted.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     shared_rounds: int | None = None
     most_nodes: int = 10_000
     alpha: float = 0.5

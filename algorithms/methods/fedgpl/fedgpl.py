@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class FedGPL(Algorithm):
     noise_down: bool = False
     most_rows: int = 65_536
     recompute: bool = False
-    supports: ClassVar[frozenset[str]] = frozenset({"graph"})
+    supports = frozenset({"graph"})
 
     def __post_init__(self) -> None:
         if not (self.server_lr > 0 and self.epsilon > 0 and self.clip > 0):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,7 @@ class FedGTA(Algorithm):
     """
 
     # Clients are compared by labels that spread along the edges between what is predicted.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     eps: float = 0.5
     lp_steps: int = 5
     lp_seed_weight: float = 0.5

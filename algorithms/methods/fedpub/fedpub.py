@@ -2,23 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpub.masks import MASK, factors, in_matrices, masked, own_mask
 from shoal.algorithms.methods.fedpub.proxy_graph import sketch
-from shoal.algorithms.methods.lg_fedavg import require_body
+from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batches import batches
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import finite_loss
+
+# Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
+MASK = "mask"
 
 
 @dataclass
@@ -66,10 +68,10 @@ class FedPUB(Algorithm):
         masks: There are masks.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     # The proxy graph has nodes and edges, and nothing that pairs or graphs would be pooled from.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     tau: float = 10.0
     l1: float = 1e-3
     proximal: float = 1e-3
@@ -208,3 +210,32 @@ def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
     if not bool(counts_B.any()):
         return torch.eye(len(counts_B), device=sketch_BH.device)
     return (tau * cos_BB).masked_fill(~counts_B, -torch.inf).softmax(1).float()
+
+
+def in_matrices(flat: FlatModel) -> Tensor:
+    """Which parameters are entries of a weight matrix, bool `[P]`; the others, as biases, have no mask."""
+    parts = [torch.full((p.numel(),), p.dim() == 2, device=p.device) for p in flat.module.parameters()]
+    return torch.cat(parts)
+
+
+def masked(w: Tensor, mask_W: Tensor, places_P: Tensor, threshold: float = 0.0) -> Tensor:
+    """The parameters that a model computes with, `[P]`: entries of matrices times their masks.
+
+    Args:
+        w: Parameters, `[P]`.
+        mask_W: Masks, in the order of the entries.
+        places_P: What `in_matrices` gives.
+        threshold: A mask that is smaller in size counts as 0.
+    """
+    return w * factors(torch.where(mask_W.abs() < threshold, 0, mask_W), places_P)
+
+
+def factors(mask_W: Tensor, places_P: Tensor) -> Tensor:
+    """What every parameter is multiplied by, `[P]`: 1 outside of matrices."""
+    return torch.ones_like(places_P, dtype=mask_W.dtype).masked_scatter(places_P, mask_W)
+
+
+def own_mask(client: Client, entries: int) -> nn.Parameter:
+    """A client's mask, `[W]`: all ones before its first training, of so many entries."""
+    kept = client.state.get(MASK)
+    return nn.Parameter(torch.ones(entries, device=client.data.device) if kept is None else kept)

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class AugmentedGraphs(Algorithm):
     """
 
     # Missing neighbours are of nodes.
-    supports: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports = frozenset({"node"})
     generator_rounds: int = 10
     hide: float = 0.5
     most_neighbours: int = 5

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client_model import ROWS_AT_A_TIME
+from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.graphs.generated_graph import EdgeOptions
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
@@ -24,12 +25,12 @@ from shoal.algorithms.methods.fggp.class_prototypes import (
 )
 from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
 from shoal.algorithms.methods.fggp.global_view import GlobalView
-from shoal.algorithms.methods.fggp.requirements import require_fitting
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import label_loss, weighted_sum
 from shoal.algorithms.training.local_training import finite_loss
+from shoal.storage.errors import ShoalError
 
 GENERATOR = "generator"
 
@@ -113,10 +114,10 @@ class FGGP(FedAvg):
         hidden: Width of the generator.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
-    supports: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports = frozenset({"node"})
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
@@ -227,7 +228,7 @@ class FGGP(FedAvg):
         elif "w" in down:
             # A model begins a visit with its initial parameters.
             head = client.state["head"] if "head" in client.state else classifier_of(model.flat)
-            model.load(together(model.flat, down["w"], head))
+            model.load(joined(model.flat, down["w"], head))
         if GENERATOR in down:
             client.models[GENERATOR].load(down[GENERATOR])
         return Received(Bank.read(down), int(down["round"]) if "round" in down else 0)
@@ -334,3 +335,41 @@ class FGGP(FedAvg):
 def feature(out: Output) -> Tensor:
     """z, `[N, H]`: the embedding where it is positive."""
     return F.relu(out.embedding_NH)
+
+
+def require_fitting(ctx: Context, model: FlatModel, view: bool, generator: bool, keeps_classifier: bool) -> None:
+    """Checks a run before its first round.
+
+    Args:
+        ctx: The run.
+        model: The clients' model.
+        view: Clients learn from a second view of their graph.
+        generator: A generator draws it.
+        keeps_classifier: Classifiers are not averaged.
+
+    Raises:
+        ShoalError: They cannot; names the key.
+    """
+    name = ctx.models[MODEL][0].name
+    if keeps_classifier and not model.has_body:
+        raise ShoalError(
+            f"model.layers: FGGP averages what lies below the classifier, and a {name} of one layer is nothing else; "
+            "take 2 layers, or algorithm.head_mode: average"
+        )
+    if not view:
+        return
+    coupled = model.coupled
+    if coupled is None:
+        raise ShoalError(
+            f"algorithm.gkic: a second view of the graph needs a model that passes messages, and {name} reads hops; "
+            "take gcn, or gkic: off"
+        )
+    if generator and coupled.operator != "symmetric":
+        raise ShoalError(
+            f"algorithm.gkic: the generator makes matrices for gcn and gcnii, not for {name}; take one of these, "
+            "knn_only, or off"
+        )
+    if coupled.fanouts:
+        raise ShoalError("model.fanouts: a second view of the graph is read whole; leave it out, or take gkic: off")
+    if ctx.train.batch_size is not None:
+        raise ShoalError("train.batch_size: both views take all rows in one step; leave it out, or take gkic: off")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,10 +10,9 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
-from shoal.algorithms.methods.gcfl_plus.warping import warping_distances
-from shoal.algorithms.methods.lg_fedavg import require_body
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.gcfl_plus.division import minimum_cut, warping_distances
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 
 # Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
@@ -55,7 +54,7 @@ class GCFLPlus(FedAvg):
         warmup: Rounds before the first division.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
     share: Literal["body", "all"] = "body"
     eps1: float = 0.05
     eps2: float = 0.1
@@ -144,7 +143,7 @@ class GCFLPlus(FedAvg):
         w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
         if self.share == "body":
             own = client.state.get(CLASSIFIER)
-            client.model.load(together(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
+            client.model.load(joined(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
         else:
             client.model.load(w)
         return {"w": w}

@@ -1,7 +1,6 @@
 """What methods do whose clients share one row for each class instead of parameters."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from shoal.algorithms.base import (
     Algorithm,
     Ask,
     Client,
-    ClientModels,
     Context,
     Received,
     Replies,
@@ -29,8 +27,8 @@ class ClassRows(Algorithm):
     the client trains on, of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every class.
     """
 
-    reads_embedding: ClassVar[bool] = True
-    client_models: ClassVar[ClientModels] = "heterogeneous"
+    reads_embedding = True
+    client_models = "heterogeneous"
 
     def rows_of(self, client: Client) -> Tensor:
         """What is averaged, for every training row, `[n, K]`."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from shoal.algorithms.base import Algorithm, Ask, Client, ClientModels, Context, Received, Requests, Tree, Upload
-from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.algorithms.models.names import BACKBONES, HEADLESS
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
@@ -24,10 +24,10 @@ class WithCopilot(Algorithm):
         copilot: The copilot, as a model is written in a config.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     copilot: Mapping[str, Any] = field(default_factory=lambda: {"name": "gcn"})
-    client_models: ClassVar[ClientModels] = "heterogeneous"
+    client_models = "heterogeneous"
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         if self.copilot.get("name") in HEADLESS:

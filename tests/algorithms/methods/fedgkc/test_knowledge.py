@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import pytest
 import torch
 
-from shoal.algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge, likeness_to_neighbours
+from shoal.algorithms.methods.fedgkc import TERMS, Clarity, Term, knowledge, likeness_to_neighbours
 from shoal.storage.store.view import View
 
 EDGES = [(0, 1), (1, 2), (0, 2), (2, 3)]
