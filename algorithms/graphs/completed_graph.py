@@ -37,7 +37,7 @@ def completed(indptr: np.ndarray, indices: np.ndarray, nearest_NK: Tensor, devic
     Args:
         indptr: Row starts of A, as `View.csr` gives them.
         indices: Its columns.
-        nearest_NK: What `nearest` gave: int32, -1 where there is nobody.
+        nearest_NK: The value of `nearest`: int32, -1 where there is no node.
         device: Where the pairs are to be.
 
     Raises:

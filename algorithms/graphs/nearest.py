@@ -12,9 +12,9 @@ EXACT_UP_TO = 50_000
 TILE = 1024, 2048
 # Lists that a row is compared with above the limit.
 PROBED = 16
-# Rows that are scaled, or searched for, at once.
+# Rows of a block that is scaled, or searched for.
 BLOCK = 65_536
-# By torch: cosines at a time, 512 MB, and pairs whose rows are gathered at once.
+# By torch: cosines at a time, 512 MB, and pairs of a block whose rows are gathered.
 COSINES, PAIRS = 2**27, 2**18
 # Numbers of a tile that are looked through before any is compared.
 CHUNK = 64
@@ -26,7 +26,7 @@ def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
     """The k other rows of the largest cosine for every row, int32 `[N, k]`, the most similar first, where the rows are.
 
     Of equally similar ones the lowest number comes first. -1 stands where there are not enough. A row of zeros has no
-    neighbours, and is nobody's. The same rows give the same bits for any number of threads.
+    neighbours, and is no row's neighbour. The same rows give the same bits for any number of threads.
 
     Args:
         z_NH: Rows, float32; no gradient is made.
@@ -111,7 +111,7 @@ def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
         near = unit_NH[start : start + step] @ unit_NH.t()
         own = torch.arange(len(near), device=device)
         near[own, own + start] = -torch.inf
-        # Whoever may be among the k, given that products are rounded; the diagonal never is.
+        # Candidates for the k nearest, as products are rounded; the diagonal never is one.
         least = near.topk(min(k, nodes - 1)).values[:, -1:] - 2 * margin_of(unit_NH.shape[1])
         row, other = torch.nonzero(near >= least, as_tuple=True)
         value = torch.cat([_cosines(unit_NH, i + start, j) for i, j in zip(row.split(PAIRS), other.split(PAIRS))])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.storage.kernels.prefetch import prefetch
 
-# Pairs whose rows torch gathers at once: 128 MB at width 128.
+# Pairs of a block whose rows torch gathers: 128 MB at width 128.
 BLOCK = 2**18
 # Pairs between a prefetch of a row and its use, and numbers in a cache line.
 AHEAD, LINE = 12, 16

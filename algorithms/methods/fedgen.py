@@ -89,7 +89,7 @@ WIDEST = 4096
 
 @dataclass(frozen=True)
 class Taught:
-    """What a client is given once there is a generator.
+    """What a client receives once there is a generator.
 
     Attributes:
         generator: G, which is not trained here.

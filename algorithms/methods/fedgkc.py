@@ -1,4 +1,4 @@
-"""FedGKC: clients of different models teach, and are taught by, a copilot that they have in common."""
+"""FedGKC: clients of different models teach a common copilot and learn from it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Shares(NamedTuple):
 
     @property
     def taught(self) -> bool:
-        """Whether one model hears of the other at all."""
+        """Whether the two models teach each other at all."""
         return bool(self.neighbours or self.scores)
 
 
@@ -44,7 +44,7 @@ class Shares(NamedTuple):
 class FedGKC(WithCopilot):
     """FedGKC: federated graph knowledge collaboration.
 
-    A client has a model of its own, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
+    A client has its own model, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
     sent. In every epoch both answer for all nodes; then each takes one step, the copilot first, on
 
         alpha * CE + beta * L_neigh(other -> own) + (1 - alpha - beta) * KL(other || own)        (eqs. 2 and 3)
@@ -75,7 +75,7 @@ class FedGKC(WithCopilot):
         self_detach: The weak view is a teacher: it gets no gradient.
         weak: Share of the edges, and of the features, that the weak view lacks; the paper gives none.
         strong: The same of the strong view.
-        weights: How the server weighs copilots: `kama`, by size alone (`size`), or all alike (`uniform`).
+        weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
         kama_terms: What counts as knowledge, of `strength`, `clarity`, `smoothness`.
         clarity: As equation 8 is written (`literal`), or against the mean of the other classes (`margin_mean`).
         lam: Lambda, weight of the smoothness; 0.1 in the paper.
@@ -137,7 +137,7 @@ class FedGKC(WithCopilot):
             shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
         kept = {"nodes": Reduce.STACK, "knowledge": Reduce.STACK} if self.weights == "kama" else {"nodes": Reduce.STACK}
         got = yield Ask("train", {"w": Reduce.MIX, **kept}, shared=shared)
-        # Clients without a node have no say, all of them together neither.
+        # Clients without a node have no weight.
         if got.ids and got["nodes"].any():
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
 
@@ -256,5 +256,5 @@ def knowledge(
 def likeness_to_neighbours(data: View, p_NC: Tensor) -> Tensor:
     """Mean cosine of every node's row with those of its neighbours, `[N]`; 0 for a node without neighbours."""
     direction_NC = unit(p_NC)
-    heard_NC = SparseMatrix(data.adjacency) @ direction_NC
-    return (direction_NC * heard_NC).sum(1) / (data.degree - 1).clamp_min(1)
+    sum_NC = SparseMatrix(data.adjacency) @ direction_NC
+    return (direction_NC * sum_NC).sum(1) / (data.degree - 1).clamp_min(1)

@@ -32,7 +32,7 @@ class FedKD(TaughtRows):
 
     and the mentee s on the same with the two exchanged: CE_s + [KL(mentor || mentee) + MSE(z_m, W z_s)] / (CE_m +
     CE_s). CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`), the MSE that over rows and the
-    width of the mentor's embedding z_m. What the other said, and the denominator, are detached (our choice: the
+    width of the mentor's embedding z_m. The other model's output and the denominator are detached (our choice: the
     authors' code detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two
     MSE terms, by the optimizer of the config. It starts as the identity if it is square, else Xavier-uniform. Losses of
     attention maps are left out. The mentor predicts.
@@ -40,7 +40,7 @@ class FedKD(TaughtRows):
     The copilot travels as changes, every matrix in them truncated to the least rank that holds a share of its squared
     singular values: T = energy_start + (energy_end - energy_start) t / rounds in round t. A client sends what training
     changed; the server adds up the mean over the cohort, weighted by nodes (the paper: by samples), truncates it again,
-    and applies what is left, so that it and its clients hold the same to the bit.
+    and applies the truncated change, so that it and its clients hold the same to the bit.
 
     Up: for an `[a, b]` matrix of rank r the smaller of r (a + b + 1) and a b scalars, other parameters as they are, and
     the weight. Down: T, and the last round's change to clients that took part in that round, all P parameters to
@@ -99,8 +99,8 @@ class FedKD(TaughtRows):
         scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
         z = {name: out.embedding_NH for name, out in outputs.items()}
         z[OTHER[learner]] = z[OTHER[learner]].detach()
-        heard = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
-        return labels[learner] + (heard + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
+        taught = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
+        return labels[learner] + (taught + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         copilot = client.models[COPILOT]
@@ -139,7 +139,7 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
 
 
 def truncated(matrix: Tensor, energy: float) -> Tensor:
-    """What is sent of a matrix: factors, or itself where these take as much.
+    """The message for a matrix `[A, B]`: factors of rank R, or the matrix itself where these take as much.
 
     The rank is the least whose squared singular values hold a share of the sum of all: at least 1 for a matrix that is
     not zero, 0 for one that is. What is no matrix, or not finite, stays as it is.

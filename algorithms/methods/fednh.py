@@ -59,8 +59,8 @@ class FedNH(FedAvg):
 
         W_c <- unit(rho W_c + (1 - rho) unit(sum_i n_ic mu_ic / sum_i n_ic))
 
-    over the cohort; a class that nobody has keeps its W_c. Parameters of the model's own classifier are neither sent
-    nor trained to any end; in their place lies W without bias, so that the model alone predicts the same class.
+    over the cohort; a class that no client has keeps its W_c. Parameters of the model's own classifier are neither sent
+    nor trained to any end; W without bias replaces them, so that the model alone predicts the same class.
 
     Down: the body, `[P - P_h]`, and W. Up: the body, n_i, the mu_ic of the C_i classes that the client trains on, and
     all counts: P - P_h + 1 + C_i H + C scalars. The paper's code averages bodies with `weight: uniform`.
@@ -85,7 +85,7 @@ class FedNH(FedAvg):
         kind = ctx.models[MODEL][0]
         model = ctx.build(MODEL, 0)
         require_body(model, kind, "FedNH has a classifier that is not trained")
-        require_weight(model, kind, "FedNH puts directions in the place of the classifier's weight")
+        require_weight(model, kind, "FedNH replaces the classifier's weight by directions")
         return {"w": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:

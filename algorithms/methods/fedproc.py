@@ -13,7 +13,7 @@ from shoal.algorithms.methods.fedproto import AveragedRows
 
 @dataclass(frozen=True)
 class Contrasted:
-    """What a client is given once two classes have a prototype.
+    """What a client receives once two classes have a prototype.
 
     Attributes:
         proto_BH: The known prototypes.

@@ -85,7 +85,7 @@ class FedProto(Aligned, ClassRows):
     upload are those of evaluation mode. The classifier predicts.
 
     Up: the p_ic of the C_i classes the client trains on and all counts, C_i H + C scalars. Down: the known p_c and a
-    bit for every class. A class that nobody in the cohort has keeps its prototype; the paper's further factor
+    bit for every class. A class that no client of the cohort has keeps its prototype; the paper's further factor
     1 / (number of clients with c), which shrinks them, is left out. lam = 0 trains as Local.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""FGSSL: FedAvg whose clients learn from the received model which nodes, and which neighbours, are alike."""
+"""FGSSL: FedAvg whose clients learn from the received model which nodes, and which neighbours, are similar."""
 
 from dataclasses import dataclass
 

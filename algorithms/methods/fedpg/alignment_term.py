@@ -43,7 +43,7 @@ def attention_weights(scorer: Tensor, z_NH: Tensor) -> Tensor:
 
 
 def train_scorer(state: Tree, lr: float) -> None:
-    """One step of Adam on the scorer in a client's state, if the loss left it a gradient; moments lie beside it."""
+    """One step of Adam on the scorer in a client's state, if it has a gradient; the state also holds its moments."""
     scorer = state.get(SCORER)
     if scorer is None or scorer.grad is None:
         return
@@ -78,7 +78,7 @@ class Reach(NamedTuple):
 
 
 def reach_of(nodes: Annotated, targets: Targets) -> Reach | None:
-    """What the alignment of a visit looks at; None if no prototype of the client has a target."""
+    """The nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
     target_LCH, known_LC = targets
     weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1)
     present_LC = (counts_LC > 0) & known_LC

@@ -52,11 +52,11 @@ class FedPG(Algorithm):
     Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
     exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
     rounds of absence is compared by it; a newcomer is sent the universal prototypes. A prototype that does not exist is
-    nowhere read. mu = 0 is Local to the bit.
+    never read. mu = 0 is Local to the bit.
 
     With `task: graph` the items are graphs, z is what the readout gives, and the neighbours of a graph are those of the
     client's graphs that are among its `similar` nearest ones by the cosine of z, or have it among theirs, whatever
-    their split; labels have no say in who is near. They are found from the model as it is when a visit begins and again
+    their split; similarity reads no labels. They are found from the model at the start of a visit and again
     before its upload, so that they stand still in training; the alignment computes the graphs that have weight in a
     prototype anew in every step, with gradients. A client with one graph has prototypes of hop 0 alone. This stands for
     the tasks of graphs in Tables VIII and IX of the paper; which similarity, how many and when are our choice.

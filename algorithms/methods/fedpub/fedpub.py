@@ -1,4 +1,4 @@
-"""Fed-PUB: averages among clients whose models do the same on a random graph, each behind a mask of its own."""
+"""Fed-PUB: averages among clients whose models do the same on a random graph, each with its own mask."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ MASK = "mask"
 
 @dataclass
 class Received:
-    """What a client was given.
+    """What a client received.
 
     Attributes:
         w: The parameters that it received, and after its training those that it has, without masks, `[P]`.
         near: What training stays near: w as it was mixed for the client; None before the first mix.
-        seed: Of the proxy graph; 0 where nobody was told.
+        seed: Of the proxy graph; 0 where it was not sent.
     """
 
     w: Tensor
@@ -42,7 +42,7 @@ class Received:
 class FedPUB(Algorithm):
     """Fed-PUB (Baek et al., ICML 2023): personalised averages of clients that share a community of the whole graph.
 
-    A client computes with w * m, m a mask of its own for every entry of every weight matrix, one at first. Both w and m
+    A client computes with w * m, m its own mask for every entry of every weight matrix, one at first. Both w and m
     are trained, by the config's optimizer, on
 
         CE(w * m) + l1 |m|_1 + proximal |w - w_received|^2
@@ -52,8 +52,8 @@ class FedPUB(Algorithm):
 
     The server compares clients by sketches h_j, the mean embedding that the model j, masks included, gives the 500
     nodes of a random proxy graph of five blocks, and client i receives sum_j a_ij w_j over the cohort, with
-    a_ij = exp(tau cos(h_i, h_j)) / sum_k exp(tau cos(h_i, h_k)). The proxy graph is drawn once a run; its seed is sent
-    in the place of it. A client without a training node receives but does not count. One that takes part for the
+    a_ij = exp(tau cos(h_i, h_j)) / sum_k exp(tau cos(h_i, h_k)). The proxy graph is drawn once a run; only its seed is
+    sent. A client without a training node receives but does not count. One that takes part for the
     first time starts from the initial parameters.
 
     Down: 8 bytes of the seed, the mix `[P]`, to a newcomer the initial parameters. Up: w_i `[P]` and h_i `[H]`. Masks
@@ -114,7 +114,7 @@ class FedPUB(Algorithm):
         return Received(w, mixed, int(down["proxy"]) if "proxy" in down else 0)
 
     def _deploy(self, client: Client, w: Tensor) -> None:
-        """Gives the model what it is evaluated with."""
+        """Loads the parameters that the model is evaluated with."""
         if MASK in client.state:
             w = masked(w, client.state[MASK], in_matrices(client.model.flat), self.threshold)
         client.model.load(w)
@@ -180,7 +180,7 @@ class FedPUB(Algorithm):
 
 
 def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | None]]:
-    """The places of every step's training rows, None standing for all, and whether an epoch begins with it.
+    """The places of every step's training rows, None standing for all, and whether it is the first of an epoch.
 
     Args:
         y: Labels of the training rows, int64 `[n]`.
@@ -198,7 +198,7 @@ def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | Non
 def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
     """Mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
 
-    Where nobody counts everybody keeps the own.
+    Where no client counts each keeps its own.
 
     Args:
         sketch_BH: h, float32.

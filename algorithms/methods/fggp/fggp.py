@@ -37,11 +37,11 @@ GENERATOR = "generator"
 
 @dataclass
 class Received:
-    """What a client was given.
+    """What a client received.
 
     Attributes:
         bank: Entries that predict; None while there is none.
-        round: Number of the round; 0 where nobody was told.
+        round: Number of the round; 0 where it was not sent.
     """
 
     bank: Bank | None = None
@@ -53,11 +53,11 @@ class FGGP(FedAvg):
     """FGGP: federated graph learning with generalizable prototypes, for clients whose graphs are of several domains.
 
     A model is an extractor and a classifier; the feature of a node is z = ReLU(embedding), always. The server averages
-    extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` begins every
+    extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` starts every
     visit as the common initial one, which ties the features of all clients to each other.
 
     Prediction (FCPP). A client sends the prototypes of its classes, means of z weighted by how certain every node is
-    (eq. 4), of its own trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
+    (eq. 4), of its trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
     finds is the bank. A node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the
     bank. A class that no client of a round sent keeps its entries. The bank is sent with every download and not kept;
     where there is none yet, the labelled prototypes of the client's own stand for it.
@@ -76,7 +76,7 @@ class FGGP(FedAvg):
     the bank, and the round's number where neighbours are looked for. Up: P_f, P_G, n_i, and H + 2 scalars (prototype,
     class, mass) of every class that the client has a label of. `gkic: off` trains on CE(U) alone, and any model will
     do. With `fcpp: false` nothing is sent but parameters and the classifier predicts, so that it must be averaged; with
-    `gkic: off` beside it this is FedAvg, to the bit by autograd. A client without training nodes does not
+    `gkic: off` as well this is FedAvg, to the bit by autograd. A client without training nodes does not
     train and has no weight. `model.init` has to be `shared`.
 
     Where the paper is silent, or its formulas and its code disagree: an edge is drawn with its probability, generated
@@ -88,7 +88,7 @@ class FGGP(FedAvg):
     Attributes:
         fcpp: The bank predicts, or else the classifier.
         gkic: The second view: `both`; A' alone (`knn_only`); generated from A (`gen_only`); there is none (`off`).
-        head_mode: The classifier begins as the common initial one (`reset`), stays with its client (`personal`), or is
+        head_mode: The classifier starts as the common initial one (`reset`), stays with its client (`personal`), or is
             averaged with the rest (`average`).
         cluster: How prototypes of a class become entries, see `summed_up`.
         finch_min: Fewer prototypes of a class are not clustered: FINCH merges any two or three.
@@ -106,8 +106,8 @@ class FGGP(FedAvg):
         gamma: Weight of L_reg.
         neighbours: k'.
         knn_every: Rounds.
-        lam: Lambda, what A' weighs beside the generator.
-        random_pairs: Of every node, that may become edges beside those of A'.
+        lam: Lambda, what A' weighs in addition to the generator.
+        random_pairs: Of every node, that may become edges in addition to those of A'.
         similarity: Of two nodes, `cosine` or `max`, see `EdgeOptions`.
         draw: `logistic`, or `gumbel` as eq. 7 is written.
         edge_temperature: Of the relaxed draw.
@@ -226,7 +226,7 @@ class FGGP(FedAvg):
         if "w" in down and self.head_mode == "average":
             model.load(down["w"])
         elif "w" in down:
-            # A model begins a visit with its initial parameters.
+            # A model starts a visit with its initial parameters.
             head = client.state["head"] if "head" in client.state else classifier_of(model.flat)
             model.load(joined(model.flat, down["w"], head))
         if GENERATOR in down:

@@ -47,7 +47,7 @@ def warping_distances(series_NL: np.ndarray) -> np.ndarray:
     along a path, so that it is at most the Euclidean one.
 
     Args:
-        series_NL: N series of L numbers; all pairs are worked on at once, in 2 L matrices of N x N numbers.
+        series_NL: N series of L numbers; all pairs are computed in one pass, in 2 L matrices of N x N numbers.
     """
     count, length = series_NL.shape
     x_LN = series_NL.astype(np.float64).T

@@ -24,7 +24,7 @@ LONGEST = 1000
 class GCFLPlus(FedAvg):
     """GCFL+ (Xie et al., NeurIPS 2021): FedAvg in clusters, which divide by the series of their gradients' norms.
 
-    All clients begin as one cluster K with the model W_K. A client trains from its cluster's model and sends the
+    All clients start as one cluster K with the model W_K. A client trains from its cluster's model and sends the
     change dW_i, its norm, n_i, and the norm g_i of its last step's gradient, all of the shared parameters. The server
     keeps the last `window` of the g_i of every client, and divides a cluster after round `warmup` if
 
@@ -137,7 +137,7 @@ class GCFLPlus(FedAvg):
     # The clients.
 
     def receive(self, client: Client, down: Tree) -> Received:
-        """Loads the model of the client's cluster, given alone or, before an evaluation, with those of all clusters."""
+        """Loads the model of the client's cluster, sent alone or, before an evaluation, with those of all clusters."""
         if not down:
             return down
         w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
@@ -170,7 +170,7 @@ class GCFLPlus(FedAvg):
 
 
 def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
-    """Rows of weights `[K, B]`: what each of B clients counts in the mean of every cluster; 0 where nobody counts.
+    """Rows of weights `[K, B]`: what each of B clients counts in the mean of every cluster; 0 where no client counts.
 
     Args:
         cluster_B: The cluster of every client, int64.

@@ -1,4 +1,4 @@
-"""What methods share whose clients keep a model of their own and send a common one, the copilot."""
+"""Base class of methods with a private model and a shared copilot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ class WithCopilot(Algorithm):
 
 @dataclass(frozen=True)
 class TaughtRows(WithCopilot):
-    """One whose two models teach each other on some rows, which takes no label.
+    """A method whose two models teach each other on some rows, which takes no label.
 
     Attributes:
         rows: The training rows of the step (`train`), as in the papers, or all nodes that training sees (`all`, ours).

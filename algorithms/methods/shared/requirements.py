@@ -33,8 +33,8 @@ def require_weight(model: FlatModel, kind: ModelInfo, because: str) -> None:
 def require_nodes(ctx: Context) -> None:
     """Refuses `algorithm.rows: all` where items are small graphs or pairs.
 
-    Of nodes training sees all that `data.inductive` does not hide; graphs and pairs of the test are seen by nobody
-    before they are scored.
+    Of nodes training sees all that `data.inductive` does not hide; no client sees graphs and pairs of the
+    test before they are scored.
 
     Raises:
         ShoalError: Items are no nodes.

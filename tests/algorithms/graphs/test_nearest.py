@@ -65,7 +65,7 @@ def test_many_equal_rows() -> None:
     assert bool((found[4:] == torch.tensor([0, 1, 2])).all())
 
 
-def test_rows_of_zeros_are_nobodys() -> None:
+def test_zero_rows_have_and_are_no_neighbours() -> None:
     z = torch.tensor([[0.0, 0], [1, 0], [0, 0], [0, 2], [3, 3]])
     assert nearest(z, 3).tolist() == [[-1] * 3, [4, 3, -1], [-1] * 3, [4, 1, -1], [1, 3, -1]]
     assert nearest(torch.zeros(4, 3), 2).tolist() == [[-1, -1]] * 4

@@ -131,7 +131,7 @@ def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) ->
         start({**NAME, "model": [{"name": "gcn", "hidden": 5}, model]})
 
 
-def test_layers_of_several_classifiers() -> None:
+def test_as_layer_splits_a_batch_of_classifiers() -> None:
     sent = torch.arange(2 * 9.0).view(2, 9)
     weight, bias = as_layer(sent, 3)
     assert weight.tolist() == [[[0, 1], [2, 3], [4, 5]], [[9, 10], [11, 12], [13, 14]]]

@@ -51,7 +51,7 @@ def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
 
 
 @pytest.mark.parametrize("alignment", ["node", "prototype"])
-def test_the_self_control_is_a_client_that_nobody_is_alike(run: Run, alignment: str) -> None:
+def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Run, alignment: str) -> None:
     keys = {**PG, "train.dropout": 0.5, "algorithm.alignment": alignment}
     alone = run({**keys, "algorithm.alpha": 0, "algorithm.lam": 1.1})
     own = run({**keys, "algorithm.targets": "own"})

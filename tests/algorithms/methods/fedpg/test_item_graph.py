@@ -67,7 +67,7 @@ def test_length_says_nothing(client_data: ClientData) -> None:
     assert all(abs(i - j) <= 2 for i, j in zip(*found.nonzero()))
 
 
-def test_nobody_and_nothing(client_data: ClientData) -> None:
+def test_item_graph_of_one_item_or_similar_0_has_no_edges(client_data: ClientData) -> None:
     alone = item_graph(client_data(3), torch.ones(1, 3), 5)
     assert (alone.items, dense(alone).tolist()) == (1, [[0]])
     for z in (torch.ones(GRAPHS, 3), torch.ones(0, 3)):
