@@ -59,7 +59,7 @@ def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
 
 
 def built_models(
-    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
+    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int | None, **shape: Any
 ) -> BuiltModels:
     """Builds all models that clients of a method hold.
 
@@ -67,20 +67,24 @@ def built_models(
         algorithm: The method.
         choices: The models of the config.
         embedding: As for `build_models`.
-        memory_limit: Bytes that they may take.
+        memory_limit: Bytes that they may take; None: `require_fitting` was called before.
         shape: What else `build_models` takes.
 
     Raises:
         ShoalError: As `build_models` does, the method describes its models wrongly, or they do not fit the memory.
     """
-    require_fitting(algorithm, specs, embedding, memory_limit, **shape)
+    if memory_limit is not None:
+        require_fitting(algorithm, specs, embedding, memory_limit, **shape)
     return _built(algorithm, specs, embedding, **shape)
 
 
 def require_fitting(
     algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
-) -> None:
+) -> BuiltModels:
     """Refuses models that `built_models` would refuse, before they take any memory; the arguments are the same.
+
+    Returns:
+        The models on the device `meta`: shapes without values.
 
     Raises:
         ShoalError: As `built_models` does.
@@ -94,6 +98,7 @@ def require_fitting(
             f"model: {parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
             f"is {size(memory_limit)}; take a smaller model.hidden or fewer model.layers, or raise the limit"
         )
+    return sketched
 
 
 def _built(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:

@@ -11,14 +11,12 @@ from integration.server_here import ServerHere
 
 from attack.wrong_methods import CLASS, HEAD, WRONG, Wrong
 from shoal.engine.cli.main import command as main
-from shoal.engine.cluster.ray_federation import RaySession
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.federation import Federation
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
@@ -56,34 +54,37 @@ def test_one_line_in_process(start: Start, tmp_path: Path, case: Wrong) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(configure: Callable[..., Config]) -> Iterator[ServerHere]:
+def server_here(configure: Callable[..., Config]) -> Iterator[ServerHere]:
     config = configure({**MODEL, "engine.backend": "ray", "engine.hosts": 2, "resources.cpus_per_host": 0.5})
-    session = ServerHere(config)
-    yield session
-    session.close()
+    backend = ServerHere(config)
+    yield backend
+    backend.close()
 
 
 @pytest.mark.parametrize(
-    ("federation", "name"),
-    [pytest.param(RaySession.federation, name, id=f"server: {name}") for name in FROM_THE_SERVER]
-    + [
-        pytest.param(RaySession.federation, name, id=f"server: {name}", marks=pytest.mark.slow)
-        for name in LATER_FROM_THE_SERVER
-    ]
-    + [pytest.param(ServerHere.federation, name, id=f"host: {name}") for name in FROM_A_HOST],
+    ("on_server", "name"),
+    [pytest.param(True, name, id=f"server: {name}") for name in FROM_THE_SERVER]
+    + [pytest.param(True, name, id=f"server: {name}", marks=pytest.mark.slow) for name in LATER_FROM_THE_SERVER]
+    + [pytest.param(False, name, id=f"host: {name}") for name in FROM_A_HOST],
 )
 def test_the_same_line_on_ray(
     configure: Callable[..., Config],
-    session: ServerHere,
+    server_here: ServerHere,
     tmp_path: Path,
-    federation: Callable[..., Federation],
+    on_server: bool,
     name: str,
 ) -> None:
     method, words = write(tmp_path, WRONG[name])
     config = configure({**MODEL, "engine.backend": "ray", "algorithm.name": method})
     job = make_job(config, prepare(config), f"{tmp_path.name} {name}")
+    backend = server_here.ray if on_server else server_here
+
+    def one_round() -> None:
+        backend.open(job, plan_of(config), None)
+        backend.round(unwatched)
+
     with pytest.raises(ShoalError) as caught:
-        federation(session, job, plan_of(config), None).round(unwatched)
+        one_round()
     require_line(str(caught.value), words)
     if "raises" in name:
         assert "RuntimeError: no luck" in caught.value.detail

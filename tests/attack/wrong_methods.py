@@ -302,7 +302,9 @@ DATA = [
     data("degrees", "data.degree.zero_()", "writes into client.data.degree, which is read-only"),
     data("the adjacency", "data.adjacency.values().zero_()", "writes into client.data.adjacency, which is read-only"),
     data("edges", "data.edges[1].zero_()", "writes into client.data.edges, which is read-only"),
-    data("an entry", "data.memo('mine', lambda: torch.ones(3)).zero_()", "writes into client.data.mine, which is read"),
+    data(
+        "an entry", "data.cache('mine', lambda: torch.ones(3)).zero_()", "writes into client.data.mine, which is read"
+    ),
     data("columns", "data.csr[1].fill(0) # here", "ValueError: assignment destination is read-only"),
     data("ids", "data.node[0] = 5 # here", "ValueError: assignment destination is read-only"),
     data(

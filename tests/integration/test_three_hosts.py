@@ -107,7 +107,7 @@ def test_a_machine_that_comes_back(cluster: Cluster, runs: Runs) -> None:
 
 def kill_driver(cluster: Cluster) -> None:
     for process in cluster.processes(0):
-        if "run" in process.cmdline() and "engine" in process.cmdline():
+        if "run" in process.cmdline() and "shoal" in process.cmdline():
             process.kill()
 
 

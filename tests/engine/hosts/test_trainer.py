@@ -14,7 +14,7 @@ from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.job_context import trainers_of
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.errors import ShoalError
