@@ -91,11 +91,11 @@ class ServerGNN:
         passes, self._passes = self._passes, []
         for one in passes:
             answer_GH = self._answer(one) if one.answer_GH is None else one.answer_GH
-            said_GH = torch.zeros_like(answer_GH)
+            gradient_GH = torch.zeros_like(answer_GH)
             for client, (a, b) in zip(one.clients, pairwise(one.answers)):
                 if client in gradients:
-                    said_GH[a:b] = gradients[client]
-            answer_GH.backward(said_GH)
+                    gradient_GH[a:b] = gradients[client]
+            answer_GH.backward(gradient_GH)
             of_x_NF = one.graphs.x_NF.grad
             assert of_x_NF is not None
             parts = (of_x_NF[a:b] for a, b in pairwise(one.rows))
