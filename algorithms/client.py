@@ -139,11 +139,6 @@ class FlatModel:
         return [] if messages is None else list(messages.parameters())  # type: ignore
 
     @property
-    def embedding_width(self) -> int:
-        """H, what the last linear layer reads."""
-        return self._classifier()[0].shape[1]
-
-    @property
     def has_body(self) -> bool:
         """Whether a layer, or messages along edges, lie between the features and the classifier."""
         return all(p is not self._classifier()[0] for p in self._first_weights())
@@ -387,7 +382,7 @@ class ClientModel:
             return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
         return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
 
-    def alike(self, x_NF: Tensor) -> Inputs:
+    def with_same_neighbours(self, x_NF: Tensor) -> Inputs:
         """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
         if self.items is not None:
             return self.items.alike(x_NF)
@@ -455,11 +450,11 @@ class Client:
 
     @property
     def model(self) -> ClientModel:
-        """The one model of most methods; of several, the one that the config's `model` names."""
+        """The client's model; if it has several, the one of the config's `model`."""
         return self.models[MODEL]
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A random stream of its own for every purpose of a visit."""
+        """A separate random stream for every purpose of a visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
 
 

@@ -16,7 +16,7 @@ from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.protocol import MODEL
@@ -219,7 +219,7 @@ def test_the_classifier_is_all_of_the_last_layer(name: str) -> None:
     assert flat.classifies_by_weight == (not MORE[name])
     assert linear.classifies_by_weight
     body, top = body_of(flat), classifier_of(flat)
-    flat.load(together(flat, body + 1, top * 2))
+    flat.load(joined(flat, body + 1, top * 2))
     assert torch.equal(body_of(flat), body + 1)
     assert torch.equal(classifier_of(flat), top * 2)
     assert flat.has_body
@@ -278,7 +278,7 @@ def test_views_and_rows_that_stand_for_themselves_have_a_matrix_for_the_classifi
     client = make_client(view, make(name, 0.0))
     drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
     torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits(), rtol=1e-4, atol=1e-5)
-    assert client.model(client.model.alike(view.x)).logits_NC.shape == (12, CLASSES)
+    assert client.model(client.model.with_same_neighbours(view.x)).logits_NC.shape == (12, CLASSES)
 
 
 @every_model

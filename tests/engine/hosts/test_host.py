@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ UP = {"w": Reduce.MEAN, "models": Reduce.STACK, "head": Reduce.STACK, "list": Re
 class Visits(FedAvg):
     """FedAvg whose clients keep model and number of visits; a client fails, or writes where it must not, as told."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
     client: int = -1
     where: str = ""
 
@@ -66,8 +66,8 @@ class Visits(FedAvg):
 
 
 @dataclass(frozen=True)
-class VisitsInALoop(Visits):
-    """The same, which may fail in training, too."""
+class TrainingVisits(Visits):
+    """Visits whose training fails, which is not plain."""
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         self._maybe(client, "train")
@@ -82,8 +82,8 @@ def cell(ids: Sequence[int], **more: Any) -> Cell:
 @pytest.fixture
 def job_of(start: Callable[..., Server]) -> Callable[..., Job]:
     def job_of(client: int = -1, where: str = "", **keys: Any) -> Job:
-        name = "VisitsInALoop" if where.startswith("train") else "Visits"
-        method = {"algorithm.name": f"{__file__}:{name}", "algorithm.client": client, "algorithm.where": where}
+        cls = TrainingVisits if where.startswith("train") else Visits
+        method = {"algorithm.name": f"{__file__}:{cls.__name__}", "algorithm.client": client, "algorithm.where": where}
         return start({**method, **{name.replace("__", "."): value for name, value in keys.items()}}).job
 
     return job_of
