@@ -31,9 +31,7 @@ from rich.table import Table
 from torch import nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled import gamlp, s2gc_gbp
 from shoal.algorithms.models.gnn import gat
@@ -45,8 +43,7 @@ from shoal.algorithms.training import local_training
 from shoal.algorithms.training.analytic import gamlp as analytic_gamlp
 from shoal.algorithms.training.analytic.choice import analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.gamlp import Hops
-from shoal.algorithms.training.flat_step import flat_step
-from shoal.algorithms.training.local_training import LocalTrainer, make_optimizer
+from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import Cache, View
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Output, Trainer
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.local_training import finite_loss, keep_moments, kept_moments, make_optimizer
 from shoal.storage.errors import ShoalError
@@ -114,9 +114,9 @@ def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) 
         w: The parameters.
     """
     optimizer = make_optimizer([w], trainer.options)
-    if kept := kept_moments(client.state, name):
+    if kept := kept_moments(client.state, moments_key(name)):
         optimizer.state[w] = kept
     yield optimizer
     client.state[name] = w.detach().clone()
     if trainer.options.opt_state == "keep":
-        keep_moments(client.state, name, optimizer.state[w])
+        keep_moments(client.state, moments_key(name), optimizer.state[w])

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms import client_model as module_under_test
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms import client as module_under_test
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.algorithms.models.layers.adapted import Adapted

@@ -8,13 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.algorithms import client_model as module_under_test
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms import client as module_under_test
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.local_training import batches
 from shoal.engine.messages.seeds import key
 from shoal.storage.store.view import View
 

@@ -101,7 +101,7 @@ class Head(nn.Module):
     def transformed(self, x_NF: Features) -> Tensor:
         """Output of the first linear layer, before its activation."""
         first: Any = self.linears[0]
-        return transform(x_NF, first.weight, first.bias)
+        return first(x_NF) if isinstance(x_NF, Tensor) else transform(x_NF, first.weight, first.bias)
 
     def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
         """What becomes of the first layer's output; its input is the embedding where no other layer follows."""

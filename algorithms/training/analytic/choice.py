@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, trains_plainly
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.analytic.gamlp import GAMLPGradients

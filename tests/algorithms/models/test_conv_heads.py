@@ -13,8 +13,7 @@ from support.sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined

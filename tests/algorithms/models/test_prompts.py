@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs

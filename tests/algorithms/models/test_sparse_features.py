@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.sparse_rows import sparse
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.flat_step import flat_step
-from shoal.algorithms.training.local_training import make_optimizer
+from shoal.algorithms.training.local_training import flat_step, make_optimizer
 
 OPTIONS: list[dict[str, Any]] = [
     {},

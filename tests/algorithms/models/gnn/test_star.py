@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.items import client_graphs as module_under_test

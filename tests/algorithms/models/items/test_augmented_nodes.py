@@ -8,8 +8,7 @@ import pytest
 import torch
 from support.sparse_rows import sparse as as_sparse
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours

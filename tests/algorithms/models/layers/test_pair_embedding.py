@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.graph_batch import PairBatch
 from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.local_training import batches
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -111,7 +109,7 @@ def test_places_among_training_pairs(
     for places in (None, torch.tensor([2, 0])):
         expected = logits[view.train] if places is None else logits[view.train[places]]
         torch.testing.assert_close(client.model.output(read(places)).logits_NC, expected)
-    monkeypatch.setattr("shoal.algorithms.client_model.ROWS_AT_A_TIME", 5)
+    monkeypatch.setattr("shoal.algorithms.client.ROWS_AT_A_TIME", 5)
     torch.testing.assert_close(torch.cat([out.logits_NC for out in model.outputs()]), logits)
 
 

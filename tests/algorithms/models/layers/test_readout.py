@@ -12,7 +12,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import AttentionalAggregation
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.layers.output import Output

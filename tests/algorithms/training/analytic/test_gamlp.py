@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from support.sparse_rows import sparse
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.training.analytic.choice import AnalyticGradient, analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.gamlp import apart

@@ -11,8 +11,7 @@ from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
 from shoal.algorithms.protocol import MODEL

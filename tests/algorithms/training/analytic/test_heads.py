@@ -13,9 +13,7 @@ from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
