@@ -12,8 +12,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
-from shoal.algorithms.models.layers.readout import Readout
+from shoal.algorithms.models.layers.readout import PairEmbedding, Readout
 from shoal.algorithms.models.prompts.prompted import Prompted
 
 # In float32.

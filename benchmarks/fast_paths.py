@@ -35,7 +35,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.decoupled import gamlp, s2gc_gbp
+from shoal.algorithms.models.decoupled import fixed_hops, gamlp
 from shoal.algorithms.models.gnn import gat
 from shoal.algorithms.models.layers import edge_attention
 from shoal.algorithms.models.layers.dropout import drop
@@ -139,7 +139,7 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
     flat = clients.flat("gat")
     by_torch = lambda: changed(gat, "attend", edge_attention._by_torch)  # noqa: E731
     yield FastPath("sums of attention, gat", graph, clients.visits(flat, False, by_torch), clients.visits(flat, False))
-    for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", s2gc_gbp, "summed")):
+    for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", fixed_hops, "summed")):
         flat, of = clients.flat(name), getattr(module, function)
         by_rows = lambda module=module, function=function, of=of: changed(  # noqa: E731
             module, function, lambda *hops: densified(*hops, of=of)

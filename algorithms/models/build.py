@@ -12,13 +12,11 @@ from torch import nn
 
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
-from shoal.algorithms.models.layers.readout import Pooling, Readout
+from shoal.algorithms.models.layers.readout import PairEmbedding, Pooling, Readout
 from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
 from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
 from shoal.algorithms.models.prompts.prompted import Prompted
-from shoal.algorithms.models.user.user_model import user_model
-from shoal.algorithms.models.user.user_readout import user_readout
+from shoal.algorithms.models.user.user_model import user_model, user_readout
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own, quoted
 from shoal.storage.suggestions import did_you_mean

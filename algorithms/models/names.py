@@ -8,14 +8,14 @@ from shoal.storage.suggestions import did_you_mean
 BACKBONES = {
     "gamlp": "shoal.algorithms.models.decoupled.gamlp:GAMLP",
     "gat": "shoal.algorithms.models.gnn.gat:GAT",
-    "gbp": "shoal.algorithms.models.decoupled.s2gc_gbp:GBP",
+    "gbp": "shoal.algorithms.models.decoupled.fixed_hops:GBP",
     "gcn": "shoal.algorithms.models.gnn.gcn:GCN",
     "gcnii": "shoal.algorithms.models.gnn.gcnii:GCNII",
     "gin": "shoal.algorithms.models.gnn.gin:GIN",
-    "mlp": "shoal.algorithms.models.decoupled.mlp:MLP",
-    "s2gc": "shoal.algorithms.models.decoupled.s2gc_gbp:S2GC",
+    "mlp": "shoal.algorithms.models.decoupled.fixed_hops:MLP",
+    "s2gc": "shoal.algorithms.models.decoupled.fixed_hops:S2GC",
     "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
-    "sgc": "shoal.algorithms.models.decoupled.sgc:SGC",
+    "sgc": "shoal.algorithms.models.decoupled.fixed_hops:SGC",
     "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }

@@ -15,7 +15,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.layers.summed_features import SummedFeatures
+from shoal.algorithms.models.decoupled.fixed_hops import SummedFeatures
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import needed_for_analytic

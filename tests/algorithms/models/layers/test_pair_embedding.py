@@ -14,7 +14,7 @@ from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.graph_batch import PairBatch
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
+from shoal.algorithms.models.layers.readout import PairEmbedding
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.batches import batches
 from shoal.engine.rounds.server import Server
