@@ -46,17 +46,17 @@ class GraphSAGE(Coupled):
         )
 
     def convolve(self, conv: SAGEConv, operator: SparseMatrix, x: Features) -> Tensor:
-        return _heard(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
+        return _aggregated(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
-        own: Any = self.head.linears[-1]
-        heard: Any = self.head.messages
-        return _heard(operator, x, heard.weight, own.weight, own.bias)
+        linear: Any = self.head.linears[-1]
+        messages: Any = self.head.messages
+        return _aggregated(operator, x, messages.weight, linear.weight, linear.bias)
 
     def first_weights(self) -> list[nn.Parameter]:
         return [self.convs[0].get_parameter("lin_l.weight"), self.convs[0].get_parameter("lin_r.weight")]
 
 
-def _heard(operator: SparseMatrix, x: Features, heard_HF: Tensor, own_HF: Tensor, bias_H: Tensor) -> Tensor:
+def _aggregated(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
     """Output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
-    return operator @ transform(x, heard_HF) + transform(first_rows(x, len(operator)), own_HF, bias_H)
+    return operator @ transform(x, neighbours_HF) + transform(first_rows(x, len(operator)), self_HF, bias_H)

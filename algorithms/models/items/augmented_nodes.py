@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, alike
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
@@ -106,6 +106,6 @@ class AugmentedNodes:
         """All nodes at once."""
         yield self.all()
 
-    def alike(self, x_NF: Tensor) -> Neighbourhood:
+    def standalone(self, x_NF: Tensor) -> Neighbourhood:
         """Nodes all of whose neighbours have the features of the node itself."""
-        return alike(x_NF, self.coupled.operator, self.coupled.depth)
+        return standalone(x_NF, self.coupled.operator, self.coupled.depth)

@@ -1,4 +1,4 @@
-"""All-in-One, also called ProG: a small graph of learnt tokens that the nodes of every graph hear.
+"""All-in-One, also called ProG: a small graph of learnt tokens that send messages to the nodes of every graph.
 
 Axes: N nodes of G graphs, F features, K tokens.
 """
@@ -17,8 +17,8 @@ from shoal.storage.errors import ShoalError
 class AllInOne(nn.Module):
     """Graph of prompt tokens (Sun et al., KDD 2023, section 3.3), added to every graph and pooled with it.
 
-    Two tokens are joined where sigmoid(<p_i, p_j>) is at least `inner`; a node hears a token, which does not hear it,
-    where sigmoid(<p_i, x_j>) is at least `cross`. What is joined is constant for the gradient.
+    Two tokens are joined where sigmoid(<p_i, p_j>) is at least `inner`; a token sends to a node, which does not send
+    back, where sigmoid(<p_i, x_j>) is at least `cross`. What is joined is constant for the gradient.
     """
 
     def __init__(self, features: int, *, tokens: int = 10, inner: float = 0.3, cross: float = 0.1) -> None:
@@ -51,8 +51,8 @@ class AllInOne(nn.Module):
         """The graphs with tokens."""
         x_NF, tokens = features_of(batch), self.tokens.detach()
         added = with_added(x_NF, batch.first, self.tokens)
-        nodes, heard = added.joins(x_NF @ tokens.t() >= self.cross)
+        nodes, senders = added.joins(x_NF @ tokens.t() >= self.cross)
         own: Tensor = added.own_N.int()[pairs_of(batch).long()]
         left, right = (tokens @ tokens.t() >= self.inner).triu(1).nonzero(as_tuple=True)
         inner = torch.stack([added.added_GK[:, left].flatten(), added.added_GK[:, right].flatten()]).int()
-        return PlainGraphs(added.x_MF, torch.cat([own, inner], dim=1), added.first, torch.stack([heard, nodes]))
+        return PlainGraphs(added.x_MF, torch.cat([own, inner], dim=1), added.first, torch.stack([senders, nodes]))

@@ -278,7 +278,7 @@ def test_views_and_rows_that_stand_for_themselves_have_a_matrix_for_the_classifi
     client = make_client(view, make(name, 0.0))
     drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
     torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits(), rtol=1e-4, atol=1e-5)
-    assert client.model(client.model.alike(view.x)).logits_NC.shape == (12, CLASSES)
+    assert client.model(client.model.standalone(view.x)).logits_NC.shape == (12, CLASSES)
 
 
 @every_model

@@ -184,4 +184,4 @@ def test_views_and_rows_that_stand_for_themselves_have_a_matrix_for_the_classifi
     client = make_client(view, make(0.0, **BOTH))
     drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
     torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits())
-    assert client.model(client.model.alike(view.x)).logits_NC.shape == (12, CLASSES)
+    assert client.model(client.model.standalone(view.x)).logits_NC.shape == (12, CLASSES)

@@ -118,7 +118,7 @@ def test_all_parts_and_blocks_have_their_codes(
 
 def test_graphs_of_one_node_that_hear_themselves_have_no_code(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     model = make()
-    batch = graphs_of(graph_view(pyg_graphs), model).alike(torch.randn(3, FEATURES))
+    batch = graphs_of(graph_view(pyg_graphs), model).standalone(torch.randn(3, FEATURES))
     assert batch.codes_NQ is not None
     assert batch.codes_NQ.tolist() == [[0.0] * CODES] * 3
     assert model(batch).logits_NC.shape == (3, CLASSES)

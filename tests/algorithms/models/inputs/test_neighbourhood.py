@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.models.inputs.neighbourhood import Operator, alike, all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Operator, all_nodes, sampled, standalone
 from shoal.storage.store.view import View
 
 OPERATORS = get_args(Operator)
@@ -108,7 +108,7 @@ def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_alike_nodes_hear_themselves_once(operator: Operator) -> None:
     x = torch.randn(3, 2)
-    around = alike(x, operator, 2)
+    around = standalone(x, operator, 2)
     assert around.x_NF is x
     assert around.rows is None
     assert len(around.operators) == 2
@@ -129,7 +129,7 @@ def test_indices_have_32_bits(view: View, operator: Operator) -> None:
     for around in (
         all_nodes(view, operator, 1),
         sampled(view, operator, [2], view.train, rng),
-        alike(view.x, operator, 1),
+        standalone(view.x, operator, 1),
     ):
         (matrix,) = around.operators
         assert matrix.csr.crow_indices().dtype == matrix.csr.col_indices().dtype == torch.int32

@@ -111,7 +111,7 @@ def test_a_matrix_of_blocks_keeps_its_type_and_lets_a_transpose_wait() -> None:
 def test_graphs_of_one_node_that_hear_themselves(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
     """As in node tasks: what a node hears has its own features."""
     x = torch.randn(3, FEATURES)
-    batch = graphs_of(graph_view(pyg_graphs), name).alike(x)
+    batch = graphs_of(graph_view(pyg_graphs), name).standalone(x)
     assert batch.first.tolist() == [0, 1, 2, 3]
     assert torch.equal(batch.hops[0], x)
     np.testing.assert_allclose(batch.operators[0].to_dense(), np.eye(3))

@@ -185,7 +185,7 @@ def test_pairs_of_nodes_that_look_alike(view: View, name: str) -> None:
     else:
         first, second = module.backbone.convs
         z = torch.relu(x @ first.lin.weight.t() + first.bias) @ second.lin.weight.t() + second.bias
-    torch.testing.assert_close(model.output(model.alike(x)).embedding_NH, (z * z).detach())
+    torch.testing.assert_close(model.output(model.standalone(x)).embedding_NH, (z * z).detach())
 
 
 @pytest.mark.parametrize(
