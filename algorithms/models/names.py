@@ -27,12 +27,12 @@ HEADLESS = {"topology": "shoal.algorithms.models.gnn.topology:Topology"}
 
 # What stands before a coupled backbone of graphs.
 PROMPTS = {
-    "all_in_one": "shoal.algorithms.models.prompts.all_in_one:AllInOne",
+    "all_in_one": "shoal.algorithms.models.prompts.graph_prompts:AllInOne",
     "gpf": "shoal.algorithms.models.prompts.feature_prompts:GPF",
     "gpf_plus": "shoal.algorithms.models.prompts.feature_prompts:GPFPlus",
     "none": "shoal.algorithms.models.prompts.feature_prompts:Unchanged",
-    "supt": "shoal.algorithms.models.prompts.supt:SUPT",
-    "vpg": "shoal.algorithms.models.prompts.vpg:VPG",
+    "supt": "shoal.algorithms.models.prompts.feature_prompts:SUPT",
+    "vpg": "shoal.algorithms.models.prompts.graph_prompts:VPG",
 }
 
 

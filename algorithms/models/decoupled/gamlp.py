@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.weighted_hops import WeightedHops, weighted_hops
+from shoal.algorithms.models.layers.weighted_hops import DenseHops, MixedHops, weighted_hops
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 
@@ -100,7 +100,7 @@ class GAMLP(nn.Module):
         """Weight of every hop at every node, `[N, K]`; rows sum to one. Arguments as for `forward`."""
         return self._weights_NK(weighted_hops(hops, self.head))
 
-    def _weights_NK(self, hops: WeightedHops) -> Tensor:
+    def _weights_NK(self, hops: DenseHops | MixedHops) -> Tensor:
         n, k, f = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)

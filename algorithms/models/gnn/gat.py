@@ -38,7 +38,7 @@ class GAT(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
+        """As for `Coupled`.
 
         Raises:
             ShoalError: `model.hidden` is no multiple of `model.heads`.

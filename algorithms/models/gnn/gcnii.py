@@ -41,7 +41,7 @@ class GCNII(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
+        """As for `Coupled`.
 
         Raises:
             ShoalError: `model.alpha` or `model.theta` is out of range.

@@ -42,22 +42,7 @@ class GIN(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
-
-        Args:
-            features: See there.
-            classes: See there.
-            hops: Not used.
-            dropout: See there.
-            hidden: See there.
-            layers: See there.
-            norm: `layer` or `none`.
-            head: See there.
-            fanouts: See there.
-
-        Raises:
-            ShoalError: As there.
-        """
+        """As for `Coupled`."""
         super().__init__(
             features,
             classes,

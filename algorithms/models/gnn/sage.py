@@ -32,7 +32,7 @@ class GraphSAGE(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used."""
+        """As for `Coupled`."""
         super().__init__(
             features,
             classes,

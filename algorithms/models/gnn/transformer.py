@@ -35,7 +35,7 @@ class Transformer(Coupled):
         heads: int = 1,
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
+        """As for `Coupled`.
 
         Raises:
             ShoalError: `model.hidden` is no multiple of `model.heads`.
