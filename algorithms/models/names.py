@@ -1,4 +1,4 @@
-"""What a config may name as a model or a prompt, and where it is."""
+"""Names of models and prompts in a config, and the classes behind them."""
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
@@ -20,12 +20,12 @@ BACKBONES = {
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
 
-# For graph tasks alone.
+# For graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
-# What a method may name in `models()`, and no config: networks without a classifier.
+# Networks without a classifier, which a method may name in `models()` but a config may not.
 HEADLESS = {"topology": "shoal.algorithms.models.gnn.topology:Topology"}
 
-# What stands before a coupled backbone of graphs.
+# Prompts before a coupled backbone of graphs.
 PROMPTS = {
     "all_in_one": "shoal.algorithms.models.prompts.graph_prompts:AllInOne",
     "gpf": "shoal.algorithms.models.prompts.feature_prompts:GPF",
@@ -37,10 +37,10 @@ PROMPTS = {
 
 
 def require_backbone_name(name: str, task: str) -> None:
-    """Refuses a name of no model for a task that is no file of the user's own either.
+    """Checks that a name is a model for a task, or a user's file.
 
     Raises:
-        ShoalError: It is one.
+        ShoalError: It is neither.
     """
     if name in OF_GRAPHS and task != "graph":
         raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")

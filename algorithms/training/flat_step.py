@@ -13,15 +13,15 @@ Step = Callable[[], None]
 
 
 def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:
-    """What `optimizer.step` does to its one parameter, to the bit, with the moments and options that it has now.
+    """Makes a step equal to `optimizer.step` on its one parameter, to the bit, with its present moments and options.
 
     Args:
-        optimizer: As `make_optimizer` makes it; its state of `w` is read, or begun, and kept up to date.
+        optimizer: As `make_optimizer` makes it; its state of `w` is read, or created, and updated.
         w: `[P]`, with its gradient, whose memory stays the same from step to step.
     """
     group, state = optimizer.param_groups[0], optimizer.state[w]
     assert w.grad is not None
-    # Neither asks for gradients, so that nothing needs to be said about them in a step.
+    # Neither tensor requires gradients, so that a step needs no `no_grad`.
     return (_adam if isinstance(optimizer, torch.optim.Adam) else _sgd)(w.detach(), w.grad, group, state)
 
 

@@ -20,7 +20,7 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
-    """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy; returns the latter.
+    """Replaces logits by softmax - one-hot, N times the gradient of the mean cross-entropy; returns the loss.
 
     Args:
         logits_NC: float32 `[N, C]`.
@@ -38,7 +38,7 @@ HEADS = ("mlp", "sgc")
 
 
 class HeadGradients:
-    """The gradients that a backward pass would add up, written in their place; the same numbers to rounding.
+    """The gradients of a backward pass, to rounding, written into `grad`.
 
     A layer gives Z = X W' + b; a hidden one hands on max(Z, 0), of which dropout keeps some entries, times 1 / (1 - p).
     With labels as rows Y of zeros and a one, the mean cross-entropy of N rows has the gradient (softmax(Z) - Y) / N at

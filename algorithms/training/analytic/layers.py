@@ -1,4 +1,4 @@
-"""Layers of message passing: what they compute, and the gradients of that, written where parameters keep theirs.
+"""Layers of message passing: forward passes, and gradients written into the parameters' `grad`.
 
 Axes: n receivers, m senders, F inputs, H outputs. G is the gradient at a layer's output.
 """
@@ -40,7 +40,7 @@ def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
 
 
 class Buffers:
-    """Matrices by name, of as many rows as were ever needed; what they hold is left from the step before."""
+    """Matrices by name that keep their memory and their numbers between steps; they grow to the most rows needed."""
 
     def __init__(self, like: Tensor) -> None:
         """Of a tensor's type and device."""

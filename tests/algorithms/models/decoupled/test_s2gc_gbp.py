@@ -78,7 +78,7 @@ def test_is_the_equation(
     ],
 )
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_every_hop_counts_as_much_as_it_should(
+def test_hop_weights_equal_the_papers(
     name: str, options: dict[str, float], weights: list[float], as_sparse: bool
 ) -> None:
     torch.manual_seed(1)

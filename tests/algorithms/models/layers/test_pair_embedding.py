@@ -175,7 +175,7 @@ def test_a_model_of_another_width_is_adapted(view: View) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgc", "gcn"])
-def test_pairs_of_nodes_that_look_alike(view: View, name: str) -> None:
+def test_standalone_pairs_square_the_embedding(view: View, name: str) -> None:
     """Neighbours that are as the node itself: a graph of two such nodes gives the same."""
     model = model_on(view, name)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, FEATURES)).astype(np.float32))
