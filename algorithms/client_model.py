@@ -31,7 +31,7 @@ class ClientModel:
         pattern: The host's model, whatever parameters it has at the moment: for its structure.
         data: View of the client's shard.
         items: Its graphs, or its pairs of rows, where they are what is predicted, or its rows in a graph that the
-            method mended (`answer_in`); None: its rows are, in the graph of its shard.
+            method augmented (`answer_in`); None: its rows are, in the graph of its shard.
         random: Seed of a purpose, from (run seed, round, client, model, purpose).
         received: The method replaced the parameters since the client was visited.
     """
@@ -93,7 +93,7 @@ class ClientModel:
         self._logits = None
 
     def borrow(self, w: Tensor) -> None:
-        """Replaces the parameters by a vector `[P]` that nobody writes to."""
+        """Replaces the parameters by a vector `[P]` that is not written to."""
         self._replace(w, is_own=False)
 
     def take(self, w: Tensor) -> None:
@@ -115,7 +115,7 @@ class ClientModel:
         return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
     def answer_in(self, augmented: AugmentedNodes) -> None:
-        """Trains, and answers for the client's nodes, in a mended graph, until the end of the visit."""
+        """Trains, and answers for the client's nodes, in an augmented graph, until the end of the visit."""
         self.items = augmented
         self._logits = None
 

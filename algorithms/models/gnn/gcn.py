@@ -68,7 +68,7 @@ class GCN(Coupled):
         for conv, operator in others:
             x = self.activate(self.convolve(conv, operator, self.drop(x)))
             outputs.append(x)
-        # With fanouts every layer hears for fewer nodes than the one before.
+        # With fanouts every layer has fewer receivers than the one before.
         return self.jump([x[: len(operators[-1])] for x in outputs])
 
     @property

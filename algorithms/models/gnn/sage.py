@@ -13,7 +13,8 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 class GraphSAGE(Coupled):
     """GraphSAGE with the mean aggregator (Hamilton et al., 2017): h'_i = W_1 mean_{j in N(i)} h_j + W_2 h_i + b.
 
-    A node without neighbours has the mean 0. A classifier of `head: conv` is such a layer, W_1 beside its W_2 and b.
+    A node without neighbours has the mean 0. A classifier of `head: conv` is such a layer: `Head.messages` has W_1, the
+    linear layer W_2 and b.
     """
 
     operator = "mean"

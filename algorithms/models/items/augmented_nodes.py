@@ -73,11 +73,11 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
 
 @dataclass(frozen=True)
 class AugmentedNodes:
-    """The nodes of a client, as a coupled backbone reads them in a mended graph; none of the new ones is an item.
+    """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item.
 
     Attributes:
         data: The client's graph as it is.
-        x: Features of the mended graph.
+        x: Features of the augmented graph.
         operator: What the layers multiply by, `[N + M, N + M]`.
         coupled: The backbone.
     """
@@ -103,7 +103,7 @@ class AugmentedNodes:
         return self.some(getattr(self.data, name))
 
     def successive(self, rows: int) -> Iterator[Neighbourhood]:
-        """All nodes at once."""
+        """All nodes in one batch."""
         yield self.all()
 
     def standalone(self, x_NF: Tensor) -> Neighbourhood:

@@ -69,7 +69,7 @@ class ClientGraphs:
         return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
 
     def successive(self, rows: int) -> Iterator[GraphBatch]:
-        """All graphs in their order: at once for a coupled backbone, else as many at a time as have so many rows."""
+        """All graphs in their order: in one batch for a coupled backbone, else in batches of at most so many rows."""
         if self.coupled is not None:
             yield self.all()
             return

@@ -60,7 +60,7 @@ class ClientPairs:
         return PairBatch([self.data.cache((name, k), partial(self._kept, k, rows)) for k in self.hops], (), places)
 
     def successive(self, rows: int) -> Iterator[PairBatch]:
-        """All pairs in their order: at once for a coupled backbone, else as many at a time as have so many ends."""
+        """All pairs in their order: in one batch for a coupled backbone, else in batches of at most so many ends."""
         if self.coupled is not None:
             yield self.all()
             return

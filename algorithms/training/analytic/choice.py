@@ -54,7 +54,7 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
     if name is None:
         return "a model that is not adapted to another width"
     if name in UNWRITTEN:
-        return f"a model whose gradients are written out, which {name} is not"
+        return f"a model with formulas of its gradients, which {name} is not"
     if getattr(model.module, "attention", None) == "recursive":
         return "another model.attention than recursive"
     if model.coupled is None and not model.module.head.drops_embedding:  # type: ignore[union-attr]

@@ -128,11 +128,11 @@ def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], 
     graphs = random_graphs(seed)
     model = make({"name": "vpg", **options})
     view = batches(graph_view(graphs), model)
-    sender = {"nodes": 0.5, "edges": 0.9, "rule": "high", "joined": 0.5, **options}
-    sender.pop("candidates", None)
+    loop_options = {"nodes": 0.5, "edges": 0.9, "rule": "high", "joined": 0.5, **options}
+    loop_options.pop("candidates", None)
     prompt = model.prompt
     found = model.prompt(view.all())
-    expected = [vpg_by_loops(g, prompt.direction, candidates=prompt.candidates, **sender) for g in graphs]
+    expected = [vpg_by_loops(g, prompt.direction, candidates=prompt.candidates, **loop_options) for g in graphs]
     for (x, pairs, _), (wanted_x, wanted_pairs) in zip(parts(found), expected, strict=True):
         torch.testing.assert_close(x, wanted_x)
         assert pairs == wanted_pairs

@@ -176,5 +176,5 @@ def test_sparse_hops_are_not_written_out(layers: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["s2gc", "gbp", "sign"])
 def test_gradients_are_autograd_s(name: str) -> None:
-    sender = f"a model whose gradients are written out, which {name} is not"
-    assert needed_for_analytic(FedAvg(), FlatModel(make(name, 2))) == sender
+    missing = f"a model with formulas of its gradients, which {name} is not"
+    assert needed_for_analytic(FedAvg(), FlatModel(make(name, 2))) == missing
