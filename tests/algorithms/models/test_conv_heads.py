@@ -135,6 +135,7 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.exhaustive(4)
 @every_model
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False])

@@ -80,6 +80,7 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("head", ["linear", "conv"])

@@ -69,6 +69,7 @@ def by_autograd(model: FlatModel, inputs: Neighbourhood, label: Tensor) -> tuple
     return loss.detach(), model.w.grad.clone()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
