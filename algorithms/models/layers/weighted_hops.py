@@ -15,10 +15,14 @@ from shoal.algorithms.models.layers.output import Output
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
 
-def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | MixedHops":
-    """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense."""
-    if len(head.linears) > 1 and any(isinstance(hop, SparseMatrix) for hop in hops):
-        return MixedHops(hops)
+def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHops":
+    """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense.
+
+    Beside a dense hop, sparse ones are written out, too, which takes less time and no more memory than the dense one.
+    """
+    sparse = [hop for hop in hops if isinstance(hop, SparseMatrix)]
+    if len(head.linears) > 1 and len(sparse) == len(hops):
+        return SparseHops(sparse)
     return DenseHops([hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in hops], head)
 
 
@@ -52,10 +56,10 @@ class DenseHops:
         return head(torch.bmm(weights_NK.unsqueeze(1), self._hops_NKF).squeeze(1))
 
 
-class MixedHops:
-    """The same where some are sparse: the head's first layer is linear, so it may come before the sum."""
+class SparseHops:
+    """The same of sparse hops: the head's first layer is linear, so it may come before the sum."""
 
-    def __init__(self, hops: Sequence[Features]) -> None:
+    def __init__(self, hops: Sequence[SparseMatrix]) -> None:
         self._hops = [hop.float() for hop in hops]
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]
 
@@ -71,13 +75,8 @@ class MixedHops:
 
     def output(self, weights_NK: Tensor, head: Head) -> Output:
         first: Any = head.linears[0]
-        weighted = list(zip(self._hops, weights_NK.split(1, dim=1)))
-        dense = [weight_N1 * hop for hop, weight_N1 in weighted if isinstance(hop, Tensor)]
-        sparse = [(hop, weight_N1) for hop, weight_N1 in weighted if isinstance(hop, SparseMatrix)]
-        through = products([hop for hop, _ in sparse], first.weight.t())
-        parts = [weight_N1 * product_NH for (_, weight_N1), product_NH in zip(sparse, through)]
-        if dense:
-            parts.append(torch.stack(dense).sum(0) @ first.weight.t())
+        through = products(self._hops, first.weight.t())
+        parts = [weight_N1 * product_NH for weight_N1, product_NH in zip(weights_NK.split(1, dim=1), through)]
         return head.after_first(torch.stack(parts).sum(0) + first.bias)
 
 
