@@ -41,19 +41,24 @@ def connect(config: Config) -> None:
     Raises:
         ShoalError: No cluster at the address, or one too small for the hosts.
     """
-    _token(joining=config.ray.address is not None)
-    _probe(config.ray.address)
+    address = config.ray.address
+    _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
+        _probe(address)
         with _sigterm_kept():
-            if config.ray.address is None:
+            if address is None:
                 # Without an address Ray would join whatever cluster was started on this machine last.
                 ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
             else:
-                ray.init(address=config.ray.address, runtime_env={"py_modules": [_package()]}, **quiet)
+                ray.init(address=address, runtime_env={"py_modules": [_package()]}, **quiet)
     except Exception as error:
-        raise _unreachable(config.ray.address or "this machine", error) from error
+        reason = " ".join(str(error).split())[:300]
+        raise ShoalError(
+            f"ray.address: no Ray cluster can be reached at {address or 'this machine'} ({reason}); start one with "
+            "`ray start --head`, set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
+        ) from error
     share_tensors()
     try:
         _require_resources(config)
@@ -82,18 +87,7 @@ def _probe(address: str | None) -> None:
     """Tries the port first: Ray itself would wait for minutes where nothing listens."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit():
-        try:
-            socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
-        except OSError as error:
-            raise _unreachable(str(address), error) from error
-
-
-def _unreachable(where: str, error: Exception) -> ShoalError:
-    reason = " ".join(str(error).split())[:300]
-    return ShoalError(
-        f"ray.address: no Ray cluster can be reached at {where} ({reason}); start one with `ray start --head`, "
-        "set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
-    )
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _token(joining: bool) -> None:
