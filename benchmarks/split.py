@@ -37,7 +37,8 @@ from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of, run
+from shoal.engine.runs.plan import plan_of
+from shoal.engine.runs.run import run
 from shoal.storage.store.view import Cache
 
 BATCH, LR, SERVER_LR = 16, 0.1, 0.001

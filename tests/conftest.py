@@ -1,5 +1,6 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_graphs import write_graphs
-from small_pairs import OF_CLIENT, SHARES, write_nodes
+from support.exhaustive import choose, pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
+from support.small_graphs import write_graphs
+from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientInfo
@@ -25,10 +27,10 @@ from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.shard import Shard
@@ -40,11 +42,14 @@ CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
 
 HERE = Path(__file__).parent
+# Methods of ours are checked in every round and guarded against writes, as those of users are.
+os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
 Start = Callable[..., Server]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kills processes and what lies beside the folders first: of two workers none has a long file left alone."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end."""
+    choose(config, items)
     items.sort(key=lambda item: item.path.parent not in (HERE, HERE / "integration"))
 
 

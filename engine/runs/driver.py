@@ -1,26 +1,24 @@
-"""The loop of a run: a server stepped through its rounds, and what it says written into the run folder."""
+"""The loop of a run: steps a server through its rounds, and records them in the run folder."""
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from shoal.engine.callbacks.callback import Callback, Running
+from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.calls import Calls
-from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.hosts.backend import Backend, ServerLost
 from shoal.engine.hosts.device import PeakMemory, resident
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
-from shoal.engine.records.best_rounds import BestRounds
-from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.checkpoint import BestRounds, Checkpoint
 from shoal.engine.records.metrics import write_records
 from shoal.engine.records.run_folder import RunFolder
 from shoal.engine.records.summary import summarize_run
-from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
@@ -32,45 +30,41 @@ SERVERS_LOST = 5
 
 
 class Driver:
-    """Steps a server through the rounds and writes what it says into the run folder."""
+    """Steps a server through the rounds and records them in the run folder."""
 
     def __init__(
         self,
-        config: Config,
+        plan: RunPlan,
         folder: RunFolder,
         backend: Backend,
         job: Job,
         store: Store,
-        plan: Plan,
         inputs: dict[str, str],
-        paths: Sequence[str],
-        callbacks: Mapping[str, Callback],
+        trainers: Sequence[str],
     ) -> None:
-        """Of one run.
+        """Starts nothing yet.
 
         Args:
-            config: The run.
+            plan: The run.
             folder: Its folder.
             backend: Carries it out.
             job: The run as its hosts see it.
             store: Its store.
-            plan: Its rounds.
-            inputs: Digests of what it reads, for checkpoints.
-            paths: How hosts train the clients of every model of the config, for the summary.
-            callbacks: What to call as it goes along, by name.
+            inputs: Digests of all files that it reads, for checkpoints.
+            trainers: How hosts train the clients of every model of the config, for the summary.
         """
-        self.config, self.folder, self.backend = config, folder, backend
-        self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
-        self.paths = list(paths)
+        self.config = config = plan.config
+        self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
+        self.job, self.store, self.plan = job, store, plan.rounds
         self.environment = environment(job.device)
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
-        self._calls = Calls(callbacks, running, say)
+        self._calls = Calls(plan.callbacks, running, say)
         self._servers_lost = 0
         self._saved = time.monotonic()
 
     def drive(self, state: FederationState | None) -> None:
-        """Runs all rounds that are left, from a state or from the start, and writes the summary.
+        """Runs all remaining rounds, from a state or from the start, and writes the summary.
 
         Raises:
             ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
@@ -80,7 +74,7 @@ class Driver:
         memory = PeakMemory()
         every = self.config.run.checkpoint_every
         try:
-            # Until the first round begins, a signal ends the run at once: there is nothing to lose.
+            # Until the first round begins, a signal ends the run immediately.
             done = self._serve(state)
             best = self._best_so_far()
             self._calls.start()
@@ -113,11 +107,11 @@ class Driver:
                         self._calls.start()
                         ended = self._ended_early()
                     if interrupt.asked and done < self.config.rounds and not ended:
-                        say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
+                        say(f"stopped after round {done}; continue with: shoal run {self.folder.path} --resume")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
-            summary |= {"paths": self.paths, "inputs": self.inputs}
+            summary |= {"paths": self.trainers, "inputs": self.inputs}
             if ended:
                 summary["stopped"] = self._calls.running.stopped
                 say(f"ended after round {done} of {self.config.rounds}: {self._calls.running.stopped}")
@@ -128,7 +122,7 @@ class Driver:
         finally:
             memory.stop()
             self.backend.end()
-            # Those that a finished run called are called no more.
+            # Does nothing after a finished run.
             self._calls.end(None)
 
     def _round(self, done: int, view: LiveView) -> dict[str, Any]:
@@ -149,25 +143,25 @@ class Driver:
             raise
 
     def _ended_early(self) -> bool:
-        """Whether a callback ended the run: from the next evaluation on, so that it ends with one."""
+        """Whether a callback ended the run; it ends with the next evaluation."""
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
 
     def _keep_what_is_done(self, done: int) -> None:
-        """A checkpoint after a failure, which is what the user is told of whether this succeeds or not."""
+        """Writes a checkpoint after a failure; that failure is reported whether this succeeds or not."""
         try:
             self._save()
         except (ShoalError, ServerLost) as error:
             log.error("no checkpoint of round %d: %s", done, error)
             return
-        say(f"kept a checkpoint of round {done}; go on with: shoal run {self.folder.path} --resume")
+        say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
 
     def _out_of_time(self, began: float) -> bool:
         limit = self.config.run.max_seconds
         return limit is not None and time.monotonic() - began > limit
 
     def _log_events(self, line: dict[str, Any]) -> None:
-        """Tracebacks and what happened to hosts go to the log, the clients left out stay in the metrics."""
+        """Logs events of hosts and tracebacks of clients; the metrics keep one line for each skipped client."""
         for event in line.pop("events", []):
             log.warning(event)
         if halved := line.get("halved_batches"):
@@ -220,7 +214,7 @@ class Driver:
 
 
 def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
-    """Brings a run folder to what a checkpoint holds. Says what it could not use.
+    """Restores a run folder to the content of a checkpoint, and reports what it could not use.
 
     Args:
         folder: The folder.

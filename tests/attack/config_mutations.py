@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 from rooms import ROOT
-from verdict import verdict_of
 
+from attack.verdict import verdict_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import load_config
@@ -18,7 +18,7 @@ from shoal.engine.config.device_choice import device_choice
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.prepare import require_known, store_path
 from shoal.engine.records.run_folder import run_path
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 
 REAL = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs").glob("*.yaml"))]
 NAN, INF = float("nan"), float("inf")

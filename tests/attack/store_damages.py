@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from damage import Snapshot, damaged
-from golden_digests import NOT_NUMBERS
+from integration.golden_digests import NOT_NUMBERS
 
+from attack.damage import Snapshot, damaged
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.preparing.prepare import prepare

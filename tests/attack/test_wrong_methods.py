@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from server_here import ServerHere
-from wrong_methods import CLASS, HEAD, WRONG, Wrong
+from integration.server_here import ServerHere
 
+from attack.wrong_methods import CLASS, HEAD, WRONG, Wrong
 from shoal.engine.cli.main import command as main
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
@@ -25,7 +25,7 @@ MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
 # process. Such a server takes seconds to start.
 FROM_THE_SERVER = ["hook: setup raises", "round: interrupts"]
 LATER_FROM_THE_SERVER = ["hook: setup exits", "hook: train exits"]
-FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: begin writes", "data: x"]
+FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: receive writes", "data: x"]
 
 
 def write(folder: Path, case: Wrong) -> tuple[str, list[str]]:
@@ -103,10 +103,10 @@ def test_a_client_that_fails_is_left_out_and_logged(start: Start, tmp_path: Path
     if name.startswith("hook: predict"):
         text = text.replace("float('nan')", "(float('nan') if client.info.client == 2 else 1.0)")
     elif name.startswith("hook: loss"):
-        text = text.replace("float('nan')", "(float('nan') if given['bad'] else 1.0)")
+        text = text.replace("float('nan')", "(float('nan') if received['bad'] else 1.0)")
         text += (
-            "    def begin(self, client, down):\n"
-            "        return {**super().begin(client, down), 'bad': client.info.client == 2}\n"
+            "    def receive(self, client, down):\n"
+            "        return {**super().receive(client, down), 'bad': client.info.client == 2}\n"
         )
     method = write(tmp_path, Wrong(name, text, ()))[0]
     line = start({**MODEL, "algorithm.name": method, "engine.on_client_error": "skip"}).round()
@@ -135,8 +135,8 @@ def test_notes_that_are_not_finite_are_null(start: Start, tmp_path: Path) -> Non
 
 def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
-        "    def predict(self, client, given, part):\n"
-        "        scores = super().predict(client, given, part).clone()\n"
+        "    def predict(self, client, received, part):\n"
+        "        scores = super().predict(client, received, part).clone()\n"
         "        scores[:, 1:] = -float('inf')\n"
         "        return scores\n"
     )
@@ -146,10 +146,10 @@ def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
 
 def test_a_real_interrupt_still_interrupts(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        import signal\n"
         "        signal.raise_signal(signal.SIGINT)\n"
-        "        return super().upload(client, given, phase)\n"
+        "        return super().upload(client, received, phase)\n"
     )
     server = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]})
     with pytest.raises(KeyboardInterrupt):

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import yaml
+from integration.three_hosts import Cluster
 from safetensors.numpy import load_file
-from three_hosts import Cluster
 
 from shoal.engine.config.config import load_config
 from shoal.engine.runs.run import run

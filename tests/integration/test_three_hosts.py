@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import PATIENCE, Runs, assert_same_numbers, until
-from three_hosts import Cluster
+from integration.runs import PATIENCE, Runs, assert_same_numbers, until
+from integration.three_hosts import Cluster
 
 from shoal.engine.records.metrics import read_metrics
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from device_counts import DeviceCounts
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_counts import DeviceCounts
 from torch import Tensor
 
 from shoal.engine.config.config import parse_config
@@ -20,7 +20,7 @@ from shoal.engine.hosts.host import Host
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 
 # Of a cell as it is on a GPU, and of one that is enough to see what a client costs.
 MANY, FEW = 64, 8

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pyg_clients
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
+from support import pyg_clients
+from support.plain_dropout import dropped
 from torch import Tensor, nn
 
 from shoal.engine.messages.seeds import key

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from small_graphs import CLASSES, FEATURES
+from support.plain_dropout import dropped
+from support.small_graphs import CLASSES, FEATURES
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
