@@ -18,7 +18,7 @@ from shoal.engine.cli.main import command as main
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
-from shoal.storage.datasets.registry import LOADERS
+from shoal.storage.datasets.registry import CATALOGUE
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -101,7 +101,7 @@ def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
 
 
 def test_lists_are_complete() -> None:
-    for name in (*LOADERS, *METHODS, *BACKBONES):
+    for name in (*CATALOGUE, *METHODS, *BACKBONES):
         assert f"`{name}`" in README, name
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from shoal.engine.hosts.batched_counts import Predicted, batched_counts
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
@@ -13,6 +12,7 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded
 from shoal.algorithms.training.batched.batched_model import evaluated, outputs
 from shoal.algorithms.training.batched.size_groups import size_groups
+from shoal.engine.hosts.batched_counts import Predicted, batched_counts
 from shoal.engine.rounds.scoring import PARTS, class_label
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 

@@ -25,19 +25,11 @@ from shoal.engine.hosts.job_context import ANALYTIC, trainers_of
 from shoal.engine.messages.cell import form_cells
 from shoal.engine.messages.models import assign_models, built_models, require_mixable, require_supported
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.preparing.checks import read_graph, require_known, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
+from shoal.engine.preparing.identity import identity, require_identity, store_path
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import (
-    identity,
-    read_graph,
-    require_identity,
-    require_known,
-    require_metric,
-    require_task,
-    require_whole,
-    store_path,
-)
 from shoal.engine.records.run_folder import run_path
 from shoal.engine.rounds.sampling import draw_cohort
 from shoal.engine.runs.run import plan_of

@@ -19,7 +19,8 @@ from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.models import require_mixable, require_supported
-from shoal.engine.preparing.prepare import prepare, published_inputs
+from shoal.engine.preparing.identity import published_inputs
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.run_folder import RunFolder, changed_keys, read_summary, unfinished_relatives

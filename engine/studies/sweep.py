@@ -17,7 +17,8 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.hosts.federation import Session
 from shoal.engine.messages.models import require_fitting, require_mixable, require_supported
-from shoal.engine.preparing.prepare import prepare, require_known
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import finished, read_summary, run_path, started
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.run import run

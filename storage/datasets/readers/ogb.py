@@ -14,6 +14,7 @@ import numpy as np
 
 from shoal.storage.datasets.sources.as_made import AsMade
 from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks, number_in
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.derived import derived
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.npz_stream import NpzMember
@@ -277,3 +278,22 @@ def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: in
         unfinished.replace(path)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    """How features are kept, and the twin whose files are in the folder of the original."""
+    twin = twin_in_place(options.key, options)
+    return {"feature_dtype": feature_dtype(options.key, options)} | ({} if twin is None else {"synthetic": twin})
+
+
+DATASETS = tuple(
+    DatasetSpec(
+        name,
+        load_ogb,
+        [Path(known.folder) / file for file in raw_files(known).values()],
+        classes=lambda options: PUBLISHED[options.key].classes,
+        content=_content,
+        finite=True,
+    )
+    for name, known in PUBLISHED.items()
+)

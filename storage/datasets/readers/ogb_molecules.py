@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
@@ -169,3 +170,6 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
             raise ShoalError(f"{file}: graph {numbers[taken][0]} is in another part of the split, too; {ADVICE}")
         code[numbers] = part
     return code
+
+
+DATASETS = tuple(DatasetSpec(name, load_ogb_molecules, paths(name), "graph") for name in ARCHIVES)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shoal.storage.datasets.sources.as_made import AsMade
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.derived import derived, digest
 from shoal.storage.datasets.sources.source import DataSource, derived_root
 from shoal.storage.datasets.synthetic.sbm import STRONGEST
@@ -321,3 +322,16 @@ class Twin:
             guide_shift,
             *keys,
         )
+
+
+DATASETS = tuple(
+    DatasetSpec(
+        name,
+        load_twin,
+        items=lambda options: Twin.of(options.key, options).nodes,
+        classes=lambda options: ORIGINALS[options.key].classes,
+        content=lambda options: Twin.of(options.key, options).identity,
+        finite=True,
+    )
+    for name in ORIGINALS
+)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource, reading
 from shoal.storage.datasets.sources.twin_marker import NOTE, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
@@ -175,3 +176,10 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
         if array not in arrays and not (features_made and array == "x"):
             raise ShoalError(f"{path}: no array {array}; it needs {', '.join(REQUIRED)}")
     return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    return {"files": contents(graph_at(options.path), options.made.made)}
+
+
+DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)

@@ -10,7 +10,9 @@ import pytest
 import scipy.sparse as sp
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.preparing.prepare import prepare, read_graph, sources, store_path
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.identity import sources, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.verify import verify_folder
 from shoal.storage.errors import ShoalError

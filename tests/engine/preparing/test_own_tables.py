@@ -10,7 +10,8 @@ import pytest
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.run_identity import identity_keys
-from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.preparing.identity import identity, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
