@@ -16,11 +16,11 @@ help: ## list the targets
 run: .venv/installed ## run the quickstart
 	$(BIN)/shoal run configs/quickstart.yaml
 
-test: .venv/installed-test ## every test that is not marked slow
+test: .venv/installed-test ## every test that is not marked slow, a tenth of the exhaustive ones
 	$(BIN)/python -m pytest -m "not slow" $(AT_ONCE)
 
 test-all: .venv/installed-test ## all tests
-	$(BIN)/python -m pytest $(AT_ONCE)
+	$(BIN)/python -m pytest --exhaustive $(AT_ONCE)
 
 lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff check .

@@ -31,10 +31,10 @@ from rich.table import Table
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 # Module of tests/attack, share of all cases.
 KINDS = {
-    "configs": ("config_mutations", 0.70),
-    "data": ("data_mutations", 0.24),
-    "stores": ("store_damages", 0.03),
-    "runs": ("run_damages", 0.03),
+    "configs": ("attack.config_mutations", 0.70),
+    "data": ("attack.data_mutations", 0.24),
+    "stores": ("attack.store_damages", 0.03),
+    "runs": ("attack.run_damages", 0.03),
 }
 HANG_SECONDS = 60.0
 CASES_A_CALL = 50
@@ -62,7 +62,7 @@ class Worker:
 
 def work(pipe: Connection) -> None:
     """Runs cases for as long as there are any; what they print is dropped."""
-    sys.path[:0] = [str(TESTS / "attack"), str(TESTS / "integration"), str(TESTS)]
+    sys.path.insert(0, str(TESTS))
     os.environ["OMP_NUM_THREADS"] = "1"
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         while (call := pipe.recv()) is not None:

@@ -20,7 +20,7 @@ from shoal.engine.config.config import Config, parse_config
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.sampling import draw_cohort
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.store.store import Store
 
 ROOT = Path(__file__).resolve().parent

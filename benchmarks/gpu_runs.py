@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 
 VIEWS = {"view", "slice", "select", "detach", "transpose", "t", "as_strided", "expand", "unsqueeze", "squeeze", "alias"}
 VIEWS |= {"permute", "narrow", "split", "split_with_sizes", "unbind", "reshape", "empty", "empty_strided", "empty_like"}
@@ -60,25 +60,24 @@ def played(plain: dict[str, Any], rounds: int, count: bool = False) -> Played:
     """Runs some rounds; the last one is timed or, where things are counted, profiled."""
     config = parse_config(plain, "gpu.py")
     job = make_job(config, prepare(config), "gpu")
-    session = open_session(config)
-    federation = session.federation(job, plan_of(config), None)
+    backend = open_backend(config)
+    backend.open(job, plan_of(config), None)
     device = torch.device(str(plain["engine"]["device"]))
     try:
         for _ in range(rounds - 1):
-            federation.round(unwatched)
+            backend.round(unwatched)
         wait(device)
         began, counts = time.perf_counter(), {}
         if count:
             with profile(activities=activities(device)) as profiler:
-                federation.round(unwatched)
+                backend.round(unwatched)
             counts = counted(profiler)
         else:
-            federation.round(unwatched)
+            backend.round(unwatched)
         wait(device)
-        return Played(federation.state(), time.perf_counter() - began, counts)
+        return Played(backend.state(), time.perf_counter() - began, counts)
     finally:
-        federation.close()
-        session.close()
+        backend.close()
 
 
 def wait(device: torch.device) -> None:

@@ -31,14 +31,14 @@ from shoal.algorithms.methods.fedgpl.own_part import own_entries
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.hosts.federation import LocalPool
-from shoal.engine.hosts.host import Host
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of, run
+from shoal.engine.runs.plan import plan_of
+from shoal.engine.runs.run import run
 from shoal.storage.store.view import Cache
 
 BATCH, LR, SERVER_LR = 16, 0.1, 0.001
@@ -238,7 +238,7 @@ def _difference(
     """How far Shoal's GNN, and its prompts and heads, lie from the bare loop's after one round."""
     config = config_of(args, folder, algorithm, "local")
     job = make_job(config, prepare(config), "once")
-    server = Server(job, plan_of(config), LocalPool(Host(), job))
+    server = Server(job, plan_of(config), LocalBackend().enter(job))
     server.round()
     found = server.state.server
     pairs = ((found["gnn"], first[0]), (found["theta"][0], first[1]))

@@ -8,12 +8,11 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.configs import Source, load_config, plain
 from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import fingerprint_of
-from shoal.engine.preparing.prepare import prepare as prepare_store
 from shoal.engine.runs import run as run_command
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.studies import sweep as sweep_command
 from shoal.engine.studies.study import Study, axis_text
 from shoal.engine.studies.sweep_folder import table_of_runs
@@ -52,9 +51,7 @@ def prepare(config: Source) -> Path:
     Raises:
         ShoalError: Bad input, or the store cannot be written.
     """
-    resolved = load_config(config)
-    method = load(describe(resolved.algorithm.name, resolved.algorithm.options))
-    return prepare_store(resolved, centralized=method.centralized).path
+    return RunPlan.of(load_config(config), trains=False).prepare().path
 
 
 def run(config: Source, *, resume: bool = False, fresh: bool = False) -> Run:
@@ -76,13 +73,13 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], *, at_once: int = 1
     """Runs a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row.
 
     Args:
-        config: What all runs share.
+        config: The config that all runs share.
         axes: Values by dotted key, all combinations of which are run: `{"train.lr": [0.1, 0.01], "seed": [0, 1, 2]}`.
-        at_once: Runs at a time, each in a process and on hosts of its own; one: in this process.
+        at_once: Runs at a time, each in a separate process and on separate hosts; one: in this process.
 
     Raises:
         ShoalError: Names, options or values of any run are wrong, or two runs are the same.
-        KeyboardInterrupt: The user stopped it; the same sweep goes on.
+        KeyboardInterrupt: The user stopped it; the same sweep continues.
     """
     texts = tuple(f"{key}={axis_text(plain(list(values)))}" for key, values in axes.items())
     going = sweep_command.Sweep(Study(str(_file_of(config)), texts), at_once)
@@ -91,7 +88,7 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], *, at_once: int = 1
 
 
 def _file_of(config: Source) -> Path:
-    """A file with the config, written beside the sweeps if it is in none."""
+    """A file with the config, written to the folder of sweeps if there is none."""
     if not isinstance(config, Mapping | Config):
         return Path(config)
     resolved = load_config(config)

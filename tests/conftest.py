@@ -1,6 +1,8 @@
 """A federation of six small clients for all tests, and single clients made from arrays."""
 
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_graphs import write_graphs
-from small_pairs import OF_CLIENT, SHARES, write_nodes
+from support.exhaustive import choose, pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
+from support.small_graphs import write_graphs
+from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
 from shoal.algorithms.client import Client, ClientInfo
@@ -20,15 +23,14 @@ from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.hosts.federation import LocalPool
-from shoal.engine.hosts.host import Host
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
 from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.graph.graph import clean_edges
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.shard import Shard
@@ -40,17 +42,28 @@ CLIENTS, NODES, CLASSES, FEATURES = 6, 30, 4, 5
 WITHOUT_TRAIN, WITHOUT_TEST, RARE_CLASS = 5, 4, 3
 
 HERE = Path(__file__).parent
+# Methods of ours are checked in every round and guarded against writes, as those of users are.
+os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
 Start = Callable[..., Server]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kills processes and what lies beside the folders first: of two workers none has a long file left alone."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end."""
+    choose(config, items)
     items.sort(key=lambda item: item.path.parent not in (HERE, HERE / "integration"))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _sigint_interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, in child processes too: `nohup make test &` starts with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -186,7 +199,7 @@ def start(configure: Callable[..., Config]) -> Start:
         config = configure(keys or {}, graph)
         centralized = load(describe(config.algorithm.name, config.algorithm.options)).centralized
         job = make_job(config, prepare(config, centralized), "test")
-        return Server(job, plan_of(config, centralized), pool(LocalPool(Host(), job)), state, device)
+        return Server(job, plan_of(config, centralized), pool(LocalBackend().enter(job)), state, device)
 
     return start
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, noisy, pack, row_bytes, unpack
 from shoal.algorithms.methods.local import Local
 from shoal.algorithms.protocol import Reduce
@@ -38,8 +38,7 @@ class ClassMeans(Local):
     """
 
     # It hands on a node with the features of an average one; there is no such graph.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
-    loss_of_several: ClassVar[bool] = True
+    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
     hops: int = 2
     at_least: int = 2
     noise: float = 0.0
@@ -81,12 +80,14 @@ class ClassMeans(Local):
             return None
         return client.state["means"], client.state["means.class"]
 
-    def rows_beside(self, received: tuple[Tensor, Tensor] | None) -> Tensor | None:
-        return None if received is None else received[0]
-
-    def loss_beside(self, out: Output, y: Tensor, received: tuple[Tensor, Tensor]) -> Tensor:
-        share = (self.weight * len(received[1]) / (y >= 0).sum().double()).float()
-        return share * F.cross_entropy(out.logits_NC, received[1])
+    def train(self, client: Client, received: tuple[Tensor, Tensor] | None, trainer: Trainer, phase: str) -> float:
+        if received is None or not client.info.train:
+            return trainer.fit(client, received)
+        mean_QF, class_Q = received
+        rows, share = client.model.alike(mean_QF), self.weight * len(class_Q) / client.info.train
+        return trainer.fit(
+            client, received, term=lambda: share * F.cross_entropy(client.model(rows).logits_NC, class_Q)
+        )
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         if phase == "train":

@@ -25,7 +25,7 @@ class FedAvg(Algorithm):
         return {"w": ctx.initial}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        got = yield Ask("train", {"w": Reduce.MEAN}, shared={"w": server["w"]})
+        got = yield Ask("train", {"w": Reduce.MEAN}, shared=self.global_model(server))
         if got.weights["w"] > 0:
             server["w"] = got["w"]
 

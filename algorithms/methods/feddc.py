@@ -70,7 +70,7 @@ class FedDC(FedAvg):
         by_gradient = form_for(self.variate, trainer.options) == "gradient"
         received["scale"] = 1.0 if by_gradient else 1 / (trainer.options.lr * steps)
         with recorded(client) if by_gradient else nullcontext() as total:
-            loss = trainer.fit(client, received)
+            loss = trainer.fit(client, received, term=self._term(client, received))
         moved = client.model.w - received["w"]
         if self.variate != "off":
             state[UPDATE] = moved if total is None else -total / steps
@@ -81,7 +81,7 @@ class FedDC(FedAvg):
                 received["corrected"] = client.model.w + (before if self.sends == "before" else state[DRIFT])
         return loss
 
-    def regularizer(self, client: Client, received: Received) -> Term | None:
+    def _term(self, client: Client, received: Received) -> Term | None:
         w, alpha = client.model.flat.w, self.alpha
         target = received["w"] - client.state.get(DRIFT, 0)
         if self.variate == "off":

@@ -161,7 +161,7 @@ class FedGen(LGFedAvg):
         return {**super().setup(ctx), "known": torch.zeros(ctx.classes, dtype=torch.bool)}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        shared = {"w": server["w"]}
+        shared = self.global_model(server)
         if STATE in server:
             shared["generator"], shared["known"] = server[STATE], bits(server["known"])
             shared["factor"] = torch.tensor(self.decay ** (ctx.round - 1))

@@ -44,7 +44,7 @@ class PseudoLabels(Algorithm):
     """
 
     # Unlabelled nodes belong to the graph that is trained on; small graphs and pairs of the test are not seen there.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
     pseudo: float = 0.1
     threshold: float = 0.5
 
@@ -63,12 +63,12 @@ class PseudoLabels(Algorithm):
         return super().setup(ctx)
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        loss = super().train(client, received, trainer, phase)
+        loss = trainer.fit(client, received, term=self._term(client))
         if self.pseudo and client.info.train:
             client.state[PREVIOUS] = client.model.w
         return loss
 
-    def regularizer(self, client: Client, received: Received) -> Term | None:
+    def _term(self, client: Client) -> Term | None:
         if not self.pseudo or PREVIOUS not in client.state:
             return None
         rows, label = self._pseudo_labels(client)

@@ -87,26 +87,26 @@ class FedNH(FedAvg):
         model = ctx.build(MODEL, 0)
         require_body(model, kind, "FedNH has a classifier that is not trained")
         require_weight(model, kind, "FedNH puts directions in the place of the classifier's weight")
-        return {"body": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
+        return {"w": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
-        got = yield Ask("train", {"body": Reduce.MEAN, "proto": Reduce.MEAN}, shared=self.global_model(server))
-        if got.weights["body"] > 0:
-            server["body"] = got["body"]
+        got = yield Ask("train", {"w": Reduce.MEAN, "proto": Reduce.MEAN}, shared=self.global_model(server))
+        if got.weights["w"] > 0:
+            server["w"] = got["w"]
         seen_C1 = got.weights["proto"] > 0
         moved_CH = unit(self.rho * server["classes"] + (1 - self.rho) * unit(got["proto"]))
         server["classes"] = moved_CH.where(seen_C1, server["classes"])
 
     def global_model(self, server: Tree) -> Tree:
-        return {"body": server["body"], "classes": server["classes"]}
+        return {"w": server["w"], "classes": server["classes"]}
 
     def receive(self, client: Client, down: Tree) -> Tensor | None:
         """Loads the body, W in the classifier's place; gives W, `[C, H]`; None if nothing was sent."""
-        if "body" not in down:
+        if "w" not in down:
             return None
         classes_CH = down["classes"]
         classifier = torch.cat([classes_CH.flatten(), classes_CH.new_zeros(len(classes_CH))])
-        client.model.load(together(client.model.flat, down["body"], classifier))
+        client.model.load(together(client.model.flat, down["w"], classifier))
         return classes_CH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor) -> Tensor:
@@ -118,8 +118,8 @@ class FedNH(FedAvg):
         )
         rows = rows_upload(unit(means_CH), counts_C)
         return Upload(
-            {"body": body_of(client.model.flat), **rows.entries},
-            {"body": self.weight_of(client), **rows.weight},
+            {"w": body_of(client.model.flat), **rows.entries},
+            {"w": self.weight_of(client), **rows.weight},
             rows.upload_bytes,
         )
 

@@ -1,13 +1,11 @@
 """FedProto: clients share class prototypes instead of parameters."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Received, Upload
+from shoal.algorithms.base import Client
 from shoal.algorithms.methods.fedavg_with_prototypes import AveragedRows
-from shoal.algorithms.methods.shared.batched_class_means import batched_class_means
 from shoal.algorithms.methods.shared.class_prototypes import ClassRows, training_embeddings
 from shoal.algorithms.methods.shared.prototype_alignment import Aligned
 
@@ -30,13 +28,6 @@ class FedProto(Aligned, ClassRows):
 
     def rows_of(self, client: Client) -> Tensor:
         return training_embeddings(client)
-
-    def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
-    ) -> Mapping[int, Upload]:
-        means = batched_class_means(clients, w)
-        # Counts of the processor: whoever looks at them waits for nobody.
-        return {i: self.told(mean, clients[i].data.train_counts) for i, mean in enumerate(means)}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """FedProx: FedAvg whose clients stay near what they were sent."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +18,6 @@ class FedProx(FedAvg):
     Attributes:
         mu: Weight of the term; the paper tries 0.001 to 1.
     """
-
-    loss_of_several: ClassVar[bool] = True
 
     mu: float = 0.01
 

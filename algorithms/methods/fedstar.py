@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.algorithms.base import Client, Context, Received, Tree, Upload
+from shoal.algorithms.base import Client, ClientModels, Context, Received, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL
@@ -27,9 +27,8 @@ class FedStar(FedAvg):
         weight: n_i, as FedAvg has it.
     """
 
-    keeps_model: ClassVar[bool] = True
-    shares_part: ClassVar[bool] = True
-    tasks: ClassVar[frozenset[str]] = frozenset({"graph"})
+    client_models: ClassVar[ClientModels] = "personal"
+    supports: ClassVar[frozenset[str]] = frozenset({"graph"})
 
     def setup(self, ctx: Context) -> Tree:
         (kind,) = ctx.models[MODEL]
@@ -37,10 +36,13 @@ class FedStar(FedAvg):
             raise ShoalError(f"model.name: FedStar shares the structure encoder of {STAR}, found {kind.name}")
         return {"w": ctx.initial[structure_of(ctx.build(MODEL, 0))].clone()}
 
+    def global_model(self, server: Tree) -> Tree:
+        return {"structure": server["w"]}
+
     def receive(self, client: Client, down: Tree) -> Received:
-        if "w" in down:
+        if "structure" in down:
             w = client.model.w.clone()
-            w[structure_of(client.model.flat)] = down["w"]
+            w[structure_of(client.model.flat)] = down["structure"]
             client.model.load(w)
         return down
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from shoal.algorithms.base import Ask, Context, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototype_generator import PrototypeGenerator, train_generator
 from shoal.algorithms.losses.prototype_losses import class_margin, margin_cross_entropy
 from shoal.algorithms.losses.prototypes import pack, row_bytes
@@ -62,6 +61,7 @@ class FedTGP(FedProto):
         )
         ctx.notes["margin"] = margin
 
-    def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        mean_CK, counts_C = self.means_of(client)
         sent = {"proto": row_bytes(counts_C > 0, mean_CK.shape[1])}
         return Upload({"proto": mean_CK, "counts": counts_C}, upload_bytes=sent)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Output, Received, Term, Tree
+from shoal.algorithms.base import Client, Context, Output, Received, Trainer, Tree
 from shoal.algorithms.graphs.graph_views import GraphViews, pairs
 from shoal.algorithms.graphs.pairs import PairDots
 from shoal.algorithms.losses.contrast import contrast_by_class
@@ -94,8 +94,7 @@ class FGSSL(FedAvg):
     reads_embedding: ClassVar[bool] = True
 
     # Views lack edges between what is predicted, and neighbours are compared by what is predicted of them.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
-    weighs_edges: ClassVar[bool] = False
+    supports: ClassVar[frozenset[str]] = frozenset({"node"})
     contrast: float = 1.0
     structure: float = 0.1
     tau: float = 0.1
@@ -122,9 +121,9 @@ class FGSSL(FedAvg):
             raise ShoalError("model.fanouts: FGSSL's views of the graph are read whole; leave it out")
         return super().setup(ctx)
 
-    def regularizer(self, client: Client, received: Received) -> Term | None:
-        if not self.contrast and not self.structure:
-            return None
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        if not client.info.train or not (self.contrast or self.structure):
+            return trainer.fit(client, received)
         model, views, drawn = client.model, GraphViews(client.model, client.rng("views")), client.rng("anchors")
         sent = model.output(views.draw(*self.weak))
 
@@ -135,7 +134,7 @@ class FGSSL(FedAvg):
                 (self.structure, lambda: likeness_distilled(client.data, sent.logits_NC, own.logits_NC, self.omega)),
             )
 
-        return term
+        return trainer.fit(client, received, term=term)
 
     def _semantic(self, client: Client, sent: Output, own: Output, drawn: torch.Generator) -> Tensor:
         rows, y = client.data.train, client.data.train_label

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client, Context, Received, Tree, Upload
+from shoal.algorithms.base import Client, ClientModels, Context, Received, Tree, Upload
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -32,9 +32,7 @@ class LGFedAvg(FedAvg):
     """
 
     reads_embedding: ClassVar[bool] = True
-    keeps_model: ClassVar[bool] = True
-    mixed_models: ClassVar[bool] = True
-    shares_part: ClassVar[bool] = True
+    client_models: ClassVar[ClientModels] = "heterogeneous"
 
     def setup(self, ctx: Context) -> Tree:
         models = [ctx.build(MODEL, number) for number in range(len(ctx.models[MODEL]))]
@@ -44,10 +42,13 @@ class LGFedAvg(FedAvg):
         first = models[ctx.clients[0].model]
         return {"w": first.w.detach()[first.classifier].clone()}
 
+    def global_model(self, server: Tree) -> Tree:
+        return {"classifier": server["w"]}
+
     def receive(self, client: Client, down: Tree) -> Received:
-        if "w" in down:
+        if "classifier" in down:
             w = client.model.w.clone()
-            w[client.model.flat.classifier] = down["w"]
+            w[client.model.flat.classifier] = down["classifier"]
             client.model.load(w)
         return down
 

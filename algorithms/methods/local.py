@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shoal.algorithms.base import Algorithm, Ask, Context, Requests, Tree
+from shoal.algorithms.base import Algorithm, Ask, ClientModels, Context, Requests, Tree
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,7 @@ class Local(Algorithm):
     A client trains its own model on its own graph, keeps it and its optimizer, and sends nothing.
     """
 
-    keeps_model: ClassVar[bool] = True
-    mixed_models: ClassVar[bool] = True
+    client_models: ClassVar[ClientModels] = "heterogeneous"
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         yield Ask("train", up={})
@@ -29,4 +28,4 @@ class Global(Local):
     """
 
     centralized: ClassVar[bool] = True
-    mixed_models: ClassVar[bool] = False
+    client_models: ClassVar[ClientModels] = "personal"

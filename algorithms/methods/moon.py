@@ -69,7 +69,8 @@ class MOON(FedAvg):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if not self.mu or not client.info.train:
             return trainer.fit(client, None)
-        loss = trainer.fit(client, self._anchors(client))
+        anchors = self._anchors(client)
+        loss = trainer.fit(client, anchors, term=self._term(client, anchors))
         client.state[PREVIOUS] = client.model.w
         return loss
 
@@ -91,11 +92,12 @@ class MOON(FedAvg):
         plain = super().loss(out, y, w, received)
         return plain if received is None or self.rows == "all" else plain + self._contrast(out, received)
 
-    def regularizer(self, client: Client, received: Anchors | None) -> Term | None:
-        if received is None or self.rows == "train":
+    def _term(self, client: Client, anchors: Anchors | None) -> Term | None:
+        """The contrast of all rows, which no batch holds."""
+        if anchors is None or self.rows == "train":
             return None
         inputs = client.model.gathered("all")
-        return lambda: self._contrast(client.model(inputs), received)
+        return lambda: self._contrast(client.model(inputs), anchors)
 
     def _contrast(self, out: Output, received: Anchors) -> Tensor:
         z_NH = direction(out.embedding_NH)

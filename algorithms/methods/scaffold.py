@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.mean_gradient import Form, form_for, recorded, steps_of
 from shoal.algorithms.protocol import Reduce
@@ -64,28 +64,22 @@ class SCAFFOLD(FedAvg):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         if self.variate == "off" or not client.info.train:
             return trainer.fit(client, received)
-        steps = steps_of(client, trainer.options)
+        steps, w, before = steps_of(client, trainer.options), client.model.flat.w, client.state.get(VARIATE, 0)
+        correction = received["c"] - before
         if form_for(self.variate, trainer.options) == "gradient":
             with recorded(client) as total:
-                loss = trainer.fit(client, received)
+                loss = trainer.fit(client, received, term=lambda: correction @ w)
             variate = total / steps
         else:
-            loss = trainer.fit(client, received)
+            loss = trainer.fit(client, received, term=lambda: correction @ w)
             moved = (received["w"] - client.model.w) / (steps * trainer.options.lr)
-            variate = moved - received["c"] + client.state.get(VARIATE, 0)
-        received["change"] = variate - client.state.get(VARIATE, 0)
+            variate = moved - received["c"] + before
+        received["change"] = variate - before
         client.state[VARIATE] = variate
         return loss
 
     def receive(self, client: Client, down: Tree) -> Received:
         return dict(super().receive(client, down))
-
-    def regularizer(self, client: Client, received: Received) -> Term | None:
-        if self.variate == "off":
-            return None
-        correction = received["c"] - client.state.get(VARIATE, 0)
-        w = client.model.flat.w
-        return lambda: correction @ w
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         plain = super().upload(client, received, phase)

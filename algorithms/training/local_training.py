@@ -52,9 +52,8 @@ class LocalTrainer:
         Args:
             models: The host's models that these clients train, by name.
             options: Epochs, optimizer, batches.
-            method: Whose `loss` and `regularizer` are used where `fit` is given none.
-            closed_form: Gradients of the model that the config names, where the method's training is plain; None: by
-                autograd.
+            method: Its `loss` is used where `fit` is given none.
+            analytic: Gradients of the model that the config names, for plain training; None: by autograd.
         """
         self.options = options
         self._method, self._analytic = method, analytic
@@ -81,10 +80,10 @@ class LocalTrainer:
         with self.optimizer(client, model) as optimizer:
             inputs_of = batches(client, model)
             y = client.data.train_label
-            if loss is None and model == MODEL and self._analytic is not None:
+            if loss is None and term is None and model == MODEL and self._analytic is not None:
                 gradient_of: Gradient = self._analytic.gradient
             else:
-                gradient_of = self._by_autograd(client, own, received, loss, term)
+                gradient_of = self._by_autograd(own, received, loss, term)
             seed_default(y.device, own.random("train"))
             if not own.module.training:
                 own.module.train()
@@ -102,19 +101,16 @@ class LocalTrainer:
                     losses.append(value if chosen is None else value * (len(target) / count))
         return finite_loss(float(sum(losses)))
 
-    def _by_autograd(
-        self, client: Client, own: ClientModel, received: Received, loss: Loss | None, term: Term | None
-    ) -> Gradient:
-        """Gradients of a loss, and of a term beside it; the method's own where no loss is given.
+    def _by_autograd(self, own: ClientModel, received: Received, loss: Loss | None, term: Term | None) -> Gradient:
+        """Gradients of a loss, the method's by default, and of a term.
 
         Raises:
-            ShoalError: The method's regularizer is none.
+            ShoalError: The term is not a function.
         """
-        if loss is None:
-            loss, term = self._method.loss, self._method.regularizer(client, received)
-            if term is not None and not callable(term):
-                what = f"gives a {type(term).__name__}, wanted a function that gives the term, or None"
-                raise fault(self._method, "regularizer", what)
+        loss = loss or self._method.loss
+        if term is not None and not callable(term):
+            what = f"term=: expected a function that gives the term, or None, got a {type(term).__name__}"
+            raise fault(self._method, "train", what)
         w, gradient = own.flat.w, own.flat.w.grad
         assert gradient is not None
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from task import Rounds, Turns, by_rows, read
 
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
-from shoal.engine.runs.run import plan_of
+from shoal.engine.rounds.costs import unwatched
+from shoal.engine.runs.plan import plan_of
 
 
 def main() -> None:
@@ -21,15 +21,15 @@ def main() -> None:
     config = parse_config(json.loads(Path(sys.argv[2]).read_text()), "benchmark")
     store = prepare(config)
     job = make_job(config, store, "rounds")
-    session = open_session(config)
-    federation = session.federation(job, plan_of(config), None)
+    backend = open_backend(config)
+    backend.open(job, plan_of(config), None)
     (kind,) = job.build_models(store, job.algorithm())[MODEL]
     for number, cohort in enumerate(task.cohorts, 1):
         turns.wait()
-        line = federation.round(unwatched)
+        line = backend.round(unwatched)
         turns.finished(training=line["seconds"]["train"])
         assert line["cohort"] == cohort
         if number == task.compared:
-            kind.flat.load(federation.state().server["w"])
+            kind.flat.load(backend.state().server["w"])
             task.finish(by_rows(kind.flat.module))
-    session.close()
+    backend.close()

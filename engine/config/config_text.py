@@ -1,6 +1,7 @@
 """The YAML of a config, looked through before anything is built from it: a small text may be huge as values."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,48 @@ INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 VARIABLE = re.compile(r"oc\.env:\w+(,[^:]*)?")
 LONGEST_WITH_INTERPOLATION = 1000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Earlier names of keys: the key of today, in the same section, and of its values those that were renamed, too.
+RENAMED: dict[str, tuple[str, dict[str, str]]] = {
+    "engine.path": (
+        "engine.trainer",
+        {"loop": "autograd", "closed_form": "analytic", "stacked": "batched"},
+    ),
+}
+_announced: set[str] = set()
+
+
+def with_new_name(key: str, value: Any) -> tuple[str, Any]:
+    """A dotted key and its value, or of a section its mapping, by the names of today.
+
+    Each renamed key is announced on standard error, once in a process.
+    """
+    if isinstance(value, Mapping):
+        return key, with_new_keys({key: value})[key]
+    if key not in RENAMED:
+        return key, value
+    new, values = RENAMED[key]
+    today = values.get(value, value) if isinstance(value, str) else value
+    if key not in _announced:
+        _announced.add(key)
+        print(f"shoal: {key} is now {new}: write {new}: {today}", file=sys.stderr, flush=True)
+    return new, today
+
+
+def with_new_keys(plain: dict[Any, Any]) -> dict[Any, Any]:
+    """The plain values of a config, those of renamed keys below the keys of today.
+
+    Raises:
+        ValueError: A key is there by both names.
+    """
+    for old, (new, _) in RENAMED.items():
+        section, _, name = old.rpartition(".")
+        holder, today = plain.get(section), new.rpartition(".")[2]
+        if isinstance(holder, Mapping) and name in holder:
+            if today in holder:
+                raise ValueError(f"{old} is now {new}, and both are there; remove {old}")
+            value = with_new_name(old, holder[name])[1]
+            plain = {**plain, section: {today if key == name else key: v for key, v in holder.items()} | {today: value}}
+    return plain
 
 
 def require_small(text: str) -> None:
@@ -135,6 +178,4 @@ def require_as_kept(file: Path) -> None:
         raise ShoalError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     kept, _, _ = text.rpartition(SEAL)
     if text != with_seal(kept):
-        raise ShoalError(
-            f"{file}: not as the run wrote it; copy it out of the run folder to run it as a config of its own"
-        )
+        raise ShoalError(f"{file}: not as the run wrote it; copy it out of the run folder to run it as another config")

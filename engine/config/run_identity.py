@@ -1,16 +1,17 @@
-"""Which keys of a config change numbers, and the names of folders made from them."""
+"""The identity of a run: the keys that change its numbers, and the name of its folder."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from shoal.partition.methods.options import ALPHA
-from shoal.storage.datasets.features.feature_options import MadeFeatures
-from shoal.storage.options.dataset_names import may_be_sparse
+from shoal.engine.config.config import Config
 from shoal.storage.options.types import is_own
 
-# `data.synthetic` has done its work when `data.dataset` names the twin.
+# Raised with every change of a default or of an arithmetic: earlier runs then have other names.
+NUMBERS = 1
+# Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
 PLACES = (
     "name",
     "data.root",
@@ -23,7 +24,7 @@ PLACES = (
     "run",
     "engine",
 )
-# Of sections whose other keys only say where and how fast.
+# Keys of these sections that change numbers.
 NUMBERS_ALL_THE_SAME = (
     "engine.cell_size",
     "engine.device",
@@ -32,32 +33,8 @@ NUMBERS_ALL_THE_SAME = (
     "engine.threads",
     "resources.server_gpus",
 )
-# Callbacks that only write down what a run comes to; others may end it.
+# Callbacks that only record a run; others may end it.
 LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
-# Raised with every change of Shoal that moves the last bits of runs: runs of before keep their names.
-ARITHMETIC = 8
-# Keys that came later: at their default they are no part of a name, so that older runs keep theirs.
-LATER: dict[str, Any] = {
-    "resources.server_gpus": 0.0,
-    "partition.domains": None,
-    "partition.chunks": None,
-    "evaluation.domains": True,
-    "evaluation.metric": "accuracy",
-    "partition.alpha": ALPHA,
-    "partition.options": {},
-    "task": "node",
-    "model.pretrained": None,
-    "data.sparsity.features": 0.0,
-    "data.sparsity.edges": 0.0,
-    "data.sparsity.labels": 0.0,
-    "data.sparsity.seed": 0,
-    "data.inductive": False,
-    "data.edge_weights": "keep",
-    "train.schedule": None,
-    "data.features.kind": "given",
-    "data.features.width": MadeFeatures.width,
-    "data.features.seed": MadeFeatures.seed,
-}
 
 
 def changes_numbers(key: str) -> bool:
@@ -76,30 +53,48 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+@lru_cache(maxsize=1)
+def defaults() -> Mapping[str, Any]:
+    """The default of every dotted key that changes numbers and has one."""
+    plain = Config.model_validate({"name": "none", "data": {"dataset": "none"}, "algorithm": "none"}).plain()
+    return {key: v for key, v in identity_keys(plain).items() if key not in ("data.dataset", "algorithm.name")}
+
+
 def identity_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The dotted keys of a resolved config that change numbers."""
+    """The dotted keys of a resolved config that change numbers, with their values."""
     values = {key: value for key, value in flatten(plain).items() if changes_numbers(key)}
-    if values.get("data.layout") == "dense" or not may_be_sparse(values.get("data.dataset"), values.get("data.path")):
-        # All features were dense once, and runs on such keep their names.
-        values.pop("data.layout", None)
     if isinstance(values.get("model"), list | tuple):
-        # A key that came later, too, and of which the content counts (`shoal.engine.records.inputs`).
+        # Files of parameters count by their content (`shoal.engine.records.inputs`).
         values["model"] = [
             {key: _without_place(value) for key, value in model.items() if key != "pretrained"}
             for model in values["model"]
         ]
     for number, callback in enumerate(steering(values.pop("callbacks", ()))):
         values |= flatten(callback, f"callbacks.{number}.")
-    return {key: value for key, value in values.items() if key not in LATER or value != LATER[key]}
+    return values
+
+
+def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """8 hexadecimal digits of a run: of the keys that differ from their defaults, of inputs, and of `NUMBERS`.
+
+    A key that comes new, and stays at its default, changes no name.
+
+    Args:
+        plain: A resolved config.
+        inputs: Digests of the files that keys name, which replace the values of these keys.
+    """
+    usual = defaults()
+    values = {key: v for key, v in identity_keys(plain).items() if key not in usual or v != usual[key]}
+    return fingerprint_of({**values, **inputs, "numbers": NUMBERS})
 
 
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The callbacks of a resolved config that may end a run: all but those that only write."""
+    """The callbacks of a resolved config that may end a run: all but the loggers."""
     return [callback for callback in callbacks if callback.get("name") not in LOGGERS]
 
 
 def _without_place(value: Any) -> Any:
-    """A name of the user's own code without its file, of which the content counts."""
+    """A name of user code without its file, whose content counts."""
     return value.rpartition(":")[2] if isinstance(value, str) and is_own(value) else value
 
 

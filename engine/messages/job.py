@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, overrides
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.algorithms.models.model_options import ModelSpec
@@ -18,7 +19,7 @@ from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.names import read_all
-from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models
+from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
 from shoal.engine.messages.seeds import key
 from shoal.storage.errors import ShoalError
@@ -141,25 +142,35 @@ class Job:
         """The models that clients of a store hold, by name; those of the config in its order.
 
         Raises:
-            ShoalError: A backbone or an option is unknown or out of range, or a file that one of them is to start from
-                does not fit it.
+            ShoalError: A file that one of them is to start from does not fit it.
         """
+        return self._fitting(built_models(algorithm, self.models, self.embedding, None, **self._shape(store)))
+
+    def sketch_models(self, store: Store, algorithm: Algorithm) -> BuiltModels:
+        """The same models on the device `meta`, before any process takes memory for them.
+
+        Raises:
+            ShoalError: They do not fit the memory, an option is out of range, or a file that one of them is to start
+                from does not fit it.
+        """
+        shape = self._shape(store)
+        return self._fitting(require_fitting(algorithm, self.models, self.embedding, self.memory_limit, **shape))
+
+    def _shape(self, store: Store) -> dict[str, Any]:
         manifest = store.manifest
-        built = built_models(
-            algorithm,
-            self.models,
-            self.embedding,
-            self.memory_limit,
-            features=manifest.features,
-            classes=manifest.classes,
-            hops=self.hops,
-            dropout=self.train.dropout,
-            bfloat16=self.precision == "bfloat16",
-            sparse=manifest.layout == "sparse",
-            task=manifest.task,
-            texts=self.texts,
-        )
-        require_fitting_files([(built.spec, built.flat) for built in built[MODEL]], self.pretrained)
+        return {
+            "features": manifest.features,
+            "classes": manifest.classes,
+            "hops": self.hops,
+            "dropout": self.train.dropout,
+            "bfloat16": self.precision == "bfloat16",
+            "sparse": manifest.layout == "sparse",
+            "task": manifest.task,
+            "texts": self.texts,
+        }
+
+    def _fitting(self, built: BuiltModels) -> BuiltModels:
+        require_fitting_files([(model.spec, model.flat) for model in built[MODEL]], self.pretrained)
         return built
 
     def initial(self, built: BuiltModel, name: str, client: int) -> Tensor:
@@ -285,7 +296,7 @@ def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str
         ShoalError: They are to be evaluated, and were not prepared, or from other graphs than the clients' ones.
     """
     clients, hops = store.manifest, config.propagation
-    if not (clients.domains and config.evaluation.domains and load(method).evaluates_global_model()):
+    if not (clients.domains and config.evaluation.domains and overrides(load(method), "global_model")):
         return (), ""
     graphs = store.domain_graphs()
     found = graphs.manifest

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import TASKS, Algorithm
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.flat_model import FlatModel
@@ -59,7 +59,7 @@ def model_of(built: BuiltModels, info: ClientInfo, name: str) -> BuiltModel:
 
 
 def built_models(
-    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
+    algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int | None, **shape: Any
 ) -> BuiltModels:
     """Builds all models that clients of a method hold.
 
@@ -67,20 +67,24 @@ def built_models(
         algorithm: The method.
         choices: The models of the config.
         embedding: As for `build_models`.
-        memory_limit: Bytes that they may take.
+        memory_limit: Bytes that they may take; None: `require_fitting` was called before.
         shape: What else `build_models` takes.
 
     Raises:
         ShoalError: As `build_models` does, the method describes its models wrongly, or they do not fit the memory.
     """
-    require_fitting(algorithm, specs, embedding, memory_limit, **shape)
+    if memory_limit is not None:
+        require_fitting(algorithm, specs, embedding, memory_limit, **shape)
     return _built(algorithm, specs, embedding, **shape)
 
 
 def require_fitting(
     algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, memory_limit: int, **shape: Any
-) -> None:
+) -> BuiltModels:
     """Refuses models that `built_models` would refuse, before they take any memory; the arguments are the same.
+
+    Returns:
+        The models on the device `meta`: shapes without values.
 
     Raises:
         ShoalError: As `built_models` does.
@@ -94,6 +98,7 @@ def require_fitting(
             f"model: {parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
             f"is {size(memory_limit)}; take a smaller model.hidden or fewer model.layers, or raise the limit"
         )
+    return sketched
 
 
 def _built(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | None, **shape: Any) -> BuiltModels:
@@ -237,9 +242,10 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
     Raises:
         ShoalError: It is not.
     """
-    if config.task not in algorithm.tasks:
+    if config.task not in algorithm.supports:
+        tasks = " and ".join(sorted(algorithm.supports & TASKS))
         raise ShoalError(
-            f"task: {config.algorithm.name} is for {' and '.join(sorted(algorithm.tasks))} tasks, found {config.task}; "
+            f"task: {config.algorithm.name} is for {tasks} tasks, found {config.task}; "
             f"take a method for {config.task} tasks ({', '.join(methods_for(config.task))})"
         )
 
@@ -252,7 +258,7 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
             beyond the memory even with one feature and one class.
     """
     models = config.models()
-    if len(models) > 1 and not algorithm.mixed_models:
+    if len(models) > 1 and algorithm.client_models != "heterogeneous":
         names = ", ".join(model.name for model in models)
         raise ShoalError(
             f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "

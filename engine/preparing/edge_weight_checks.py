@@ -1,5 +1,6 @@
 """Whether a run uses what the edges of its graph weigh."""
 
+from shoal.algorithms.base import WEIGHTED
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.methods.registry.load import describe, load, weighing_methods
 from shoal.algorithms.models.build import backbone
@@ -28,7 +29,7 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
         raise ShoalError(f"task: {has}, which graph tasks leave out; set data.edge_weights to drop")
     name = config.algorithm.name
     algorithm = load(describe(name, config.algorithm.options))
-    if not algorithm.weighs_edges:
+    if WEIGHTED not in algorithm.supports:
         others = ", ".join(weighing_methods(config.task))
         raise ShoalError(f"algorithm.name: {has}, which {name} leaves out; take another method ({others}), {WAY_OUT}")
     if config.data.features.from_edges:

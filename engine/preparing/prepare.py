@@ -29,17 +29,20 @@ from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import DOMAINS, WHOLE, Store, training_path
 
 
-def prepare(config: Config, centralized: bool = False, repair: bool = True) -> Store:
+def prepare(config: Config, centralized: bool = False, repair: bool = True, known: bool = False) -> Store:
     """Makes what is missing of a config's store, and opens it.
 
     Args:
         config: The run.
         centralized: Make the one-client store of the whole graph, too, and return that.
         repair: Make files again that were deleted from a finished store; else opening them fails.
+        known: `require_known` was called before.
 
     Raises:
         ShoalError: Bad input, a store of another dataset, no disk space, another prepare at work.
     """
+    if not known:
+        require_known(config)
     with watched_by(watch):
         return _prepare(config, centralized, repair)
 
@@ -48,7 +51,6 @@ def _prepare(config: Config, centralized: bool, repair: bool) -> Store:
     path = store_path(config)
     wanted = config.data, config.propagation
     made = identity(config)
-    require_known(config)
     graph = LazyGraph(lambda: read_graph(config), lambda: published_digests(config))
     published = published_digests(config)
     if additions_go_elsewhere(path, config) and not _is_ready(path, config, published, centralized, repair):

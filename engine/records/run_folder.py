@@ -12,11 +12,10 @@ from typing import Any
 import yaml
 
 from shoal.engine.config.config import Config
-from shoal.engine.config.config_text import with_seal
+from shoal.engine.config.config_text import with_new_keys, with_seal
 from shoal.engine.config.names import CODE, kept_name, read_all, renamed
-from shoal.engine.config.run_identity import ARITHMETIC, fingerprint_of, identity_keys
+from shoal.engine.config.run_identity import defaults, identity_keys, name_digits
 from shoal.engine.records import checkpoint
-from shoal.engine.records.best_rounds import BEST
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
 from shoal.engine.records.inputs import contents, differences
 from shoal.engine.records.metrics import METRICS, RECORDS, Metrics
@@ -26,19 +25,28 @@ from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
-# What callbacks and `shoal export` write.
+# Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
 
 def run_path(config: Config) -> Path:
-    """`<run.root>/<name>-<8 hex digits>`: of keys that change numbers, of the files they name, and of the arithmetic.
+    """The folder of a config's run, as `path_of_run`.
 
     Raises:
         ShoalError: Unknown method, or a file cannot be read.
     """
-    values = identity_keys(config.plain()) | contents(config) | {"arithmetic": ARITHMETIC}
-    return Path(config.run.root) / f"{config.name}-{fingerprint_of(values)}"
+    return path_of_run(config, contents(config))
+
+
+def path_of_run(config: Config, inputs: Mapping[str, str]) -> Path:
+    """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
+
+    Args:
+        config: The run.
+        inputs: As `shoal.engine.records.inputs.contents` gives them.
+    """
+    return Path(config.run.root) / f"{config.name}-{name_digits(config.plain(), inputs)}"
 
 
 def finished(run: Path) -> bool:
@@ -60,13 +68,13 @@ class RunFolder:
         client_scores: The scores of its clients.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, path: Path) -> None:
         """Makes the folder and locks it.
 
         Raises:
             ShoalError: Another run is writing it, or it cannot be made or locked.
         """
-        self.path = run_path(config)
+        self.path = path
         self.metrics, self.client_scores = Metrics(self.path), ClientScores(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -92,9 +100,9 @@ class RunFolder:
         logging.getLogger().addHandler(self._log)
 
     def close(self) -> None:
-        """Gives the folder free."""
+        """Releases the lock."""
         logging.getLogger().removeHandler(self._log)
-        # What the disk has no room for was tried when it was logged.
+        # A full disk was noticed when the lines were logged.
         with suppress(OSError):
             self._log.close()
         self._lock.close()
@@ -111,12 +119,12 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has a summary."""
         return finished(self.path)
 
     @property
     def started(self) -> bool:
-        """Whether there is something to go on from, or to lose."""
+        """Whether there are rounds to continue from, or to lose."""
         return started(self.path)
 
     def rounds_logged(self) -> int:
@@ -138,7 +146,7 @@ class RunFolder:
             return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config, and the code of the user's own that it names.
+        """Writes the resolved config, and the user code that it names.
 
         Raises:
             ShoalError: Something cannot be read or written.
@@ -160,7 +168,7 @@ class RunFolder:
                 unfinished.write_text(text, encoding="utf-8")
 
     def clear(self) -> None:
-        """Forgets what an earlier run left, readable or not.
+        """Deletes the files of an earlier run, readable or not.
 
         Raises:
             ShoalError: Something cannot be removed.
@@ -168,7 +176,7 @@ class RunFolder:
         # Opened again by the next line.
         self._log.close()
         try:
-            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, BEST, RECORDS, CODE, *OF_OTHERS):
+            for name in (METRICS, CLIENT_SCORES, SUMMARY, LOG, CHECKPOINTS, checkpoint.BEST, RECORDS, CODE, *OF_OTHERS):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -192,7 +200,7 @@ class RunFolder:
 
 
 class _Log(logging.FileHandler):
-    """A log whose disk may be full: the run goes on to its metrics, which say so."""
+    """A log whose disk may be full: the error is raised by the metrics."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -219,27 +227,33 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def changed_keys(config: Config, run: Path) -> list[str]:
-    """Keys that change numbers and differ between a config and a run folder, as `key (old -> new)`.
+    """Keys that change numbers and differ between a config and that of a run folder, as `key (old -> new)`.
+
+    A key that one of the two does not have is at its default there. Keys of files count by the content of these, see
+    `changed_contents`.
 
     Raises:
         ShoalError: The config of the run folder cannot be read.
     """
     path = run / CONFIG
     try:
-        old = identity_keys(yaml.safe_load(path.read_text()))
+        old = identity_keys(with_new_keys(yaml.safe_load(path.read_text())))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
-    new = identity_keys(config.plain())
-    now = contents(config)
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    # Files count by their content.
-    changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
+    old, new = ({**defaults(), **values} for values in (old, identity_keys(config.plain())))
+    files = contents(config)
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in files)
+    return [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys]
+
+
+def changed_contents(config: Config, run: Path) -> list[str]:
+    """Files that a config names, and that differ from those of the newest checkpoint of a run folder."""
     found = checkpoint.load_newest(run / CHECKPOINTS)
-    return changed + [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
+    return [f"the content of {name}" for name in differences(found.inputs if found else {}, contents(config))]
 
 
 def unfinished_relatives(config: Config) -> list[Path]:
-    """Unfinished runs of another config under the same name and root, which have a round to resume from."""
+    """Unfinished runs of another config under the same name and root, that logged a round."""
     runs = set(Path(config.run.root).glob(f"{config.name}-????????")) - {run_path(config)}
     needed = (CONFIG, METRICS)
     return sorted(p for p in runs if all((p / name).exists() for name in needed) and not (p / SUMMARY).exists())

@@ -1,4 +1,4 @@
-"""Whether a run folder is as the run wrote it."""
+"""Verifies that a run folder is as the run wrote it."""
 
 from collections.abc import Callable
 from math import nan
@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import require_as_kept
-from shoal.engine.records import best_rounds, checkpoint
+from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import CHECKPOINTS, CONFIG, SUMMARY, finished, read_summary, started
@@ -41,7 +41,7 @@ def verify_run(run: Path) -> list[str]:
     note(lambda: _require_client_scores(run))
     note(lambda: _require_summary(run))
     note(lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)))
-    note(lambda: faults.extend(best_rounds.faults(run)))
+    note(lambda: faults.extend(checkpoint.faults(run / checkpoint.BEST)))
     return faults
 
 

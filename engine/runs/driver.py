@@ -1,27 +1,24 @@
-"""The loop of a run: a server stepped through its rounds, and what it says written into the run folder."""
+"""The loop of a run: steps a server through its rounds, and records them in the run folder."""
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-from shoal.engine.callbacks.callback import Callback, Running
+from shoal.engine.callbacks.callback import Running
 from shoal.engine.callbacks.calls import Calls
-from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import identity_keys
+from shoal.engine.hosts.backend import Backend, ServerLost
 from shoal.engine.hosts.device import PeakMemory, resident
-from shoal.engine.hosts.federation import Federation, ServerLost, Session
 from shoal.engine.messages.environment import environment
 from shoal.engine.messages.job import Job
 from shoal.engine.records import checkpoint
-from shoal.engine.records.best_rounds import BestRounds
-from shoal.engine.records.checkpoint import Checkpoint
+from shoal.engine.records.checkpoint import BestRounds, Checkpoint
 from shoal.engine.records.metrics import write_records
 from shoal.engine.records.run_folder import RunFolder
 from shoal.engine.records.summary import summarize_run
-from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.live_view import LiveView, live_view
 from shoal.engine.screen.progress import say
@@ -33,45 +30,41 @@ SERVERS_LOST = 5
 
 
 class Driver:
-    """Steps a server through the rounds and writes what it says into the run folder."""
+    """Steps a server through the rounds and records them in the run folder."""
 
     def __init__(
         self,
-        config: Config,
+        plan: RunPlan,
         folder: RunFolder,
-        session: Session,
+        backend: Backend,
         job: Job,
         store: Store,
-        plan: Plan,
         inputs: dict[str, str],
-        paths: Sequence[str],
-        callbacks: Mapping[str, Callback],
+        trainers: Sequence[str],
     ) -> None:
-        """Of one run.
+        """Starts nothing yet.
 
         Args:
-            config: The run.
+            plan: The run.
             folder: Its folder.
-            session: Hosts to use.
+            backend: Carries it out.
             job: The run as its hosts see it.
             store: Its store.
-            plan: Its rounds.
-            inputs: Digests of what it reads, for checkpoints.
-            paths: How hosts train the clients of every model of the config, for the summary.
-            callbacks: What to call as it goes along, by name.
+            inputs: Digests of all files that it reads, for checkpoints.
+            trainers: How hosts train the clients of every model of the config, for the summary.
         """
-        self.config, self.folder, self.session = config, folder, session
-        self.job, self.store, self.plan, self.inputs = job, store, plan, inputs
-        self.paths = list(paths)
+        self.config = config = plan.config
+        self.folder, self.backend, self.inputs, self.trainers = folder, backend, inputs, list(trainers)
+        self.job, self.store, self.plan = job, store, plan.rounds
         self.environment = environment(job.device)
         plain = config.plain()
         running = Running(folder.path, plain, identity_keys(plain), config.rounds, _lines=lambda: folder.metrics.lines)
-        self._calls = Calls(callbacks, running, say)
+        self._calls = Calls(plan.callbacks, running, say)
         self._servers_lost = 0
         self._saved = time.monotonic()
 
     def drive(self, state: FederationState | None) -> None:
-        """Runs all rounds that are left, from a state or from the start, and writes the summary.
+        """Runs all remaining rounds, from a state or from the start, and writes the summary.
 
         Raises:
             ShoalError: A round failed, or something cannot be written; a checkpoint is kept where one can be.
@@ -80,46 +73,45 @@ class Driver:
         began = time.monotonic()
         memory = PeakMemory()
         every = self.config.run.checkpoint_every
-        federation: Federation | None = None
         try:
-            # Until the first round begins, a signal ends the run at once: there is nothing to lose.
-            federation, done = self._serve(state)
+            # Until the first round begins, a signal ends the run immediately.
+            done = self._serve(state)
             best = self._best_so_far()
             self._calls.start()
             ended = self._ended_early()
             with graceful() as interrupt, live_view(self.config.name, self.config.rounds, done) as view:
                 while done < self.config.rounds and not ended:
                     try:
-                        line = self._round(federation, done, view)
+                        line = self._round(done, view)
                         done = line["round"]
                         self._log_events(line)
                         if records := line.pop("records", None):
                             write_records(self.folder.path, done, records)
                         if "scopes" in line and self.config.run.client_scores:
-                            self.folder.client_scores.append(done, federation.client_scores())
+                            self.folder.client_scores.append(done, self.backend.client_scores())
                         line.setdefault("memory", {})["driver"] = resident()
                         self.folder.metrics.append(line)
                         if best:
-                            best.note(line, partial(self._current, federation))
+                            best.note(line, self._current)
                         view.advance(line)
-                        self._call(federation, line)
+                        self._call(line)
                         ended = self._ended_early()
                         interrupt.asked |= self._out_of_time(began)
                         last = done == self.config.rounds or ended or interrupt.asked
                         if last or done % every == 0 or self._checkpoint_is_due():
-                            self._save(federation)
+                            self._save()
                     except ServerLost as error:
-                        federation, done = self._serve_again(error)
+                        done = self._serve_again(error)
                         best = self._best_so_far()
                         view.back_to(done)
                         self._calls.start()
                         ended = self._ended_early()
                     if interrupt.asked and done < self.config.rounds and not ended:
-                        say(f"stopped after round {done}; go on with: shoal run {self.folder.path} --resume")
+                        say(f"stopped after round {done}; continue with: shoal run {self.folder.path} --resume")
                         raise Interrupted(interrupt.number)
             lines = self.folder.metrics.lines
             summary = summarize_run(lines, self.store.manifest, memory.stop(), self.job.device)
-            summary |= {"paths": self.paths, "inputs": self.inputs}
+            summary |= {"paths": self.trainers, "inputs": self.inputs}
             if ended:
                 summary["stopped"] = self._calls.running.stopped
                 say(f"ended after round {done} of {self.config.rounds}: {self._calls.running.stopped}")
@@ -129,48 +121,47 @@ class Driver:
             self._calls.end(summary)
         finally:
             memory.stop()
-            if federation is not None:
-                federation.close()
-            # Those that a finished run called are called no more.
+            self.backend.end()
+            # Does nothing after a finished run.
             self._calls.end(None)
 
-    def _round(self, federation: Federation, done: int, view: LiveView) -> dict[str, Any]:
+    def _round(self, done: int, view: LiveView) -> dict[str, Any]:
         """One round; if it fails, the rounds before it are kept in a checkpoint."""
         try:
-            return federation.round(view.watch)
+            return self.backend.round(view.watch)
         except ShoalError:
             if done:
-                self._keep_what_is_done(federation, done)
+                self._keep_what_is_done(done)
             raise
 
-    def _call(self, federation: Federation, line: dict[str, Any]) -> None:
+    def _call(self, line: dict[str, Any]) -> None:
         """Calls the callbacks after a round; if one ends the run, a checkpoint keeps that round, too."""
         try:
             self._calls.after(line)
         except ShoalError:
-            self._keep_what_is_done(federation, line["round"])
+            self._keep_what_is_done(line["round"])
             raise
 
     def _ended_early(self) -> bool:
-        """Whether a callback ended the run: from the next evaluation on, so that it ends with one."""
+        """Whether a callback ended the run; it ends with the next evaluation."""
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
 
-    def _keep_what_is_done(self, federation: Federation, done: int) -> None:
-        """A checkpoint after a failure, which is what the user is told of whether this succeeds or not."""
+    def _keep_what_is_done(self, done: int) -> None:
+        """Writes a checkpoint after a failure; that failure is reported whether this succeeds or not."""
         try:
-            self._save(federation)
+            self._save()
         except (ShoalError, ServerLost) as error:
             log.error("no checkpoint of round %d: %s", done, error)
             return
-        say(f"kept a checkpoint of round {done}; go on with: shoal run {self.folder.path} --resume")
+        say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
 
     def _out_of_time(self, began: float) -> bool:
         limit = self.config.run.max_seconds
         return limit is not None and time.monotonic() - began > limit
 
     def _log_events(self, line: dict[str, Any]) -> None:
-        """Tracebacks and what happened to hosts go to the log, the clients left out stay in the metrics."""
+        """Logs events of hosts and tracebacks of clients; the metrics keep one line for each skipped client."""
         for event in line.pop("events", []):
             log.warning(event)
         if halved := line.get("halved_batches"):
@@ -188,21 +179,22 @@ class Driver:
     def _best_so_far(self) -> BestRounds | None:
         return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
 
-    def _save(self, federation: Federation) -> None:
-        checkpoint.save(self.folder.checkpoints, self._current(federation), self.config.run.keep)
+    def _save(self) -> None:
+        checkpoint.save(self.folder.checkpoints, self._current(), self.config.run.keep)
         self._saved = time.monotonic()
 
-    def _current(self, federation: Federation) -> Checkpoint:
-        return Checkpoint(federation.state(), self.environment, self.inputs, self.folder.metrics.text)
+    def _current(self) -> Checkpoint:
+        return Checkpoint(self.backend.state(), self.environment, self.inputs, self.folder.metrics.text)
 
-    def _serve(self, state: FederationState | None) -> tuple[Federation, int]:
-        """A server that goes on from a state, and how many rounds that has behind it; another one if it is lost."""
+    def _serve(self, state: FederationState | None) -> int:
+        """Opens a server from a state, a new one if it is lost; returns how many rounds are finished."""
         try:
-            return self.session.federation(self.job, self.plan, state), state.round if state else 0
+            self.backend.open(self.job, self.plan, state)
         except ServerLost as error:
             return self._serve_again(error)
+        return state.round if state else 0
 
-    def _serve_again(self, error: ServerLost) -> tuple[Federation, int]:
+    def _serve_again(self, error: ServerLost) -> int:
         """A new server from the newest checkpoint, on the same hosts.
 
         Raises:
@@ -222,7 +214,7 @@ class Driver:
 
 
 def go_on_from(folder: RunFolder, found: Checkpoint | None, keeps_scores: bool = True) -> None:
-    """Brings a run folder to what a checkpoint holds. Says what it could not use.
+    """Restores a run folder to the content of a checkpoint, and reports what it could not use.
 
     Args:
         folder: The folder.

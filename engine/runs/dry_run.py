@@ -1,7 +1,8 @@
-"""What a run would take, before it starts."""
+"""Estimates a run before it starts: cohort, cells, memory, bytes, disk and time."""
 
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,27 +13,23 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientInfo
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sizes import size
-from shoal.engine.hosts.job_context import ANALYTIC, trainers_of
+from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
 from shoal.engine.messages.cell import form_cells
-from shoal.engine.messages.models import assign_models, built_models, require_mixable, require_supported
+from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
-from shoal.engine.preparing.checks import read_graph, require_known, require_metric, require_task, require_whole
+from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
-from shoal.engine.preparing.identity import identity, require_identity, store_path
+from shoal.engine.preparing.identity import identity, require_identity
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.records.run_folder import run_path
 from shoal.engine.rounds.sampling import draw_cohort
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
@@ -61,18 +58,19 @@ def show_plan(config: Config) -> None:
     Raises:
         ShoalError: As `expected`.
     """
+    plan = RunPlan.of(config)
     table = Table(title=f"dry run of {config.name}", show_header=False)
-    for name, text in expected(config).rows.items():
+    for name, text in expected(plan).rows.items():
         table.add_row(name, text)
     console.print(table)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run would take.
+    """The estimate of a run.
 
     Attributes:
-        rows: In words, by what they are about.
+        rows: Texts by subject.
         seconds: Of all rounds, without the method's own work.
     """
 
@@ -80,115 +78,141 @@ class Expected:
     seconds: float
 
 
-def expected(config: Config) -> Expected:
-    """What a config would take, measured on a mean client; writes nothing.
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of a dataset, from its store or, where there is none yet, from its graph.
+
+    Attributes:
+        items: Number of what has labels: nodes, graphs or pairs, as `what` says.
+        what: `node`, `graph` or `pair`.
+        nodes: Number N.
+        features: Width F.
+        classes: Number C.
+        entries: Directed edges.
+        weighted: Edges have weights.
+        x_bytes: Of the stored features.
+        values: Stored values of sparse features; None of dense ones.
+        hop_bytes: Of the stored hops.
+    """
+
+    items: int
+    what: str
+    nodes: int
+    features: int
+    classes: int
+    entries: int
+    weighted: bool
+    x_bytes: int
+    values: int | None
+    hop_bytes: int
+
+
+def _sizes_of_store(path: Path, config: Config) -> _Sizes:
+    manifest = read_manifest(path)
+    require_identity(path, manifest, identity(config))
+    require_task(config, manifest.name, manifest.item_name)
+    require_metric(config, manifest.name, manifest.classes)
+    require_weights_used(config, manifest.name, manifest.weighted)
+    if config.data.split == "file":
+        given_codes(config.data, manifest.name, manifest.items, lambda: None, manifest.item_name)
+    values = manifest.feature_values if manifest.layout == "sparse" else None
+    stored = 0 if values is None else sum(file.bytes for file in manifest.hops.get(config.propagation.name, ()))
+    return _Sizes(
+        manifest.items, manifest.item_name, manifest.nodes, manifest.features, manifest.classes,
+        sum(client.entries for client in manifest.clients), manifest.weighted, manifest.feature_bytes, values,
+        stored or hops_bytes(manifest.nodes, manifest.features, config.propagation),
+    )  # fmt: skip
+
+
+def _sizes_of_graph(config: Config) -> _Sizes:
+    graph, data = read_graph(config), config.data
+    _require_division(config, graph)
+    layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
+    items, what, classes = graph.items, graph.item_name, graph.classes
+    if config.task == "edge":
+        # All edges, if none joins two clients, and as many pairs without one.
+        items, what, classes = graph.entries, "pair", LABELS
+    return _Sizes(
+        items, what, graph.nodes, graph.features, classes, graph.entries, graph.edge_weight is not None,
+        stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x),
+        hops_bytes(graph.nodes, graph.features, config.propagation),
+    )  # fmt: skip
+
+
+def expected(plan: RunPlan) -> Expected:
+    """Estimates a run, by measuring a mean client; writes nothing.
 
     Raises:
-        ShoalError: What the run itself would be refused for: method, model, dataset, device, precision.
+        ShoalError: The run would be refused for its dataset, its files, or its memory.
     """
-    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
-    require_supported(config, algorithm)
-    require_mixable(config, algorithm)
-    load_callbacks(config)
-    config.train.require_rates(config.rounds)
-    device, bfloat16 = device_choice(config), config.engine.precision == "bfloat16"
-    path = store_or_overlay(store_path(config), config)
-    if prepared := (path / NAME).exists():
-        manifest = read_manifest(path)
-        require_identity(path, manifest, identity(config))
-        require_task(config, manifest.name, manifest.item_name)
-        require_metric(config, manifest.name, manifest.classes)
-        nodes, features, classes = manifest.nodes, manifest.features, manifest.classes
-        items, what, weighted = manifest.items, manifest.item_name, manifest.weighted
-        require_weights_used(config, manifest.name, weighted)
-        x_bytes, values = manifest.feature_bytes, manifest.feature_values if manifest.layout == "sparse" else None
-        entries = sum(client.entries for client in manifest.clients)
-        if config.data.split == "file":
-            given_codes(config.data, manifest.name, items, lambda: None, manifest.item_name)
-    else:
-        require_known(config)
-        graph = read_graph(config)
-        _require_division(config, graph)
-        items, what, weighted = graph.items, graph.item_name, graph.edge_weight is not None
-        nodes, features, classes, entries = graph.nodes, graph.features, graph.classes, graph.entries
-        if config.task == "edge":
-            # All of its edges, if none joins two clients, and as many pairs without one.
-            items, what, classes = entries, "pair", LABELS
-        data = config.data
-        layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
-        x_bytes, values = stored_bytes(graph.x, layout, data.dtype), None if layout == "dense" else entries_of(graph.x)
-    hop_bytes = hops_bytes(nodes, features, config.propagation)
-    if prepared and values is not None:
-        # How many of sparse ones are stored is known when they are made.
-        hop_bytes = sum(file.bytes for file in manifest.hops.get(config.propagation.name, ())) or hop_bytes
+    config, algorithm = plan.config, plan.algorithm
+    train, hops, limit = config.train, config.propagation.hops, config.memory_limit()
+    path = store_or_overlay(plan.store, config)
+    prepared = (path / NAME).exists()
+    of = _sizes_of_store(path, config) if prepared else _sizes_of_graph(config)
     if algorithm.centralized:
-        require_whole(nodes, features, x_bytes, entries, config, weighted)
+        require_whole(of.nodes, of.features, of.x_bytes, of.entries, config, of.weighted)
+
     clients = 1 if algorithm.centralized else config.partition.clients
     share = config.data.fractions[0] * (1 - config.data.sparsity.labels)
     model_of = assign_models(config, clients)
-    graphs, pairs = (items // clients if what == each else None for each in ("graph", "pair"))
-    train_items = int(share * items / clients)
-    infos = [ClientInfo(i, nodes // clients, train_items, classes, model_of[i], graphs, pairs) for i in range(clients)]
-    plan = plan_of(config, algorithm.centralized)
-    cohort = draw_cohort(clients, plan.participation, config.seed, 1, plan.online)
-    cells = form_cells(cohort, infos, plan.cell_size)
-    hops, train = config.propagation.hops, config.train
-    limit = config.memory_limit()
+    graphs, pairs = (of.items // clients if of.what == each else None for each in ("graph", "pair"))
+    train_items = int(share * of.items / clients)
+    infos = [
+        ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
+    ]
+    cohort = draw_cohort(clients, plan.rounds.participation, config.seed, 1, plan.rounds.online)
+    cells = form_cells(cohort, infos, plan.rounds.cell_size)
+
     shape: dict[str, Any] = {
-        "features": features,
-        "classes": classes,
+        "features": of.features,
+        "classes": of.classes,
         "hops": hops,
         "dropout": train.dropout,
-        "bfloat16": bfloat16,
-        "sparse": values is not None,
+        "bfloat16": config.engine.precision == "bfloat16",
+        "sparse": of.values is not None,
         "task": config.task,
     }
-    kinds = built_models(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
-    starts = [(kind.spec, kind.flat) for kind in kinds[MODEL]]
+    built = built_models(algorithm, config.models(), config.heterogeneity.embedding, limit, **shape)
+    starts = [(model.spec, model.flat) for model in built[MODEL]]
     require_fitting_files(starts, read_pretrained(config.models(), limit))
     models = [flat for _, flat in starts]
-    paths = trainers_of(config.engine.trainer, device, algorithm, models, train)
-    # Of a client that memory would not hold beside the models' work on it, a part is measured.
-    mean, edges = infos[0], entries // clients
-    part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * features * (hops + 1) + edges) + 1))
+    trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train)
+
+    # A part of a client is measured where memory would not hold the client and the models' work on it.
+    mean, edges = infos[0], of.entries // clients
+    part = min(1.0, limit / SHARE_TO_MEASURE / (4 * (mean.nodes * of.features * (hops + 1) + edges) + 1))
     few = None if graphs is None else max(1, int(graphs * part))
     fewer = None if pairs is None else int(pairs * part)
     measured = replace(mean, nodes=int(mean.nodes * part), train=int(mean.train * part), graphs=few, pairs=fewer)
-    a_row = None if values is None else values // nodes
-    mean_client = _mean_client(measured, features, int(edges * part), config.propagation, a_row)
+    a_row = None if of.values is None else of.values // of.nodes
+    mean_client = _mean_client(measured, of.features, int(edges * part), config.propagation, a_row)
     torch.set_num_threads(config.engine.threads)
-    epoch, forward = np.array([_measure(*pair, mean_client, measured, train) for pair in zip(models, paths)]).T / part
+    times = [_measure(*pair, mean_client, measured, train) for pair in zip(models, trainers)]
+    epoch, forward = np.array(times).T / part
+
     hosts = config.engine.hosts if config.engine.backend == "ray" else 1
     evaluations = -(-config.rounds // config.evaluation.every)
-    training = config.rounds * len(cohort) * (config.train.epochs * epoch + forward)[model_of].mean() / hosts
-    evaluating = 2 * evaluations * forward[model_of].sum() / hosts
-    beside = sum(kind.info.parameters for name, several in kinds.items() if name != MODEL for kind in several[:1])
+    training = config.rounds * len(cohort) * (train.epochs * epoch + forward)[model_of].mean() / hosts
+    seconds = float(training + 2 * evaluations * forward[model_of].sum() / hosts)
+    beside = sum(several[0].info.parameters for name, several in built.items() if name != MODEL)
     parameters = np.array([len(model.w) + beside for model in models])
-    sent = 4 * int(parameters.max()) * len(cohort)
-    disk = (
-        x_bytes + (8 if weighted else 4) * entries + 16 * nodes + hop_bytes + (0 if pairs is None else OF_PAIR * items)
-    )
-    if inductive := config.data.inductive:
-        # What training nodes have of all this is at most all of it.
-        disk *= 2
-    at_most = " at most" if what == "pair" and not prepared else ""
-    kept = (
-        4
-        * int(parameters[model_of].sum())
-        * (1 + (2 if config.train.optimizer == "adam" and config.train.opt_state == "keep" else 0))
-    )
-
+    moments = 2 if train.optimizer == "adam" and train.opt_state == "keep" else 0
+    kept = 4 * int(parameters[model_of].sum()) * (1 + moments)
+    disk = of.x_bytes + (8 if of.weighted else 4) * of.entries + 16 * of.nodes + of.hop_bytes
+    disk += 0 if pairs is None else OF_PAIR * of.items
+    # Training nodes alone have at most as much as all nodes.
+    disk *= 2 if config.data.inductive else 1
+    at_most = " at most" if of.what == "pair" and not prepared else ""
     rows = {
         "store": f"{path} ({'ready' if prepared else 'to be prepared'})",
-        **({} if what == "node" else {"dataset": f"{items:,} {what}s{at_most}, {nodes:,} nodes"}),
-        **({"edges": "weighted"} if weighted else {}),
-        **({"masked": lacking} if (lacking := masks(asdict(config.data.sparsity))) else {}),
-        **(
-            {"inductive": "training sees training nodes alone; what follows is for all nodes, or more"}
-            if inductive
-            else {}
-        ),
-        "run folder": str(run_path(config)),
+        "dataset": "" if of.what == "node" else f"{of.items:,} {of.what}s{at_most}, {of.nodes:,} nodes",
+        "edges": "weighted" if of.weighted else "",
+        "masked": masks(asdict(config.data.sparsity)),
+        "inductive": "training sees training nodes alone; the estimates are for all nodes, or more"
+        if config.data.inductive
+        else "",
+        "run folder": str(plan.folder),
         "disk": f"{size(disk)} for the store, {size(2 * kept)} or less a checkpoint, {config.run.keep} kept",
         "cohort": f"{len(cohort)} of {clients} clients a round, {config.rounds} rounds",
         "cells": f"{len(cells)} of at most {max(map(len, cells), default=0)} clients, on {hosts} hosts "
@@ -196,12 +220,12 @@ def expected(config: Config) -> Expected:
         "model": "; ".join(
             f"{model.name}, {p:,} parameters ({size(4 * p)})" for model, p in zip(config.models(), parameters.tolist())
         ),
-        "bytes": f"up to {size(sent)} each way a round where parameters are sent",
+        "bytes": f"up to {size(4 * int(parameters.max()) * len(cohort))} each way a round where parameters are sent",
         "memory": f"{size(kept)} or less of client state, {size(disk)} of files mapped once, 0.2 GiB a host",
-        "time": f"{training + evaluating:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
+        "time": f"{seconds:.0f} s without the method's own work; a mean client takes {_span(epoch)} "
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
-    return Expected(rows, float(training + evaluating))
+    return Expected({name: text for name, text in rows.items() if text}, seconds)
 
 
 def _require_division(config: Config, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Final models and predictions of a run, so that its accuracies can be checked from outside."""
+"""Exports the final models and predictions of a run, so that its accuracies can be checked from outside."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,17 +14,15 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.config.config import load_config
-from shoal.engine.hosts.host import Host
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.cell import evaluation_cell
 from shoal.engine.messages.job import Job, make_job
-from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import checkpoint, inputs
-from shoal.engine.records.best_rounds import load_best
+from shoal.engine.records.metrics import write_tensors
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
-from shoal.engine.records.tensors_file import write_tensors
 from shoal.engine.rounds.scoring import predicted_classes
 from shoal.engine.rounds.state import FederationState
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import progress
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.shard import Shard
@@ -38,11 +36,11 @@ def export(run: Path, best: str | None = None) -> Path:
     """Writes `models.safetensors` and `predictions.arrow` of the last round, or of a best one, to `<run>/export`.
 
     Models: parameters by name, under `global/` if the server has one, and under `client/<number>/` where clients hold
-    models of their own; of a method with several models, those that it names lie below their names.
+    personal models; those that a method names are below their names.
 
     Predictions, one row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train,
     2 validation, 3 test), and the predicted class, int32, in every scope that still exists after the run: `served`, and
-    `global` if there is one. In graph tasks one row a graph, `graph` int64 in the place of `node`; in edge tasks one
+    `global` if there is one. In graph tasks one row a graph, `graph` int64 instead of `node`; in edge tasks one
     row a pair, `source` and `target` int64, global ids of its nodes. Where classes have names, these are in the
     schema's metadata, `label_names`, as a JSON list.
 
@@ -63,25 +61,23 @@ def export(run: Path, best: str | None = None) -> Path:
     if best is None:
         state = checkpoint.load_last(run / CHECKPOINTS, summary["rounds"]).state
     else:
-        state = load_best(run, summary, best).state
-    store = Store(prepare(config).path)
+        state = checkpoint.load_best(run, summary, best).state
+    plan = RunPlan.of(config, trains=False)
+    store, algorithm = plan.prepare(), plan.algorithm
     job = make_job(config, store, run.name)
-    algorithm = job.algorithm()
-    if algorithm.centralized:
-        store = prepare(config, centralized=True)
-        job = make_job(config, store, run.name)
     if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
-        raise ShoalError(f"{store.path}: not the store that {run} was run on; bring that back, or run it again")
+        raise ShoalError(f"{store.path}: not the store that {run} was run on; restore that, or start the run over")
     if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
-        raise ShoalError(f"{run}: was run with another content of {', '.join(changed)}; bring that back")
+        raise ShoalError(f"{run}: {', '.join(changed)} changed since this run started; restore the content")
     host = Host()
-    # Wherever the run was trained, it can be exported here.
+    # Export runs on any machine, whatever device trained the run.
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model(state.server)
-    if algorithm.shares_part:
+    if "w" not in global_model:
+        # A part of a model answers for nobody by itself.
         global_model = {}
-    personal = algorithm.keeps_model or not global_model
+    personal = algorithm.client_models != "global" or not global_model
     out = run / "export" / (f"best-{best}" if best else "")
     out.mkdir(parents=True, exist_ok=True)
     models: Tree = {}
@@ -163,7 +159,7 @@ def _all_of(visit: Visit) -> dict[str, Tensor]:
 
 
 def _received(visit: Visit) -> dict[str, Tensor]:
-    """The models that a client without a past was given by the server."""
+    """The models that a new client receives from the server."""
     names = [name for name, model in visit.client.models.items() if model.received]
     return {key: p for name in names for key, p in _named(visit, name, "global/")}
 
@@ -172,18 +168,18 @@ def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]
     """The parameters of a model, that of the config by their names alone, others below the name of the model."""
     below = prefix if name == MODEL else f"{prefix}{name}/"
     for key, p in visit.client.models[name].module.named_parameters():
-        # Row by row, in whatever order it lies in the model.
+        # Row-major, whatever the layout in the model.
         yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _described(store: Store, split: str, number: int) -> dict[str, np.ndarray]:
-    """What names the items of a client or a whole graph, their labels and parts."""
+    """Ids of the items of a client or a whole graph, with labels and parts."""
     shard = store.shard(number)
     return {**_items(shard), "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
 
 
 def _items(shard: Shard) -> dict[str, np.ndarray]:
-    """What names the items of a shard, by the name of the column."""
+    """Ids of the items of a shard, by the name of the column."""
     if shard.pairs is None:
         return {"node" if shard.graph is None else "graph": shard.item}
     source, target = shard.node[shard.pairs.ends].T

@@ -4,78 +4,62 @@ import logging
 from contextlib import closing, suppress
 from pathlib import Path
 
-from shoal.algorithms.base import Algorithm
-from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.callbacks.callback import Callback
-from shoal.engine.callbacks.loading import load_callbacks
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
-from shoal.engine.config.sections import ParticipationOptions
-from shoal.engine.hosts.federation import Session
-from shoal.engine.hosts.job_context import trainers_of
-from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
+from shoal.engine.hosts.backend import Backend
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.identity import published_inputs
-from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
-from shoal.engine.records.run_folder import RunFolder, changed_keys, read_summary, unfinished_relatives
-from shoal.engine.rounds.sampling import Plan, read_trace
+from shoal.engine.records.run_folder import (
+    RunFolder,
+    changed_contents,
+    changed_keys,
+    read_summary,
+    run_path,
+    unfinished_relatives,
+)
 from shoal.engine.runs.driver import Driver, go_on_from
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
 from shoal.storage.errors import ShoalError
 
 log = logging.getLogger(__name__)
 
 
-def plan_of(config: Config, centralized: bool = False) -> Plan:
-    """What the round loop needs of a config; one client that is the whole graph always takes part.
-
-    Raises:
-        ShoalError: The trace cannot be read or is of other clients.
-    """
-    how = ParticipationOptions() if centralized else config.participation
-    online = None if how.trace is None else read_trace(how.trace, config.partition.clients)
-    size: int | str = config.engine.cell_size
-    if size == "auto":
-        batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
-        size = IN_BATCHES if batches else ONE_BY_ONE
-    return Plan(config.rounds, how, config.evaluation.every, size, online, config.run.keep_records)
-
-
-def run(config: Config, resume: bool = False, fresh: bool = False, session: Session | None = None) -> Path:
+def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backend: Backend | None = None) -> Path:
     """Runs a config to its end and returns the run folder.
 
     Args:
-        config: The run.
-        resume: Go on with an unfinished run from its newest checkpoint.
+        run: A config, or the plan that was made of it.
+        resume: Continue an unfinished run from its newest checkpoint.
         fresh: Start over, whatever the folder holds.
-        session: Hosts to use; by default the run starts its own and ends them.
+        backend: Carries it out; by default the run starts its own and closes it.
 
     Raises:
-        ShoalError: Bad input, or a failure that a resume can go on from.
+        ShoalError: Bad input, or a failure that a resume can continue from.
         KeyboardInterrupt: The user stopped it; a checkpoint is written.
     """
-    try:
-        algorithm, callbacks = _loaded(config)
-    except ShoalError as error:
-        _note_in_folder(error, config)
-        raise
-    folder = RunFolder(config)
+    plan = run if isinstance(run, RunPlan) else _planned(run)
+    config = plan.config
+    folder = RunFolder(plan.folder)
     try:
         read = inputs.contents(config) | published_inputs(config)
+        # A sweep may have made the plan hours ago.
+        _require_same(folder, plan.inputs, read)
+        if not fresh:
+            _require_same_keys(folder, config)
         if folder.finished and not fresh:
             _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
             say(f"{folder.path}: already finished; --fresh runs it again")
             return folder.path
-        found = None if fresh else _checkpoint(config, folder, resume)
+        found = None if fresh else _checkpoint(plan, folder, resume)
         if found:
             _require_same(folder, found.inputs, read)
-        store = prepare(config, centralized=algorithm.centralized, repair=False)
+        store = plan.prepare(repair=False)
         job = make_job(config, store, folder.path.name)
         # Files that were first downloaded now count, too.
         read |= published_inputs(config) | {inputs.STORE: job.content}
@@ -85,21 +69,20 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
             read[inputs.TRAINING] = job.training
         if found:
             _require_same(folder, found.inputs, read)
-        # A wrong option of the model is an error before any actor starts.
-        models = [kind.flat for kind in job.build_models(store, algorithm)[MODEL]]
-        paths = trainers_of(job.trainer, job.device, algorithm, models, job.train)
-        plan = plan_of(config, algorithm.centralized)
+        # Models that do not fit the memory are an error before any actor starts.
+        models = [built.flat for built in job.sketch_models(store, plan.algorithm)[MODEL]]
+        trainers = trainers_of(job.trainer, job.device, plan.algorithm, models, job.train)
         if config.resources.gpus_per_host and job.device == "cpu":
-            say("engine.device: cpu: shares of GPUs are reserved, but only a method of your own can use them")
+            say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if fresh:
             folder.clear()
         go_on_from(folder, found, config.run.client_scores)
         folder.begin(config)
-        own = session or open_session(config)
+        own = backend or open_backend(config)
         try:
-            Driver(config, folder, own, job, store, plan, read, paths, callbacks).drive(found.state if found else None)
+            Driver(plan, folder, own, job, store, read, trainers).drive(found.state if found else None)
         finally:
-            if session is None:
+            if backend is None:
                 own.close()
         return folder.path
     except ShoalError as error:
@@ -109,18 +92,15 @@ def run(config: Config, resume: bool = False, fresh: bool = False, session: Sess
         folder.close()
 
 
-def _loaded(config: Config) -> tuple[Algorithm, dict[str, Callback]]:
-    """The method and the callbacks of a run that is possible as far as no data is needed to tell.
-
-    Raises:
-        ShoalError: It is not.
-    """
-    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
-    require_supported(config, algorithm)
-    require_mixable(config, algorithm)
-    callbacks = load_callbacks(config)
-    config.train.require_rates(config.rounds)
-    return algorithm, callbacks
+def _planned(config: Config) -> RunPlan:
+    """The plan of a config; the traceback of code that fails in it goes to the log of the run, if there can be one."""
+    try:
+        return RunPlan.of(config)
+    except ShoalError as error:
+        if error.detail:
+            with suppress(ShoalError, OSError), closing(RunFolder(run_path(config))) as folder:
+                _note(error, folder)
+        raise
 
 
 def _note(error: ShoalError, folder: RunFolder) -> None:
@@ -129,33 +109,25 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
         error.log = folder.log
 
 
-def _note_in_folder(error: ShoalError, config: Config) -> None:
-    """Keeps the traceback of code that failed before there was a run; where no folder can be, that is left out."""
-    if not error.detail:
-        return
-    with suppress(ShoalError, OSError), closing(RunFolder(config)) as folder:
-        _note(error, folder)
-
-
-def _checkpoint(config: Config, folder: RunFolder, resume: bool) -> Checkpoint | None:
-    """What an unfinished run goes on from; None: from its start.
+def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
+    """The checkpoint that an unfinished run continues from; None: from its start.
 
     Raises:
-        ShoalError: It is not to be resumed, or not this one, or none of its checkpoints can be used.
+        ShoalError: It is not to be resumed, is another run, or none of its checkpoints can be used.
     """
     if not folder.started:
         if resume:
-            _refuse_changed(config)
+            _refuse_changed(plan.config)
             say(f"{folder.path}: nothing to resume, starting")
         return None
     if not resume:
-        raise ShoalError(f"{folder.path}: holds an unfinished run; --resume goes on with it, --fresh starts over")
+        raise ShoalError(f"{folder.path}: holds an unfinished run; --resume continues it, --fresh starts over")
     found = checkpoint.load_newest(folder.checkpoints)
     if found is None:
         _require_early(folder)
         say("no checkpoint yet: starting over")
         return None
-    if changed := differences(found.environment, device_choice(config)):
+    if changed := differences(found.environment, plan.device):
         say(f"the machine or its software changed, last bits may differ: {', '.join(changed)}")
     say(f"resuming after round {found.state.round}")
     return found
@@ -176,23 +148,49 @@ def _require_early(folder: RunFolder) -> None:
         )
 
 
+def _require_same_keys(folder: RunFolder, config: Config) -> None:
+    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults.
+
+    Raises:
+        ShoalError: A key that changes numbers has another value.
+    """
+    try:
+        changed = changed_keys(config, folder.path) if folder.started or folder.finished else []
+    except ShoalError:
+        # A damaged config is written anew.
+        return
+    if changed:
+        raise ShoalError(
+            f"{folder.path}: was run with other values of {', '.join(changed)}; set those, or start over with --fresh"
+        )
+
+
 def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -> None:
-    """Refuses to go on with other data than a run began with.
+    """Refuses to continue with other data than a run began with.
 
     Raises:
         ShoalError: An input has another content; names it.
     """
     if changed := inputs.differences(old, new):
         raise ShoalError(
-            f"{folder.path}: was run with another content of {', '.join(changed)}; bring that back, or --fresh runs it "
-            "again with what is there now"
+            f"{folder.path}: {', '.join(changed)} changed since this run started; restore the content, or start over "
+            "with --fresh"
         )
 
 
 def _refuse_changed(config: Config) -> None:
+    """Refuses to resume a run of another config, or of another version of Shoal, under the same name.
+
+    Raises:
+        ShoalError: There is one; names what differs.
+    """
     for relative in unfinished_relatives(config):
-        changed = ", ".join(changed_keys(config, relative)) or "the order of sums, by another version of Shoal"
+        if changed := changed_keys(config, relative) + changed_contents(config, relative):
+            raise ShoalError(
+                f"{relative}: the unfinished run differs from this config in {', '.join(changed)}; undo that to resume "
+                "it, or leave out --resume to start a run of this config"
+            )
         raise ShoalError(
-            f"{relative}: the unfinished run differs from this config in {changed}; undo that to resume it, "
-            "or leave out --resume for a run of its own"
+            f"{relative}: the unfinished run was made by a version of Shoal with other numbers; finish it with that "
+            "version, or leave out --resume to start over in a new folder"
         )

@@ -1,4 +1,4 @@
-"""A grid of runs on the same store and warm hosts, checked before the first starts; if one fails, the rest goes on."""
+"""Runs a grid on the same store and warm hosts: all are checked before the first starts, and a failed one is a row."""
 
 import subprocess
 import sys
@@ -10,17 +10,12 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from shoal.algorithms.methods.registry.load import describe, load
-from shoal.engine.callbacks.loading import load_callbacks
-from shoal.engine.cluster.sessions import open_session
+from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
-from shoal.engine.hosts.federation import Session
-from shoal.engine.messages.models import require_fitting, require_mixable, require_supported
-from shoal.engine.preparing.checks import require_known
-from shoal.engine.preparing.prepare import prepare
-from shoal.engine.records.run_folder import finished, read_summary, run_path, started
+from shoal.engine.hosts.backend import Backend
+from shoal.engine.records.run_folder import finished, read_summary, started
 from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.run import run
 from shoal.engine.screen.interrupt import Interrupted, graceful
 from shoal.engine.screen.progress import say
@@ -31,8 +26,8 @@ from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
 SHOAL = (sys.executable, "-m", "shoal")
-# What `shoal` begins its one line of a failure with.
-SAID = "shoal: "
+# The one line of a failure begins with it.
+PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
@@ -40,7 +35,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 class _Process:
     place: int
     process: "subprocess.Popen[bytes]"
-    said: Path
+    output: Path
 
 
 def run_parallel(
@@ -48,13 +43,13 @@ def run_parallel(
 ) -> None:
     """Runs `shoal` with the arguments of every command, at most `most` at a time, in their order.
 
-    Asked to stop, all at work end with their round and a checkpoint, and no more are started.
+    Interrupted, all running processes end with their round and a checkpoint, and no more are started.
 
     Args:
         commands: A number and the arguments of each; asked for when there is room for it.
         most: Processes at a time.
-        folder: Gets what every one says, as `<number>.txt`; made if it is not there.
-        ended: Called with the number of one that has ended, and with what it failed with; None if it did not.
+        folder: Gets the output of every process, as `<number>.txt`; made if it is not there.
+        ended: Called with the number of a process that ended, and its error; None if it succeeded.
 
     Raises:
         KeyboardInterrupt: The user stopped it.
@@ -62,7 +57,7 @@ def run_parallel(
     at_work: list[_Process] = []
     more = True
     with graceful() as interrupt:
-        told = False
+        signalled = False
         while more or at_work:
             while more and not interrupt.asked and len(at_work) < most:
                 command = next(commands, None)
@@ -70,14 +65,14 @@ def run_parallel(
                     more = False
                 else:
                     at_work.append(_start(*command, folder))
-            if interrupt.asked and not told:
-                told = True
+            if interrupt.asked and not signalled:
+                signalled = True
                 more = False
                 for each in at_work:
                     each.process.send_signal(interrupt.number)
             for each in [each for each in at_work if each.process.poll() is not None]:
                 at_work.remove(each)
-                if not told or not each.process.returncode:
+                if not signalled or not each.process.returncode:
                     ended(each.place, _failure(each))
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if interrupt.asked:
@@ -86,13 +81,13 @@ def run_parallel(
 
 def _start(place: int, arguments: Sequence[str], folder: Path) -> _Process:
     folder.mkdir(parents=True, exist_ok=True)
-    said = folder / f"{place}.txt"
-    with said.open("wb") as out:
-        # In a session of its own: Ctrl-C reaches it once, from here.
+    output = folder / f"{place}.txt"
+    with output.open("wb") as out:
+        # In a separate session, Ctrl-C reaches it once, from here.
         process = subprocess.Popen(
             [*SHOAL, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    return _Process(place, process, said)
+    return _Process(place, process, output)
 
 
 def _failure(each: _Process) -> str | None:
@@ -101,17 +96,15 @@ def _failure(each: _Process) -> str | None:
         return None
     if code < 0:
         return f"its process was killed by signal {-code}"
-    lines = [line for line in each.said.read_text(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith(SAID)]
-    if not said:
-        return f"{each.said}: status {code}: {lines[-1] if lines else 'no word'}"
+    lines = [line for line in each.output.read_text(errors="replace").splitlines() if line.strip()]
+    failures = [line for line in lines if line.startswith(PREFIX)]
+    if not failures:
+        return f"{each.output}: status {code}: {lines[-1] if lines else 'no output'}"
     # A row names its run, and with that the log.
-    return said[-1].removeprefix(SAID).rsplit(MORE, 1)[0]
+    return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
 
-SESSION_KEYS = {"engine", "resources", "ray"}
-# Any graph's: names and options of a model are wrong for all or for none.
-SOME_FEATURES, SOME_CLASSES = 8, 2
+BACKEND_KEYS = {"engine", "resources", "ray"}
 FINISHED, FAILED, WAITING, NOT_CHOSEN = "finished", "failed", "waiting", "not chosen"
 
 
@@ -119,39 +112,33 @@ class Sweep:
     """The runs of a study.
 
     Attributes:
-        study: What was asked for.
-        configs: Config of every run.
+        study: What to run.
+        plans: Every run, checked.
         folder: Where tables are written.
-        rows: What is known of every run.
+        rows: State and figures of every run.
     """
 
     def __init__(self, study: Study, at_once: int = 1) -> None:
         """Reads and checks the configs of all runs; starts and writes nothing.
 
         Args:
-            study: What is asked for.
-            at_once: Runs at a time: one in this process, on warm hosts, more in processes and on hosts of their own.
+            study: What to run.
+            at_once: Runs at a time: one in this process, on warm hosts; several in separate processes.
 
         Raises:
             ShoalError: Names, options or values of any run are wrong, or two runs are the same.
         """
         self.study, self._parallel = study, at_once
         self._choices = choices = study.choices
-        self.configs = study.configs
-        checked: set[str] = set()
-        for config in self.configs:
-            options = repr(config.model_dump(exclude={"seed"}))
-            if options not in checked:
-                _require_possible(config)
-                checked.add(options)
-        paths = [run_path(config) for config in self.configs]
+        self.plans = [RunPlan.of(config) for config in study.configs]
+        paths = [plan.folder for plan in self.plans]
         self.rows = [_row(choice.columns, path) for choice, path in zip(choices, paths)]
         first = {path: number for number, path in reversed(list(enumerate(paths)))}
         for number, path in enumerate(paths):
             if first[path] != number:
                 same = (label_of(self.rows[place]) for place in (first[path], number))
                 raise ShoalError(f"{' and '.join(same)} are one run; leave one of them out of the sweep")
-        config = self.configs[0]
+        config = self.plans[0].config
         self.folder = study.folder(Path(config.run.root), config.name)
 
     def go(self) -> bool:
@@ -162,7 +149,7 @@ class Sweep:
 
         Raises:
             ShoalError: The tables cannot be written.
-            KeyboardInterrupt: The user stopped it; the same sweep goes on.
+            KeyboardInterrupt: The user stopped it; the same sweep continues.
         """
         write_sweep(self.folder, self.study, self.rows)
         try:
@@ -191,8 +178,8 @@ class Sweep:
             write_sweep(self.folder, self.study, self.rows)
 
     def _in_processes(self, places: Sequence[int]) -> None:
-        """Those that are finished are looked at here, the others run in processes of their own."""
-        waiting = [place for place in places if not finished(run_path(self.configs[place]))]
+        """Checks the finished runs here, and runs the others in separate processes."""
+        waiting = [place for place in places if not finished(self.plans[place].folder)]
         with _Hosts() as none:
             for place in places:
                 if place not in waiting:
@@ -203,7 +190,7 @@ class Sweep:
             prepared: set[str] = set()
             for place in waiting:
                 # Of one store one process alone can write.
-                if self._tried(place, partial(_prepare_once, self.configs[place], prepared)):
+                if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
                     say(f"begins: {label_of(self.rows[place])}")
                     yield place, self._command(place)
 
@@ -222,19 +209,18 @@ class Sweep:
         run_parallel(commands(), self._parallel, self.folder / "said", ended)
 
     def _command(self, place: int) -> list[str]:
-        resume = ["--resume"] if started(run_path(self.configs[place])) else []
+        resume = ["--resume"] if started(self.plans[place].folder) else []
         return ["run", self.study.config, *self._choices[place].overrides, *resume]
 
     def _one(self, place: int, hosts: "_Hosts") -> None:
-        config = self.configs[place]
-        path = run_path(config)
+        plan = self.plans[place]
 
         def run_it() -> None:
-            if finished(path):
-                # Needs no hosts to say so, or that its data is another by now.
-                run(config)
+            if finished(plan.folder):
+                # Needs no hosts, only the check that its data is the same.
+                run(plan)
             else:
-                run(config, resume=started(path), session=hosts.of(config))
+                run(plan, resume=started(plan.folder), backend=hosts.of(plan.config))
             self._take_over(place)
 
         if not self._tried(place, run_it):
@@ -246,13 +232,13 @@ class Sweep:
         self.rows[place] = replace(row, figures=figures_of(read_summary(row.path)), state=FINISHED, error="")
 
     def _tried(self, place: int, work: Callable[[], None]) -> bool:
-        """Whether work for a run was done; if not, its row says why."""
+        """Whether work for a run succeeded; if not, its row has the error."""
         try:
             work()
         except ShoalError as error:
             self._failed(place, str(error))
         except Exception as error:
-            # The log of a run has those of its own errors.
+            # The log of a run has no other errors.
             say(traceback.format_exc())
             self._failed(place, f"{type(error).__name__}: {error}")
         else:
@@ -294,32 +280,32 @@ class Sweep:
             if values := group.values(figure):
                 found.setdefault(_others(group.rows[0], key), {})[group.columns[key]] = fmean(values)
         for others, scores in found.items():
-            said = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
-            beside = "".join(f"{name} {value}, " for name, value in others)
-            say(f"{beside}{key} chosen by {self.study.choose_by} validation: {said}")
+            scored = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
+            shared = "".join(f"{name} {value}, " for name, value in others)
+            say(f"{shared}{key} chosen by {self.study.choose_by} validation: {scored}")
         return {others: max(scores, key=scores.__getitem__) for others, scores in found.items()}
 
 
 class _Hosts:
-    """The session that runs share, opened again where their keys of hosts differ."""
+    """The backend that runs share; opened again where their keys of hosts differ."""
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._backend: Backend | None = None
         self._keys: dict[str, object] = {}
 
-    def of(self, config: Config) -> Session:
-        """A session for a config."""
-        wanted = config.model_dump(include=SESSION_KEYS)
-        if self._session is None or wanted != self._keys:
+    def of(self, config: Config) -> Backend:
+        """The backend of a config."""
+        wanted = config.model_dump(include=BACKEND_KEYS)
+        if self._backend is None or wanted != self._keys:
             self.close()
-            self._session, self._keys = open_session(config), wanted
-        return self._session
+            self._backend, self._keys = open_backend(config), wanted
+        return self._backend
 
     def close(self) -> None:
         """Ends the hosts, if there are any."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            backend.close()
 
     def __enter__(self) -> "_Hosts":
         return self
@@ -328,41 +314,13 @@ class _Hosts:
         self.close()
 
 
-def _prepare_once(config: Config, prepared: set[str]) -> None:
+def _prepare_once(plan: RunPlan, prepared: set[str]) -> None:
     """Prepares the store of a run, unless one of the same keys was prepared before."""
-    centralized = load(describe(config.algorithm.name, config.algorithm.options)).centralized
-    keys = f"{centralized} {config.model_dump(exclude={'seed', 'algorithm', 'train', 'run'})}"
+    without = {"seed", "algorithm", "train", "run"}
+    keys = f"{plan.algorithm.centralized} {plan.config.model_dump(exclude=without)}"
     if keys not in prepared:
-        prepare(config, centralized=centralized)
+        plan.prepare()
         prepared.add(keys)
-
-
-def _require_possible(config: Config) -> None:
-    """Refuses what a run would be refused for before it reads data: method, model, dataset, device, and their options.
-
-    Raises:
-        ShoalError: One line that names the key.
-    """
-    algorithm = load(describe(config.algorithm.name, config.algorithm.options))
-    require_supported(config, algorithm)
-    require_mixable(config, algorithm)
-    load_callbacks(config)
-    config.train.require_rates(config.rounds)
-    device_choice(config)
-    require_known(config)
-    require_fitting(
-        algorithm,
-        config.models(),
-        config.heterogeneity.embedding,
-        config.memory_limit(),
-        features=SOME_FEATURES,
-        classes=SOME_CLASSES,
-        hops=config.propagation.hops,
-        dropout=config.train.dropout,
-        bfloat16=False,
-        sparse=False,
-        task=config.task,
-    )
 
 
 def _row(columns: dict[str, str], path: Path) -> Row:
@@ -389,7 +347,7 @@ def _others(row: Row, key: str) -> tuple[tuple[str, str], ...]:
 
 
 def span(seconds: float) -> str:
-    """A time as a person says it."""
+    """A duration for people."""
     minutes = round(seconds / 60)
     return f"{round(seconds)} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
 
@@ -406,12 +364,12 @@ def show_sweep_plan(sweep: Sweep) -> None:
     took = [row.figures["seconds.rounds"] for row in sweep.rows if row.state == FINISHED]
     measured: dict[str, float] = {}
     rows, total = [], 0.0
-    for row, config in zip(sweep.rows, sweep.configs):
+    for row, plan in zip(sweep.rows, sweep.plans):
         if row.state == FINISHED:
             state, seconds = "finished", 0.0
         else:
             state = "begun" if started(row.path) else "to run"
-            seconds = fmean(took) if took else _measured(config, measured)
+            seconds = fmean(took) if took else _measured(plan, measured)
         total += seconds
         rows.append((label_of(row), state, span(seconds) if seconds else "-"))
     left = sum(state != "finished" for _, state, _ in rows)
@@ -419,8 +377,8 @@ def show_sweep_plan(sweep: Sweep) -> None:
     print(TextTable(("run", "state", "time"), tuple(rows), 2, notes=(note,)).text(), end="")
 
 
-def _measured(config: Config, known: dict[str, float]) -> float:
-    key = repr(config.model_dump(exclude={"seed"}))
+def _measured(plan: RunPlan, known: dict[str, float]) -> float:
+    key = repr(plan.config.model_dump(exclude={"seed"}))
     if key not in known:
-        known[key] = expected(config).seconds
+        known[key] = expected(plan).seconds
     return known[key]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -216,6 +215,8 @@ def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
     Raises:
         ShoalError: It is missing, cannot be read or mapped, or has another size than its record says.
     """
+    import torch  # names of datasets are looked up without it
+
     try:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

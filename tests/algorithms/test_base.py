@@ -1,14 +1,14 @@
-"""What a method gets that says nothing, and what a method's own hooks make of `plain_training`."""
+"""Defaults of `Algorithm`, and which methods train plainly."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Client, Received, Term, Trainer, Tree, Upload
+from shoal.algorithms.base import Algorithm, Client, Received, Trainer, Tree, Upload, trains_plainly
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL
@@ -26,11 +26,6 @@ class OwnLoss(Algorithm):
         return out.logits_NC.sum()
 
 
-class OwnTerm(Algorithm):
-    def regularizer(self, client: Client, received: Received) -> Term | None:
-        return None
-
-
 class OwnTraining(Algorithm):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         return 0.0
@@ -41,45 +36,13 @@ class HeirOfOwnLoss(OwnLoss):
         return Upload({})
 
 
-class SaidPlain(Algorithm):
-    """Its `train` is cross-entropy by another name."""
-
-    plain_training: ClassVar[bool] = True
-
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        return trainer.fit(client, received)
-
-
-class HeirOfSaidPlain(SaidPlain):
-    pass
-
-
-class NoLongerPlain(SaidPlain):
-    def loss(self, out: Output, y: Tensor, w: Tensor, received: Received) -> Tensor:
-        return -super().loss(out, y, w, received)
-
-
-class SaidNotPlain(Algorithm):
-    plain_training: ClassVar[bool] = False
-
-
 @pytest.mark.parametrize(
     ("method", "plain"),
-    [
-        (Algorithm, True),
-        (Bare, True),
-        (OwnLoss, False),
-        (OwnTerm, False),
-        (OwnTraining, False),
-        (HeirOfOwnLoss, False),
-        (SaidPlain, True),
-        (HeirOfSaidPlain, True),
-        (NoLongerPlain, False),
-        (SaidNotPlain, False),
-    ],
+    [(Algorithm, True), (Bare, True), (OwnLoss, False), (OwnTraining, False), (HeirOfOwnLoss, False)],
 )
-def test_a_method_with_hooks_that_train_is_not_plain_unless_it_says_so(method: type[Algorithm], plain: bool) -> None:
-    assert method.plain_training is plain
+def test_trains_plainly_without_own_train_and_loss(method: type[Algorithm], plain: bool) -> None:
+    assert trains_plainly(method) is plain
+    assert trains_plainly(method()) is plain
 
 
 @pytest.fixture
@@ -90,9 +53,10 @@ def client(make_view: Callable[..., View], make_client: Callable[..., Client]) -
     return make_client(view, build("mlp", 4, 3, 0, 0.5, {"hidden": 5}))
 
 
-def test_the_server_of_a_bare_method_has_nothing() -> None:
+def test_algorithm_defaults_of_the_server_are_empty() -> None:
     bare: Any = Algorithm()
-    assert (bare.keeps_model, bare.centralized, bare.mixed_models) == (False, False, False)
+    assert (bare.client_models, bare.centralized, bare.reads_embedding) == ("global", False, False)
+    assert bare.supports == {"node", "edge", "graph", "weighted"}
     assert bare.models() == {MODEL: None}
     assert bare.setup(None) == {}
     assert bare.global_model({"w": torch.ones(2)}) == {}
@@ -100,7 +64,7 @@ def test_the_server_of_a_bare_method_has_nothing() -> None:
         bare.round({}, None, [0])
 
 
-def test_begin_loads_what_is_sent_and_hands_it_on(client: Client) -> None:
+def test_receive_default_borrows_w_and_returns_the_download(client: Client) -> None:
     before, down = client.model.w.clone(), {"anchor": torch.ones(2)}
     assert Algorithm().receive(client, down) is down
     assert torch.equal(client.model.w, before)
@@ -111,25 +75,24 @@ def test_begin_loads_what_is_sent_and_hands_it_on(client: Client) -> None:
     assert client.model.received
 
 
-def test_training_is_the_trainers(client: Client) -> None:
-    """A trainer that only says what it was asked for."""
-    asked: list[tuple[Any, ...]] = []
+def test_train_default_calls_fit(client: Client) -> None:
+    """The trainer records the arguments of `fit`."""
+    calls: list[tuple[Any, ...]] = []
 
-    class Teller:
+    class Recorder:
         options = TrainOptions()
 
         def fit(self, *args: Any, **more: Any) -> float:
-            asked.append((*args, more))
+            calls.append((*args, more))
             return 2.5
 
-    received, teller = {"x": torch.ones(1)}, Teller()
-    assert Algorithm().train(client, received, teller, "train") == 2.5  # type: ignore[arg-type]
-    assert asked == [(client, received, {})]
-    assert Algorithm().regularizer(client, received) is None
+    received, recorder = {"x": torch.ones(1)}, Recorder()
+    assert Algorithm().train(client, received, recorder, "train") == 2.5  # type: ignore[arg-type]
+    assert calls == [(client, received, {})]
     assert Algorithm().upload(client, received, "train") == Upload({}, {}, {})
 
 
-def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
+def test_loss_default_is_mean_cross_entropy() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0]])
     by_hand = [np.log(np.exp(row).sum()) - row[label] for row, label in zip(logits.double().numpy(), (1, 2))]
     loss = Algorithm().loss(Output(logits, logits), torch.tensor([1, 2]), torch.ones(1), {})
@@ -137,7 +100,7 @@ def test_the_loss_is_the_mean_negative_log_likelihood() -> None:
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test", "all"])
-def test_the_models_logits_answer(client: Client, part: str) -> None:
+def test_predict_default_returns_logits(client: Client, part: str) -> None:
     module = client.model.module.eval()
     with torch.no_grad():
         everything = module([client.data.x]).logits_NC

@@ -23,11 +23,11 @@ from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    def upload(self, client, given, phase):
+    def upload(self, client, received, phase):
         return helper.fails(client)
-    def predict(self, client, given, part):
+    def predict(self, client, received, part):
         return int("x")
-    def train(self, client, given, trainer, phase):
+    def train(self, client, received, trainer, phase):
         return super().upload(None, None, phase)
     def round(self, server, ctx, cohort):
         yield from super().round(server, ctx, cohort)
@@ -76,9 +76,9 @@ def test_of_a_method_of_ours_its_file_below_the_root() -> None:
 def test_what_fails_in_the_engine_is_no_fault_of_a_method_of_ours(mine: tuple[Any, Path]) -> None:
     for method, line in (
         (FedAvg(), "ValueError: odd"),
-        (mine[0], f"{mine[1] / 'mine.py'}, in begin(): ValueError: odd"),
+        (mine[0], f"{mine[1] / 'mine.py'}, in receive(): ValueError: odd"),
     ):
-        with pytest.raises(ShoalError) as caught, code_of(method, "begin"):
+        with pytest.raises(ShoalError) as caught, code_of(method, "receive"):
             raise ValueError("odd")
         assert str(caught.value) == line
 

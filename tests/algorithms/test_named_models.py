@@ -43,7 +43,7 @@ class Mutual(Algorithm):
     The copilot takes a step of the trainer's optimizer on labels alone, then the own one on labels and its scores.
     """
 
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
 
     def models(self) -> dict[str, Any]:
         return {"model": None, "copilot": {"name": "sgc", "layers": 2, "hidden": 6}}

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from buffers import ROOT
-from verdict import verdict_of
+from rooms import ROOT
 
+from attack.verdict import verdict_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import load_config
@@ -19,7 +19,7 @@ from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.run_folder import run_path
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 
 REAL = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs").glob("*.yaml"))]
 NAN, INF = float("nan"), float("inf")

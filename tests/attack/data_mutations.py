@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from verdict import verdict_of
 
+from attack.verdict import verdict_of
 from shoal.engine.config.config import parse_config
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.sampling import read_trace

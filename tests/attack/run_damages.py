@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from damage import Snapshot, damaged
-from golden_digests import NOT_NUMBERS
+from integration.golden_digests import NOT_NUMBERS
 
+from attack.damage import Snapshot, damaged
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.records.checkpoint import load_last
 from shoal.engine.records.metrics import METRICS, read_metrics

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from damage import Snapshot, damaged
-from golden_digests import NOT_NUMBERS
+from integration.golden_digests import NOT_NUMBERS
 
+from attack.damage import Snapshot, damaged
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.hosts.federation import Federation, LocalSession
-from shoal.engine.messages.job import Job
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
@@ -42,14 +40,15 @@ READ_BY_PREPARE_ONLY = ("journal", "assignment")
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-class Watched(LocalSession):
-    """Hosts whose last state can be looked at after the run."""
+class KeepsState(LocalBackend):
+    """Keeps the last state of a run."""
 
-    federated: Federation
+    last: FederationState
 
-    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
-        self.federated = super().federation(job, plan, state)
-        return self.federated
+    def end(self) -> None:
+        if self._server is not None:
+            self.last = self.state()
+        super().end()
 
 
 @dataclass
@@ -77,9 +76,9 @@ class Case:
 
 def numbers_of(config: Config) -> Any:
     """Weights and metrics of a run, to the bit."""
-    session = Watched(config)
-    folder = run(config, fresh=True, session=session)
-    weights = {name: tensor.numpy().tobytes() for name, tensor in session.federated.state().server.items()}
+    backend = KeepsState()
+    folder = run(config, fresh=True, backend=backend)
+    weights = {name: tensor.numpy().tobytes() for name, tensor in backend.last.server.items()}
     lines = [{key: value for key, value in line.items() if key not in NOT_NUMBERS} for line in read_metrics(folder)]
     return weights, lines
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from damage import DAMAGES, Snapshot, damaged
-from run_damages import KINDS, READ_WHEN_FINISHED, attack, line_of, made, put_back
 
+from attack.damage import DAMAGES, Snapshot, damaged
+from attack.run_damages import KINDS, READ_WHEN_FINISHED, attack, line_of, made, put_back
 from shoal.engine.runs.run import run
 
 # Every damage twice, and four times more where there are minutes.

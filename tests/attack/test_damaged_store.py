@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from damage import DAMAGES, damaged
-from store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, is_sparse, made
 
+from attack.damage import DAMAGES, damaged
+from attack.store_damages import KINDS, READ_BY_PREPARE_ONLY, answer, attack, faults_of, files_of, is_sparse, made
 from shoal.storage.store.manifest import NAME
 
 # Every damage twice, and four times more where there are minutes.
@@ -12,6 +12,7 @@ SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
 SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_store(kind: str, seeds: range) -> None:
@@ -19,6 +20,7 @@ def test_a_finished_store(kind: str, seeds: range) -> None:
     assert refused == 0 if kind in READ_BY_PREPARE_ONLY else refused > len(seeds) // 2
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
 def test_an_interrupted_prepare(kind: str, seeds: range) -> None:

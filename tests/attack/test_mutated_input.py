@@ -3,9 +3,9 @@
 import resource
 from types import ModuleType
 
-import config_mutations
-import data_mutations
 import pytest
+
+from attack import config_mutations, data_mutations
 
 # Every tenth of a thousand; the later ones are slow.
 CASES, PARTS, SOON = 1000, 10, 4

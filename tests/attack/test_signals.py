@@ -70,7 +70,7 @@ def interrupted(command: list[str], seconds: float, number: signal.Signals, twic
     """Runs a command, sends it a signal after some seconds, and gives its status and what it said."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine", *command],
+        [sys.executable, "-m", "shoal", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, MARK: mark},
@@ -107,6 +107,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return numbers(run(load_config(config(tmp_path_factory.mktemp("whole"), "local"))))
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("backend", "part"), [(backend, part) for backend in PARTS for part in range(PARTS[backend])])
 def test_at_any_moment(tmp_path: Path, expected: list[Any], backend: str, part: int) -> None:
     path = config(tmp_path, backend)

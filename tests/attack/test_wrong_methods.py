@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from server_here import ServerHere
-from wrong_methods import CLASS, HEAD, WRONG, Wrong
+from integration.server_here import ServerHere
 
+from attack.wrong_methods import CLASS, HEAD, WRONG, Wrong
 from shoal.engine.cli.main import command as main
-from shoal.engine.cluster.ray_federation import RaySession
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.federation import Federation
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
@@ -27,7 +25,7 @@ MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
 # process. Such a server takes seconds to start.
 FROM_THE_SERVER = ["hook: setup raises", "round: interrupts"]
 LATER_FROM_THE_SERVER = ["hook: setup exits", "hook: train exits"]
-FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: begin writes", "data: x"]
+FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: receive writes", "data: x"]
 
 
 def write(folder: Path, case: Wrong) -> tuple[str, list[str]]:
@@ -56,34 +54,37 @@ def test_one_line_in_process(start: Start, tmp_path: Path, case: Wrong) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(configure: Callable[..., Config]) -> Iterator[ServerHere]:
+def server_here(configure: Callable[..., Config]) -> Iterator[ServerHere]:
     config = configure({**MODEL, "engine.backend": "ray", "engine.hosts": 2, "resources.cpus_per_host": 0.5})
-    session = ServerHere(config)
-    yield session
-    session.close()
+    backend = ServerHere(config)
+    yield backend
+    backend.close()
 
 
 @pytest.mark.parametrize(
-    ("federation", "name"),
-    [pytest.param(RaySession.federation, name, id=f"server: {name}") for name in FROM_THE_SERVER]
-    + [
-        pytest.param(RaySession.federation, name, id=f"server: {name}", marks=pytest.mark.slow)
-        for name in LATER_FROM_THE_SERVER
-    ]
-    + [pytest.param(ServerHere.federation, name, id=f"host: {name}") for name in FROM_A_HOST],
+    ("on_server", "name"),
+    [pytest.param(True, name, id=f"server: {name}") for name in FROM_THE_SERVER]
+    + [pytest.param(True, name, id=f"server: {name}", marks=pytest.mark.slow) for name in LATER_FROM_THE_SERVER]
+    + [pytest.param(False, name, id=f"host: {name}") for name in FROM_A_HOST],
 )
 def test_the_same_line_on_ray(
     configure: Callable[..., Config],
-    session: ServerHere,
+    server_here: ServerHere,
     tmp_path: Path,
-    federation: Callable[..., Federation],
+    on_server: bool,
     name: str,
 ) -> None:
     method, words = write(tmp_path, WRONG[name])
     config = configure({**MODEL, "engine.backend": "ray", "algorithm.name": method})
     job = make_job(config, prepare(config), f"{tmp_path.name} {name}")
+    backend = server_here.ray if on_server else server_here
+
+    def one_round() -> None:
+        backend.open(job, plan_of(config), None)
+        backend.round(unwatched)
+
     with pytest.raises(ShoalError) as caught:
-        federation(session, job, plan_of(config), None).round(unwatched)
+        one_round()
     require_line(str(caught.value), words)
     if "raises" in name:
         assert "RuntimeError: no luck" in caught.value.detail
@@ -102,10 +103,10 @@ def test_a_client_that_fails_is_left_out_and_logged(start: Start, tmp_path: Path
     if name.startswith("hook: predict"):
         text = text.replace("float('nan')", "(float('nan') if client.info.client == 2 else 1.0)")
     elif name.startswith("hook: loss"):
-        text = text.replace("float('nan')", "(float('nan') if given['bad'] else 1.0)")
+        text = text.replace("float('nan')", "(float('nan') if received['bad'] else 1.0)")
         text += (
-            "    def begin(self, client, down):\n"
-            "        return {**super().begin(client, down), 'bad': client.info.client == 2}\n"
+            "    def receive(self, client, down):\n"
+            "        return {**super().receive(client, down), 'bad': client.info.client == 2}\n"
         )
     method = write(tmp_path, Wrong(name, text, ()))[0]
     line = start({**MODEL, "algorithm.name": method, "engine.on_client_error": "skip"}).round()
@@ -134,8 +135,8 @@ def test_notes_that_are_not_finite_are_null(start: Start, tmp_path: Path) -> Non
 
 def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
-        "    def predict(self, client, given, part):\n"
-        "        scores = super().predict(client, given, part).clone()\n"
+        "    def predict(self, client, received, part):\n"
+        "        scores = super().predict(client, received, part).clone()\n"
         "        scores[:, 1:] = -float('inf')\n"
         "        return scores\n"
     )
@@ -145,10 +146,10 @@ def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
 
 def test_a_real_interrupt_still_interrupts(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        import signal\n"
         "        signal.raise_signal(signal.SIGINT)\n"
-        "        return super().upload(client, given, phase)\n"
+        "        return super().upload(client, received, phase)\n"
     )
     server = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]})
     with pytest.raises(KeyboardInterrupt):

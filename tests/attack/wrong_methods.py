@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from shoal.algorithms.base import Algorithm, Ask, Mix, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.protocol import How
+from shoal.algorithms.protocol import Reduce
 
 """
 CLASS = "@dataclass(frozen=True)\nclass Wrong(FedAvg):\n"
@@ -52,8 +52,8 @@ def upload(name: str, body: str, *words: str) -> Wrong:
     """FedAvg whose client 2 uploads something wrong."""
     lines = "".join(f"\n        {line}" for line in body.splitlines())
     text = (
-        f"def upload(self, client, given, phase):{' # here' if '# here' not in body else ''}\n"
-        f"    sent = super().upload(client, given, phase)\n    if client.info.client == 2:{lines}\n    return sent"
+        f"def upload(self, client, received, phase):{' # here' if '# here' not in body else ''}\n"
+        f"    sent = super().upload(client, received, phase)\n    if client.info.client == 2:{lines}\n    return sent"
     )
     return hook(name, text, "round 1, client 2: ", *words)
 
@@ -61,8 +61,8 @@ def upload(name: str, body: str, *words: str) -> Wrong:
 def data(name: str, statement: str, words: str) -> Wrong:
     """FedAvg whose client 2 writes into what it was lent."""
     text = (
-        "def upload(self, client, given, phase):\n    data = client.data\n    if client.info.client == 2:\n"
-        f"        {statement}\n    return super().upload(client, given, phase)"
+        "def upload(self, client, received, phase):\n    data = client.data\n    if client.info.client == 2:\n"
+        f"        {statement}\n    return super().upload(client, received, phase)"
     )
     return hook(name, text, "round 1, client 2", words)
 
@@ -90,7 +90,9 @@ FILES = [
     ),
     file("mutable", "@dataclass(frozen=True) # here\nclass Wrong(FedAvg):\n    a: list = []\n", "mutable default"),
     hook("options", "def __post_init__(self):\n    self.gone # here", "in __post_init__(): AttributeError"),
-    hook("arguments", "def upload(self, client): # here\n    pass", "cannot be called as upload(self, client, given"),
+    hook(
+        "arguments", "def upload(self, client): # here\n    pass", "cannot be called as upload(self, client, received"
+    ),
     hook("no function", "round = 3", "Wrong.round cannot be called as round(self, server, ctx, cohort)"),
 ]
 RAISING = [
@@ -121,77 +123,90 @@ RAISING = [
     hook(
         "global_model gives none", "def global_model(self, server): # here\n    pass", "round 1: ", "the model is None"
     ),
-    hook("begin raises", f"def begin(self, client, down):\n    {RAISES}", "round 1, client 0: ", "in begin(): Runtime"),
     hook(
-        "train raises", f"def train(self, client, given, trainer, phase):\n    {RAISES}", "in train(): RuntimeError: no"
+        "receive raises",
+        f"def receive(self, client, down):\n    {RAISES}",
+        "round 1, client 0: ",
+        "in receive(): Run",
     ),
-    hook("train exits", "def train(self, client, given, trainer, phase):\n    sys.exit() # here", "SystemExit"),
     hook(
-        "train gives none", "def train(self, client, given, trainer, phase): # here\n    pass", "wanted the loss as a f"
+        "train raises",
+        f"def train(self, client, received, trainer, phase):\n    {RAISES}",
+        "in train(): RuntimeError",
+    ),
+    hook("train exits", "def train(self, client, received, trainer, phase):\n    sys.exit() # here", "SystemExit"),
+    hook(
+        "train gives none",
+        "def train(self, client, received, trainer, phase): # here\n    pass",
+        "wanted the loss as",
     ),
     hook(
         "train gives infinity",
-        "def train(self, client, given, trainer, phase):\n    return float('inf')",
+        "def train(self, client, received, trainer, phase):\n    return float('inf')",
         "round 1, client 0: the training loss is infinite",
     ),
-    hook("loss raises", f"def loss(self, out, y, w, given):\n    {RAISES}", "client 0: ", "no luck"),
+    hook("loss raises", f"def loss(self, out, y, w, received):\n    {RAISES}", "client 0: ", "no luck"),
     hook(
         "loss is no scalar",
-        "def loss(self, out, y, w, given): # here\n    return out.logits_NC",
+        "def loss(self, out, y, w, received): # here\n    return out.logits_NC",
         "wanted a scalar tensor",
     ),
     hook(
-        "loss is a number", "def loss(self, out, y, w, given): # here\n    return 1.0", "gives float, wanted a scalar"
+        "loss is a number",
+        "def loss(self, out, y, w, received): # here\n    return 1.0",
+        "gives float, wanted a sc",
     ),
     hook(
-        "loss has no gradient", "def loss(self, out, y, w, given): # here\n    return torch.ones(())", "without a grad"
+        "loss has no gradient",
+        "def loss(self, out, y, w, received): # here\n    return torch.ones(())",
+        "without a g",
     ),
     hook(
         "loss is NaN",
-        "def loss(self, out, y, w, given):\n    return out.logits_NC.sum() * float('nan')",
+        "def loss(self, out, y, w, received):\n    return out.logits_NC.sum() * float('nan')",
         "round 1, client 0: the training loss is NaN",
     ),
-    hook("regularizer raises", f"def regularizer(self, client, given):\n    {RAISES}", "client 0: ", "no luck"),
     hook(
-        "regularizer gives odd",
-        "def regularizer(self, client, given): # here\n    return 3",
-        "gives a int, wanted a fun",
+        "term is odd",
+        "def train(self, client, received, trainer, phase): # here\n    return trainer.fit(client, received, term=3)",
+        "expected a function that gives the term, or None, got a int",
     ),
     hook(
         "term is no scalar",
-        "def regularizer(self, client, given):\n    return lambda: torch.ones(2) # here",
+        "def train(self, client, received, trainer, phase):\n"
+        "    return trainer.fit(client, received, term=lambda: torch.ones(2)) # here",
         "gives [2], wanted a scalar tensor",
     ),
     hook(
         "upload recurses",
-        "def upload(self, client, given, phase):\n    return self.upload(client, given, phase) # here",
+        "def upload(self, client, received, phase):\n    return self.upload(client, received, phase) # here",
         "Rec",
     ),
     hook(
-        "begin writes",
-        "def begin(self, client, down):\n    down['w'].mul_(0.9)\n    return super().begin(client, down)",
+        "receive writes",
+        "def receive(self, client, down):\n    down['w'].mul_(0.9)\n    return super().receive(client, down)",
         "Wrong writes into the download 'w', which is read-only",
     ),
     hook(
         "predict raises",
-        f"def predict(self, client, given, part):\n    {RAISES}",
+        f"def predict(self, client, received, part):\n    {RAISES}",
         "in predict(): RuntimeError: no luck",
     ),
     hook(
         "predict of odd shape",
-        "def predict(self, client, given, part): # here\n    return torch.ones(2, 2)",
+        "def predict(self, client, received, part): # here\n    return torch.ones(2, 2)",
         "wanted scores",
     ),
-    hook("predict gives none", "def predict(self, client, given, part): # here\n    pass", "gives NoneType for 'val'"),
+    hook("predict gives none", "def predict(self, client, received, part): # here\n    pass", "gives NoneType for"),
     hook(
         "predict is NaN",
-        "def predict(self, client, given, part):\n    return super().predict(client, given, part) * float('nan')",
+        "def predict(self, client, received, part):\n    return super().predict(client, received, part) * float('nan')",
         "round 1, client ",
         ": predictions of 'val' are NaN or infinite",
     ),
     hook(
         "odd message",
-        "def upload(self, client, given, phase):\n    class Odd(BaseException):\n        def __str__(self):\n"
+        "def upload(self, client, received, phase):\n    class Odd(BaseException):\n        def __str__(self):\n"
         "            1 / 0\n    raise Odd # here",
         "Odd: (its message cannot be read)",
     ),
@@ -264,7 +279,7 @@ UPLOADS = [
     upload("odd weight", "return Upload(sent.entries, {'w': 'much'})", "weighs 'w' by a str, wanted a number"),
     hook(
         "NaN weight",
-        "def upload(self, client, given, phase):\n    return Upload({'w': client.model.w}, {'w': float('nan')})",
+        "def upload(self, client, received, phase):\n    return Upload({'w': client.model.w}, {'w': float('nan')})",
         "round 1, client 0: upload() gives NaN or infinity in 'w'",
     ),
     upload("upload_bytes", "return Upload(sent.entries, {}, {'w': -4})", "gives -4 as the bytes of 'w' on the wire"),
@@ -287,7 +302,9 @@ DATA = [
     data("degrees", "data.degree.zero_()", "writes into client.data.degree, which is read-only"),
     data("the adjacency", "data.adjacency.values().zero_()", "writes into client.data.adjacency, which is read-only"),
     data("edges", "data.edges[1].zero_()", "writes into client.data.edges, which is read-only"),
-    data("an entry", "data.memo('mine', lambda: torch.ones(3)).zero_()", "writes into client.data.mine, which is read"),
+    data(
+        "an entry", "data.cache('mine', lambda: torch.ones(3)).zero_()", "writes into client.data.mine, which is read"
+    ),
     data("columns", "data.csr[1].fill(0) # here", "ValueError: assignment destination is read-only"),
     data("ids", "data.node[0] = 5 # here", "ValueError: assignment destination is read-only"),
     data(

@@ -76,7 +76,7 @@ def test_same_logits_and_gradient_as_shoal(tmp_path: Path, bench: Any, name: str
     rounds = rounds_of.Rounds(str(tmp_path / "start.npy"), 3, 0.1, [], 1, 1, "")
     shapes = {n: list(shape) for n, shape in kind.info.shapes.items()}
     task = rounds_of.GraphTask(
-        **asdict(rounds), store=job.store, split=job.split, propagation=job.propagation, model=name, shapes=shapes
+        **asdict(rounds), store=job.store, split=job.split, kernel=job.propagation, model=name, shapes=shapes
     )
     weights = bench("graph_weights").Weights(task)
     (forward,) = bench("graph_models").MODELS[name](weights, [view])

@@ -16,8 +16,8 @@ import pytest
 import ray
 import torch
 import yaml
-from buffers import ROOT
-from other_device import load
+from rooms import ROOT
+from support.other_device.device import load
 
 from shoal.engine.cli.main import command
 from shoal.engine.cluster import tensor_transport
@@ -272,13 +272,13 @@ from shoal.algorithms.protocol import Upload
 @dataclass(frozen=True)
 class Harmful(FedAvg):
     '''FedAvg that says which process a client was in, and does one of its clients harm so many times.'''
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
     client: int = -1
     kind: str = "raises"
     times: int = 10**9
     folder: str = ""
 
-    def upload(self, client, given, phase):
+    def upload(self, client, received, phase):
         if client.info.client == self.client and (before := len(os.listdir(self.folder))) < self.times:
             (Path(self.folder) / str(before)).touch()
             if self.kind == "raises":
@@ -286,7 +286,7 @@ class Harmful(FedAvg):
             if self.kind == "hangs":
                 threading.Event().wait()
             os._exit(1)
-        sent = super().upload(client, given, phase)
+        sent = super().upload(client, received, phase)
         return Upload({**sent.entries, "process": torch.tensor(os.getpid())}, sent.weight)
 """
 

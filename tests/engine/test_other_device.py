@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_cases import GRAPHS, KEYS, METHODS, MIXED, MODELS, NO_DRAWN
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,9 +23,7 @@ from shoal.algorithms import client_model
 from shoal.algorithms.base import Algorithm, Output, Tree
 from shoal.engine.hosts import host
 from shoal.engine.hosts.device import DeviceLost
-from shoal.engine.hosts.host import Host, _CellAtWork
-from shoal.engine.hosts.job_context import OpenedJob
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.host import Host, OpenedJob, Visit, _CellAtWork
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
@@ -160,12 +158,14 @@ def assert_same_tree(there: Tree, here: Tree, name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=partial("{} {}: {}".format, name, entry))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(here: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method]}
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:
     """The method's server part computes on the device, and leaves its state on the processor."""
@@ -175,6 +175,7 @@ def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -
     assert_same(there, here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", MODELS)
 def test_models(here: Run, run_there: Run, model: str) -> None:
     keys = {**KEYS, **MODELS[model]}
@@ -187,6 +188,7 @@ def test_weights_of_edges(here: Run, run_there: Run, weighted: dict[str, Any], m
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", GRAPHS)
 def test_graphs(here: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
     keys = {**KEYS, **graph_task, **GRAPHS[model]}
@@ -207,6 +209,7 @@ def test_pairs(here: Run, run_there: Run, edge_task: dict[str, Any], model: str)
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", [name for name in METHODS if "fedavg" not in name and name not in NO_DRAWN])
 def test_lists_of_models(here: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method], **MIXED}
@@ -223,6 +226,7 @@ STREAMED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("room", "places"), [(0, {"cpu"}), (2000, {"cpu", "other"}), (2**20, {"other"})])
 @pytest.mark.parametrize("name", STREAMED)
 def test_hops_too_large_for_the_cache(
@@ -276,30 +280,20 @@ def test_two_devices_do_not_mix(other: torch.device, name: str) -> None:
 
 TERMS = """
 from dataclasses import dataclass
-from typing import ClassVar
 import torch
-from shoal.algorithms.base import TermOfSeveral
 from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Mine(FedAvg):
-    loss_of_several: ClassVar[bool] = True
-
-    def regularizer(self, client, given):
+    def train(self, client, received, trainer, phase):
         one = torch.ones(())
-        return lambda: one * client.model.flat.w.sum() * 0
-
-    def regularizers(self, clients, w_BP, given):
-        ones = torch.ones(len(clients))
-        rows = [client.data.train for client in clients]
-        return TermOfSeveral(rows, lambda out: ones * out.logits_NC.sum((1, 2)) * 0)
+        return trainer.fit(client, received, term=lambda: one * client.model.flat.w.sum() * 0)
 """
 
 
-@pytest.mark.parametrize("path", ["autograd", "batched"])
-def test_what_a_method_makes_for_its_terms_lies_there(run_there: Run, tmp_path: Path, path: str) -> None:
+def test_train_creates_tensors_on_the_device(run_there: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TERMS)
-    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine", "engine.trainer": path})
+    run_there({**KEYS, "algorithm.name": f"{tmp_path / 'mine.py'}:Mine"})
 
 
 def test_a_tensor_on_the_wrong_device_names_the_client(run_there: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from buffers import ROOT
+from rooms import ROOT
 
 import shoal
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from buffers import ROOT
 from nbclient import NotebookClient
+from rooms import ROOT
 
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 

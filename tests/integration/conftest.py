@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import Runs
-from three_hosts import Cluster, remove_namespaces
+from integration.runs import Runs
+from integration.three_hosts import Cluster, remove_namespaces
 
 
 @pytest.fixture(scope="session")

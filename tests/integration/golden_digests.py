@@ -19,7 +19,7 @@ import torch
 from safetensors.numpy import load_file
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.hosts.federation import Session
+from shoal.engine.hosts.backend import Backend
 from shoal.engine.messages.environment import environment
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.export import export
@@ -297,9 +297,9 @@ def digest_of(folder: Path) -> dict[str, Any]:
     return {"sha256": sha.hexdigest(), "loss": lines[-1]["loss"], "norm": norm}
 
 
-def execute(name: str, graph: Path, session: Session | None = None, **more: Any) -> dict[str, Any]:
+def execute(name: str, graph: Path, backend: Backend | None = None, **more: Any) -> dict[str, Any]:
     """Runs one of the matrix, and gives its digest."""
-    return digest_of(run(config_of(name, matrix()[name], graph, **more), session=session))
+    return digest_of(run(config_of(name, matrix()[name], graph, **more), backend=backend))
 
 
 def here() -> dict[str, Any]:

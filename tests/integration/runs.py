@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import yaml
+from integration.three_hosts import Cluster
 from safetensors.numpy import load_file
-from three_hosts import Cluster
 
 from shoal.engine.config.config import load_config
 from shoal.engine.runs.run import run
@@ -54,7 +54,7 @@ class Runs:
         self.command = cluster.inside(0, sys.executable) if cluster else [sys.executable]
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [*self.command, "-m", "engine", "run", str(self.config), *arguments]
+        command = [*self.command, "-m", "shoal", "run", str(self.config), *arguments]
         return subprocess.Popen(command, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def finish(self, *arguments: str) -> Path:

@@ -1,23 +1,31 @@
 """Hosts on Ray, and the server in this process."""
 
-from shoal.engine.cluster.host_actor import await_hosts
-from shoal.engine.cluster.ray_federation import RaySession
+from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.hosts.federation import LocalFederation
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 
 
-class ServerHere(RaySession):
-    """A session whose hosts are actors; a server that is one as well takes seconds to start, for every run."""
+class ServerHere(LocalBackend):
+    """A backend whose hosts are actors; a server that is one as well takes seconds to start, for every run.
 
-    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> LocalFederation:
-        if not self._up:
-            # They start for longer, where there is much else to do, than hosts are waited for that come back.
-            await_hosts(self.hosts)
-            self._up = True
-        pool = RayPool(self.hosts, job, cell_timeout=60.0, retries=0)
+    Attributes:
+        ray: The backend that the hosts belong to.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.ray = RayBackend(config)
+
+    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
+        self.ray.await_hosts()
+        pool = RayPool(self.ray.hosts, job, cell_timeout=60.0, retries=0)
         pool.require_data(range(len(job.model_of)))
-        return LocalFederation(Server(job, plan, pool, state))
+        self._server = Server(job, plan, pool, state)
+
+    def close(self) -> None:
+        self.ray.close()

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from golden_digests import config_of, digest_of, execute, golden, here, matrix, write_graph
-from server_here import ServerHere
+from integration.golden_digests import config_of, digest_of, execute, golden, here, matrix, write_graph
+from integration.server_here import ServerHere
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.runs.run import run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import yaml
-from runs import PATIENCE, Runs
+from integration.runs import PATIENCE, Runs
 
 from shoal.engine.records.checkpoint import load_newest
 from shoal.engine.records.metrics import read_metrics
@@ -21,12 +21,12 @@ class Deadly(FedAvg):
     deadly: int = -1
     raises: bool = False
 
-    def upload(self, client, given, phase):
+    def upload(self, client, received, phase):
         if client.info.client == self.deadly:
             if self.raises:
                 raise RuntimeError
             os._exit(1)
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 """
 ROUNDS = 2
 ON_RAY = ("engine.backend=ray", "engine.hosts=2", "participation.ratio=1", "engine.cell_size=4")

@@ -5,9 +5,9 @@ import json
 import signal
 from pathlib import Path
 
-import methods_to_come
 import pytest
-from runs import PATIENCE, Runs, assert_same_numbers, until, working
+from integration import methods_to_come
+from integration.runs import PATIENCE, Runs, assert_same_numbers, until, working
 from safetensors import safe_open
 
 FILE = Path(methods_to_come.__file__)

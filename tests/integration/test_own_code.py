@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from buffers import ROOT
-from runs import Runs, until
+from integration.runs import Runs, until
+from rooms import ROOT
 from safetensors.numpy import load_file
 
 from shoal.engine.config.config import Config, load_config, parse_config

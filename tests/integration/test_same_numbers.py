@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import PATIENCE, ROUNDS, Runs, assert_same_numbers, until, working
+from integration.runs import PATIENCE, ROUNDS, Runs, assert_same_numbers, until, working
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import PATIENCE, Runs, assert_same_numbers, until
-from three_hosts import Cluster
+from integration.runs import PATIENCE, Runs, assert_same_numbers, until
+from integration.three_hosts import Cluster
 
 from shoal.engine.records.metrics import read_metrics
 
@@ -107,7 +107,7 @@ def test_a_machine_that_comes_back(cluster: Cluster, runs: Runs) -> None:
 
 def kill_driver(cluster: Cluster) -> None:
     for process in cluster.processes(0):
-        if "run" in process.cmdline() and "engine" in process.cmdline():
+        if "run" in process.cmdline() and "shoal" in process.cmdline():
             process.kill()
 
 

@@ -97,7 +97,7 @@ class Cluster:
 
     def start(self, host: int) -> None:
         """Starts Ray on a host; the head first."""
-        ray = [str(Path(sys.executable).with_name("ray")), "start", f"--node-ip-address=10.77.0.1{host}"]
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address=10.77.0.1{host}"]
         role = (
             ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self.folder}"]
             if host == 0

@@ -44,12 +44,12 @@ TESTS = {
     "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
     "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/protocol.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/test_named_models.py"],
-    "algorithms/backbones/": ["tests/algorithms/backbones"],
-    "algorithms/models/layers/adapted.py": ["tests/algorithms/training/batched/batched/test_batched_training.py"],
-    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/batched/test_batched_training.py"],
+    "algorithms/models/": ["tests/algorithms/models"],
+    "algorithms/models/layers/adapted.py": ["tests/algorithms/training/batched/test_batched_training.py"],
+    "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/test_batched_training.py"],
     "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
     "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],
-    "algorithms/flat_model.py": ["tests/algorithms/backbones/test_sparse_features.py"],
+    "algorithms/flat_model.py": ["tests/algorithms/models/test_sparse_features.py"],
     "algorithms/methods/local.py": [
         "tests/algorithms/methods/test_local.py",
         "tests/algorithms/methods/registry/test_load.py",
@@ -130,7 +130,8 @@ class Tests:
         self.options = [*options, f"--basetemp={folder}/pytest", *chosen]
         self.order: list[str] = []
         self.limit = 3600.0
-        self.importer = Import(".".join(file.with_suffix("").parts).removesuffix(".__init__"), str(ROOT / file))
+        linked = file if file.parts[0] == "shoal" else "shoal" / file  # imported through the links in shoal/
+        self.importer = Import(".".join(linked.with_suffix("").parts).removesuffix(".__init__"), str(ROOT / linked))
         sys.meta_path.insert(0, self.importer)
 
     def prepare(self, source: str) -> Report:

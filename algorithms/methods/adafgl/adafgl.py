@@ -68,7 +68,7 @@ class AdaFGL(FedAvg):
     """
 
     # Likeness and propagation are of the nodes that are predicted.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
     shared_rounds: int | None = None
     most_nodes: int = 10_000
     alpha: float = 0.5

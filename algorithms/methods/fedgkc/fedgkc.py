@@ -78,8 +78,7 @@ class FedGKC(WithCopilot):
     """
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
-    weighs_edges: ClassVar[bool] = False
+    supports: ClassVar[frozenset[str]] = frozenset({"node"})
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"

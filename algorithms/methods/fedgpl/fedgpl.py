@@ -88,8 +88,7 @@ class FedGPL(Algorithm):
     noise_down: bool = False
     most_rows: int = 65_536
     recompute: bool = False
-    shares_part: ClassVar[bool] = True
-    tasks: ClassVar[frozenset[str]] = frozenset({"graph"})
+    supports: ClassVar[frozenset[str]] = frozenset({"graph"})
 
     def __post_init__(self) -> None:
         if not (self.server_lr > 0 and self.epsilon > 0 and self.clip > 0):

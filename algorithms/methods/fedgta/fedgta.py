@@ -1,6 +1,6 @@
 """FedGTA: personalised averaging among clients whose soft labels spread alike over their graphs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.label_propagation import with_training_labels
 from shoal.algorithms.methods.fedgta.label_sketch import SketchForm, sketch_labels
-from shoal.algorithms.methods.fedgta.sketches_at_once import at_once, sketches
 from shoal.algorithms.protocol import Reduce
 
 # Of propagation and of moments; what is kept of each is an upload's row.
@@ -62,7 +61,7 @@ class FedGTA(Algorithm):
     """
 
     # Clients are compared by labels that spread along the edges between what is predicted.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
     eps: float = 0.5
     lp_steps: int = 5
     lp_seed_weight: float = 0.5
@@ -118,18 +117,6 @@ class FedGTA(Algorithm):
             state["h"], state["m"] = self._sketch(client)
         state["age"] = age + 1
         return Upload({"w": client.model.w, "h": state["h"], "m": state["m"]})
-
-    def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
-    ) -> Mapping[int, Upload]:
-        if self.sketch_every > 1:
-            return {}
-        found: dict[int, Upload] = {}
-        for group in at_once(clients, self._form):
-            m_BSC, h_B = sketches([clients[i] for i in group], [w[i] for i in group], self._form, self.lp_seed)
-            h_B = h_B.clamp_min(LEAST).float()
-            found |= {i: Upload({"w": w[i], "h": h, "m": m.flatten()}) for i, h, m in zip(group, h_B, m_BSC)}
-        return found
 
     @property
     def _form(self) -> SketchForm:

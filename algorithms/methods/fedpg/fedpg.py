@@ -1,6 +1,6 @@
 """FedPG: clients share prototypes of their classes and of the neighbourhoods of these, and nothing else."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from shoal.algorithms.base import (
     Algorithm,
     Ask,
-    BatchedTerm,
     Client,
+    ClientModels,
     Context,
     Replies,
     Requests,
@@ -34,8 +34,6 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
     train_scorer,
 )
 from shoal.algorithms.methods.fedpg.annotation import Annotated, annotate
-from shoal.algorithms.methods.fedpg.batched_alignment import alignment_of_several
-from shoal.algorithms.methods.fedpg.batched_annotation import at_once, prototypes_of_several, side_by_side
 from shoal.algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
 from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
 from shoal.algorithms.protocol import Reduce
@@ -92,8 +90,10 @@ class FedPG(Algorithm):
         server_weight_decay: Its decoupled weight decay.
     """
 
+    client_models: ClassVar[ClientModels] = "heterogeneous"
     reads_embedding: ClassVar[bool] = True
-    loss_of_several: ClassVar[bool] = True
+    # All items of a client are compared with each other, and pairs are too many.
+    supports: ClassVar[frozenset[str]] = frozenset({"node", "graph"})
 
     hops: int = 2
     similar: int = 5
@@ -113,11 +113,6 @@ class FedPG(Algorithm):
     server_steps: int = 10
     server_lr: float = 0.01
     server_weight_decay: float = 5e-4
-    keeps_model: ClassVar[bool] = True
-    mixed_models: ClassVar[bool] = True
-    # All items of a client are compared with each other, and pairs are too many.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node", "graph"})
-    weighs_edges: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.hops <= HOPS:
@@ -203,13 +198,14 @@ class FedPG(Algorithm):
         return None if received is None else Targets(*received)
 
     def train(self, client: Client, received: Targets | None, trainer: Trainer, phase: str) -> float:
-        loss = trainer.fit(client, received)
+        loss = trainer.fit(client, received, term=self._term(client, received))
         # The last step left the scorer a gradient.
         train_scorer(client.state, self.attention_lr)
         return loss
 
-    def regularizer(self, client: Client, received: Targets | None) -> Term | None:
-        if not self.mu or received is None:
+    def _term(self, client: Client, received: Targets | None) -> Term | None:
+        """mu times the alignment; None without a target."""
+        if not self.mu or received is None or not client.info.train:
             return None
         reach = reach_of(self._annotated(client, embeddings=self.attention == "node"), received)
         if reach is None:
@@ -222,20 +218,6 @@ class FedPG(Algorithm):
             term = by_prototype(client, reach, lambda: reach.weight_LR)
         return lambda: self.mu * term()
 
-    def regularizers(
-        self, clients: Sequence[Client], w_BP: Tensor, received: Sequence[Targets | None]
-    ) -> BatchedTerm | None:
-        # Clients of a batch were given the like: all of them targets, or none.
-        targets = [one for one in received if one is not None]
-        if not self.mu or not targets:
-            return None
-        by_prototype = self.alignment == "prototype"
-        return alignment_of_several(clients, w_BP, targets, by_prototype, self.pseudo_centres, self.mu)
-
-    def trained_together(self) -> bool:
-        # Scorers are trained one by one.
-        return self.attention == "none" and super().trained_together()
-
     def _annotated(self, client: Client, embeddings: bool = True) -> Annotated:
         return annotate(client, self.pseudo_centres, self.similar if self.hops else 0, embeddings)
 
@@ -246,29 +228,13 @@ class FedPG(Algorithm):
             g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
         weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, self.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
-        return self._told(client, proto_LCH, counts_LC, int((counts_LC > 0).sum()))
-
-    def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Targets | None], phase: str
-    ) -> Mapping[int, Upload]:
-        if self.attention == "node":
-            return {}
-        told: dict[int, Upload] = {}
-        for group in at_once(clients, self.hops + 1):
-            nodes = side_by_side([clients[i] for i in group], [w[i] for i in group], self.pseudo_centres)
-            found = prototypes_of_several(nodes, self.hops)
-            told |= {i: self._told(clients[i], *own) for i, own in zip(group, zip(*found))}
-        return told
-
-    def _told(self, client: Client, proto_LCH: Tensor, counts_LC: Tensor, existing: int) -> Upload:
-        """What a client sends of its prototypes, so many of which exist."""
         present_LC = counts_LC > 0
         if self.targets == "own":
             client.state["proto"], client.state["present"] = proto_LCH, present_LC
             return Upload({})
         if self.noise:
             proto_LCH = noisy(proto_LCH, self.noise, client.rng("noise"))
-        sent = 4 * proto_LCH.shape[-1] * existing
+        sent = 4 * proto_LCH.shape[-1] * int(present_LC.sum())
         return Upload(
             {"proto": proto_LCH, "present": present_LC, "counts": counts_LC[0]},
             upload_bytes={"proto": sent, "present": bit_bytes(present_LC)},

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from shoal.algorithms.losses.prototypes import class_sums
 from shoal.algorithms.methods.fedpg.annotation import ItemGraph
-from shoal.algorithms.methods.fedpg.batched_hop_weights import hop_weights_by_products
 
 HOPS = 2
 
@@ -94,8 +93,6 @@ def hop_weights(
     Returns:
         Weights, float32 `[L, N]`, and counts, int32 `[L, C]`; a prototype without a centre has count 0.
     """
-    if attention_HN is None and annotation_N.device.type != "cpu":
-        return hop_weights_by_products(graph, annotation_N, centre_N, hops)
     classes, centres = graph.classes, centre_N.nonzero()[:, 0]
     class_S = annotation_N[centres]
     counts = [torch.bincount(class_S, minlength=classes)]
@@ -145,8 +142,6 @@ def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
     """Prototypes `[L, C, H]` from embeddings, differentiable in both; rows may be any that hold all weight."""
-    if z_NH.device.type != "cpu":
-        return _of_all_levels(z_NH, annotation_N, weight_LN, classes)
     sums = []
     for weight_N in weight_LN:
         z, annotation, weight = z_NH, annotation_N, weight_N
@@ -156,15 +151,6 @@ def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classe
             z, annotation, weight = z_NH[reached], annotation_N[reached], weight_N[reached]
         sums.append(class_sums(weight[:, None] * z, annotation, classes)[0])
     return torch.stack(sums)
-
-
-def _of_all_levels(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
-    """`hop_prototypes` by one sum, without a look at which weights are zero."""
-    levels = len(weight_LN)
-    place_LN = annotation_N + classes * torch.arange(levels, device=z_NH.device)[:, None]
-    rows_LNH = weight_LN[:, :, None] * z_NH
-    sums = z_NH.new_zeros(levels * classes, z_NH.shape[1]).index_add(0, place_LN.flatten(), rows_LNH.flatten(0, 1))
-    return sums.unflatten(0, (levels, classes))
 
 
 def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

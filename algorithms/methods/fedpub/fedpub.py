@@ -69,7 +69,7 @@ class FedPUB(Algorithm):
     reads_embedding: ClassVar[bool] = True
 
     # The proxy graph has nodes and edges, and nothing that pairs or graphs would be pooled from.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
     tau: float = 10.0
     l1: float = 1e-3
     proximal: float = 1e-3
@@ -121,7 +121,7 @@ class FedPUB(Algorithm):
         if not client.info.train:
             return float("nan")
         if not self.masks:
-            loss = trainer.fit(client, received)
+            loss = trainer.fit(client, received, term=self._proximal_term(client, received))
             received.w = client.model.w.clone()
             return loss
         client.model.load(received.w)
@@ -130,7 +130,7 @@ class FedPUB(Algorithm):
         self._deploy(client, received.w)
         return loss
 
-    def regularizer(self, client: Client, received: Received) -> Term | None:
+    def _proximal_term(self, client: Client, received: Received) -> Term | None:
         near, w = received.near, client.model.flat.w
         if not self.proximal or near is None:
             return None
@@ -142,7 +142,7 @@ class FedPUB(Algorithm):
         w, gradient = flat.w, flat.w.grad
         assert gradient is not None
         inputs_of, y = batches(client), client.data.train_label
-        penalty = self.regularizer(client, received)
+        penalty = self._proximal_term(client, received)
         mask_W = own_mask(client, int(places_P.sum()))
         losses: list[Tensor] = []
         with trainer.optimizer(client) as optimizer, own_optimizer(client, trainer, MASK, mask_W) as mask_optimizer:

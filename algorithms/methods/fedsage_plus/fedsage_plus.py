@@ -65,8 +65,7 @@ class AugmentedGraphs(Algorithm):
     """
 
     # Missing neighbours are of nodes.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
-    weighs_edges: ClassVar[bool] = False
+    supports: ClassVar[frozenset[str]] = frozenset({"node"})
     generator_rounds: int = 10
     hide: float = 0.5
     most_neighbours: int = 5

@@ -116,8 +116,7 @@ class FGGP(FedAvg):
     reads_embedding: ClassVar[bool] = True
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
-    tasks: ClassVar[frozenset[str]] = frozenset({"node"})
-    weighs_edges: ClassVar[bool] = False
+    supports: ClassVar[frozenset[str]] = frozenset({"node"})
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"

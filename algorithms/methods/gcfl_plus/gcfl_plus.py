@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Tree, Upload
+from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
@@ -44,8 +44,7 @@ class GCFLPlus(FedAvg):
 
     Down: W_K. Up: dW_i and three scalars. Scores as `served` are of the cluster's model after the client's last
     round, with its own classifier. The round's notes say how many clusters there are, and what the test of `eps1` and
-    `eps2` saw. With `share: all` and no division it is FedAvg. The gradient is read from the model that was trained:
-    clients are trained by the loop.
+    `eps2` saw. With `share: all` and no division it is FedAvg.
 
     Attributes:
         weight: n_i, as FedAvg has it.
@@ -57,8 +56,6 @@ class GCFLPlus(FedAvg):
     """
 
     reads_embedding: ClassVar[bool] = True
-    shares_part: ClassVar[bool] = True
-    plain_training: ClassVar[bool] = False
     share: Literal["body", "all"] = "body"
     eps1: float = 0.05
     eps2: float = 0.1
@@ -152,16 +149,21 @@ class GCFLPlus(FedAvg):
             client.model.load(w)
         return {"w": w}
 
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        loss, flat = trainer.fit(client, received), client.model.flat
+        if client.info.train:
+            # The last step's gradient is in the model until the next client trains.
+            assert flat.w.grad is not None
+            received["gradient"] = self._shared(flat, flat.w.grad).norm()
+        return loss
+
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         flat = client.model.flat
         if self.share == "body":
             client.state[CLASSIFIER] = classifier_of(flat)
-        change, gradient = self._shared(flat, client.model.w) - received["w"], flat.w.grad
-        assert gradient is not None
-        # Without training rows there was no step: what lies there is another client's.
-        last = self._shared(flat, gradient).norm() if client.info.train else change.new_zeros(())
-        n = change.new_tensor(self.weight_of(client))
-        return Upload({"change": change, "n": n, "moved": change.norm(), "gradient": last})
+        change = self._shared(flat, client.model.w) - received["w"]
+        n, none = change.new_tensor(self.weight_of(client)), change.new_zeros(())
+        return Upload({"change": change, "n": n, "moved": change.norm(), "gradient": received.get("gradient", none)})
 
     def _shared(self, flat: FlatModel, w: Tensor) -> Tensor:
         """Of parameters `[P]`, or their gradient, what clients of a cluster share."""

@@ -1,31 +1,47 @@
-"""Whether a user's file holds a method: a frozen dataclass whose hooks take what the engine gives them."""
+"""Checks of a user's method: a frozen dataclass whose hooks take the arguments of `Algorithm`."""
 
 import ast
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
+from dataclasses import fields
+from typing import Any, get_args
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import TASKS, WEIGHTED, Algorithm, ClientModels
 from shoal.storage.errors import ShoalError
 from shoal.storage.user_code.option_fields import field_values
 
-# What the engine gives to each hook of a method, beside the method itself.
+# Arguments of every hook, without the method itself.
 HOOKS = {
     "models": (),
-    "trained_together": (),
     "setup": ("ctx",),
     "round": ("server", "ctx", "cohort"),
     "global_model": ("server",),
-    "begin": ("client", "down"),
-    "train": ("client", "given", "trainer", "phase"),
-    "loss": ("out", "y", "w", "given"),
-    "regularizer": ("client", "given"),
-    "regularizers": ("clients", "w_BP", "given"),
-    "rows_beside": ("given",),
-    "loss_beside": ("out", "y", "given"),
-    "upload": ("client", "given", "phase"),
-    "uploads": ("clients", "w", "given", "phase"),
-    "predict": ("client", "given", "part"),
+    "receive": ("client", "down"),
+    "train": ("client", "received", "trainer", "phase"),
+    "loss": ("out", "y", "w", "received"),
+    "upload": ("client", "received", "phase"),
+    "predict": ("client", "received", "part"),
+}
+_TERM = "a train() that calls trainer.fit(client, received, term=...)"
+_BATCHED = "upload() and engine.trainer: autograd"
+# Hooks and flags of earlier versions, and what replaces each.
+REPLACED = {
+    "begin": "receive(self, client, down)",
+    "regularizer": _TERM,
+    "regularizers": _TERM,
+    "rows_beside": _TERM,
+    "loss_beside": _TERM,
+    "uploads": _BATCHED,
+    "trained_together": _BATCHED,
+    "keeps_model": 'client_models: ClassVar = "personal"',
+    "mixed_models": 'client_models: ClassVar = "heterogeneous"',
+    "shares_part": "a global_model() whose entries are not named w",
+    "evaluates_global_model": "a global_model() with an entry w",
+    "whole_graph": "centralized: ClassVar = True",
+    "tasks": 'supports: ClassVar = frozenset({"node", "weighted"}), or some of node, edge, graph and weighted',
+    "weighs_edges": 'supports: ClassVar, with or without "weighted"',
+    "plain_training": "train() and loss(): a method that replaces neither is plain",
+    "loss_of_several": "engine.trainer: autograd; batches are for plain cross-entropy",
 }
 
 
@@ -33,17 +49,18 @@ def require_method(cls: Any, file: str, source: str) -> None:
     """Checks the class itself.
 
     Raises:
-        ShoalError: No frozen dataclass derived from `Algorithm`, without a `round`, or with hooks of other arguments;
-            names the line.
+        ShoalError: Not a frozen dataclass derived from `Algorithm`, no `round`, hooks with other arguments, a hook or
+            flag of an earlier version, or a flag with an unknown value; names the line.
     """
     name = cls.__name__ if isinstance(cls, type) else ""
     where = class_place(cls, file, source)
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         kind = f"class {name}" if name else f"{type(cls).__name__}"
-        raise ShoalError(f"{where}: a {kind} is no method; derive a class from shoal.algorithms.base.Algorithm")
+        raise ShoalError(f"{where}: {kind} is not a method; derive a class from shoal.Algorithm")
     own = vars(cls).get("__dataclass_params__")
     if own is None or not own.frozen:
-        raise ShoalError(f"{where}: {name} is no frozen dataclass; write @dataclass(frozen=True) above it")
+        raise ShoalError(f"{where}: {name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
+    _require_current(cls, where)
     if cls.round is Algorithm.round:
         raise ShoalError(f"{where}: {name} has no round(self, server, ctx, cohort), the server's part of a round")
     for hook, received in HOOKS.items():
@@ -51,13 +68,39 @@ def require_method(cls: Any, file: str, source: str) -> None:
         if function is getattr(Algorithm, hook):
             continue
         bound = isinstance(inspect.getattr_static(cls, hook), staticmethod | classmethod)
-        code = getattr(function, "__code__", None)
-        line = f"{code.co_filename}, line {code.co_firstlineno}" if code else where
+        line = _line_of(function) or where
         try:
             inspect.signature(function).bind(*received if bound else (None, *received))
         except (TypeError, ValueError) as error:
             wanted = ", ".join(("self", *received))
             raise ShoalError(f"{line}: {name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
+
+
+def _require_current(cls: type[Algorithm], where: str) -> None:
+    """Refuses hooks and flags of earlier versions, and flags with unknown values.
+
+    Raises:
+        ShoalError: The class has one.
+    """
+    options = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    for old, new in REPLACED.items():
+        if hasattr(cls, old) and old not in options:
+            place = _line_of(getattr(cls, old)) or where
+            raise ShoalError(f"{place}: {cls.__name__}.{old} is of an earlier version and not read any more; use {new}")
+    if cls.client_models not in (known := get_args(ClientModels)):
+        raise ShoalError(
+            f"{where}: {cls.__name__}.client_models: expected one of {', '.join(known)}, got {cls.client_models!r}"
+        )
+    if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
+        raise ShoalError(
+            f"{where}: {cls.__name__}.supports: expected a frozenset of node, edge, graph and weighted, "
+            f"got {cls.supports!r}"
+        )
+
+
+def _line_of(function: Any) -> str | None:
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}, line {code.co_firstlineno}" if code else None
 
 
 def read_options(cls: type[Algorithm], name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:

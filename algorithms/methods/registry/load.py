@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import WEIGHTED, Algorithm
 from shoal.algorithms.method_errors import code_of, file_of
 from shoal.algorithms.methods.registry.checks import class_place, read_options, require_method
 from shoal.algorithms.methods.registry.names import METHODS, require_method_name
@@ -83,18 +83,18 @@ def load(spec: MethodSpec) -> Algorithm:
 
 def mixing_methods() -> list[str]:
     """Names of our methods whose clients may train different models."""
-    return [name for name in METHODS if _class(MethodSpec(name, {})).mixed_models]
+    return [name for name in METHODS if _class(MethodSpec(name, {})).client_models == "heterogeneous"]
 
 
 def weighing_methods(task: str) -> Iterator[str]:
     """Names of our methods for a task that use what edges weigh, each read when it is asked for."""
     classes = ((name, _class(MethodSpec(name, {}))) for name in METHODS)
-    return (name for name, cls in classes if task in cls.tasks and cls.weighs_edges)
+    return (name for name, cls in classes if {task, WEIGHTED} <= cls.supports)
 
 
 def methods_for(task: str) -> list[str]:
     """Names of our methods that can train for a task."""
-    return [name for name in METHODS if task in _class(MethodSpec(name, {})).tasks]
+    return [name for name in METHODS if task in _class(MethodSpec(name, {})).supports]
 
 
 def _class(spec: MethodSpec) -> type[Algorithm]:

@@ -6,7 +6,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Replies, Requests, Tree, Upload
+from shoal.algorithms.base import (
+    Algorithm,
+    Ask,
+    Client,
+    ClientModels,
+    Context,
+    Received,
+    Replies,
+    Requests,
+    Tree,
+    Upload,
+)
 from shoal.algorithms.losses.prototypes import class_means, pack, row_bytes, unpack
 from shoal.algorithms.protocol import Reduce
 
@@ -19,8 +30,7 @@ class ClassRows(Algorithm):
     """
 
     reads_embedding: ClassVar[bool] = True
-    keeps_model: ClassVar[bool] = True
-    mixed_models: ClassVar[bool] = True
+    client_models: ClassVar[ClientModels] = "heterogeneous"
 
     def rows_of(self, client: Client) -> Tensor:
         """What is averaged, for every training row, `[n, K]`."""
@@ -39,11 +49,7 @@ class ClassRows(Algorithm):
         return unpack(down, client.info.classes)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
-        return self.told(*self.means_of(client))
-
-    def told(self, mean_CK: Tensor, counts_C: Tensor) -> Upload:
-        """What a client sends of its rows and counts."""
-        return rows_upload(mean_CK, counts_C)
+        return rows_upload(*self.means_of(client))
 
 
 def known_rows(server: Tree) -> Tree:

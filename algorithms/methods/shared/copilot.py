@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.base import Algorithm, Ask, Client, ClientModels, Context, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
 from shoal.algorithms.models.names import BACKBONES, HEADLESS
 from shoal.algorithms.protocol import MODEL, Reduce
@@ -27,8 +27,7 @@ class WithCopilot(Algorithm):
     reads_embedding: ClassVar[bool] = True
 
     copilot: Mapping[str, Any] = field(default_factory=lambda: {"name": "gcn"})
-    keeps_model: ClassVar[bool] = True
-    mixed_models: ClassVar[bool] = True
+    client_models: ClassVar[ClientModels] = "heterogeneous"
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         if self.copilot.get("name") in HEADLESS:

@@ -21,7 +21,6 @@ class Aligned(Algorithm):
     """
 
     reads_embedding: ClassVar[bool] = True
-    loss_of_several: ClassVar[bool] = True
 
     lam: float = 1.0
 

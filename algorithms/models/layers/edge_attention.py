@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.utils import softmax
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
@@ -32,6 +31,8 @@ def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD:
 
 def _by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
     """The same on any device, with E x H x D numbers in memory."""
+    from torch_geometric.utils import softmax  # imported by the models of PyG's layers alone, which takes seconds
+
     indptr, indices, _ = pattern.parts()
     rows = torch.arange(len(pattern), device=indptr.device).repeat_interleave(indptr.diff())
     score_EH = F.leaky_relu(receiver_NH[rows] + sender_MH[indices], slope)

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm
+from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
@@ -64,12 +64,12 @@ def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
     usual = "layer" if name == "gin" else "none"
     if getattr(model.module, "norm", usual) != usual:
         return f"model.norm: {usual}"
-    if model.coupled is not None and model.coupled.conv_head:
+    if model.coupled is not None and model.coupled.conv_head and model.coupled.papers_head == "linear":
         return "model.head: linear"
     if name in ("gamlp", "gat") and model.w.device.type not in ("cpu", "meta"):
         return f"a processor, for {name}"
     if model.bfloat16:
         return "products in float32 (engine.precision)"
-    if not method.plain_training:
+    if not trains_plainly(method):
         return f"a method of plain cross-entropy, which {type(method).__name__} is not"
     return None

@@ -13,7 +13,6 @@ from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, alike
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
-from shoal.storage.store.view import View
 
 
 def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
@@ -74,9 +73,6 @@ class _Product(torch.autograd.Function):
         return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
 
 
-NO_ROW = -1
-
-
 def padded(parts: Sequence[Features], filling: int) -> Tensor:
     """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
     rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
@@ -84,20 +80,6 @@ def padded(parts: Sequence[Features], filling: int) -> Tensor:
     filling_N = rows[0].new_full((most, *rows[0].shape[1:]), filling)
     pieces = [piece for own in rows for piece in (own, filling_N[len(own) :])]
     return torch.cat(pieces).unflatten(0, (len(rows), most))
-
-
-def training_places(views: Sequence[View], most: int) -> tuple[Tensor, Tensor]:
-    """Where training rows lie among the nodes of all clients, each with room for `most`, and their labels.
-
-    Returns:
-        Places in `B * most` nodes and labels, int64 `[B T]`, T being the training rows of the client that has most.
-        What is padded has the place behind all others, `B * most`.
-    """
-    row_BT = padded([view.train for view in views], NO_ROW)
-    label_BT = padded([view.train_label for view in views], 0)
-    behind = len(views) * most
-    first_B1 = torch.arange(0, behind, most, device=row_BT.device)[:, None]
-    return torch.where(row_BT == NO_ROW, behind, row_BT + first_B1).flatten(), label_BT.flatten()
 
 
 class BatchedInputs(Protocol):
@@ -119,10 +101,6 @@ class BatchedInputs(Protocol):
 
     def lengths(self, seen: int) -> Sequence[int]:
         """How many rows every client has where the model has so many rows of the example."""
-        ...
-
-    def alike(self, x_NF: Tensor) -> Inputs:
-        """What the model reads of nodes with neighbours all like them (`ClientModel.alike`), inside `torch.vmap`."""
         ...
 
 
@@ -151,9 +129,6 @@ class BatchedRows:
 
     def lengths(self, seen: int) -> Sequence[int]:
         return self._rows
-
-    def alike(self, x_NF: Tensor) -> Inputs:
-        return [x_NF] * len(self.tensors)
 
 
 class BatchedGraphs:
@@ -189,24 +164,6 @@ class BatchedGraphs:
 
     def lengths(self, seen: int) -> Sequence[int]:
         return self._nodes if seen == self.NODES else self._rows
-
-    def alike(self, x_NF: Tensor) -> Inputs:
-        return Neighbourhood(x_NF, (Itself(len(x_NF)),) * len(self._operators))  # type: ignore[arg-type]
-
-
-class Itself:
-    """What a node hears whose neighbours are like it, for sums, means and symmetric matrices: itself, once."""
-
-    def __init__(self, nodes: int) -> None:
-        """Of so many nodes."""
-        self._nodes = nodes
-
-    def __len__(self) -> int:
-        return self._nodes
-
-    def __matmul__(self, dense: Tensor) -> Tensor:
-        """The product with a `[nodes, H]`."""
-        return dense
 
 
 def numbers_of_row(inputs: Inputs, coupled: Coupled | None) -> tuple[int, int]:

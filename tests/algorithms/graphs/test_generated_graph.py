@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.graphs import candidates as candidates_module
@@ -103,6 +103,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("keys", OPTIONS, ids=str)
 @pytest.mark.parametrize("pairs", [PAIRS, [], list(itertools.combinations(range(NODES), 2))], ids=["some", "no", "all"])
 @pytest.mark.parametrize("kernels", ["numba", "torch"])

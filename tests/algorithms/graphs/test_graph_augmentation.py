@@ -5,7 +5,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from drawn_graphs import SIZES, drawn, edges_of
+from support.drawn_graphs import SIZES, drawn, edges_of
 
 from shoal.algorithms.graphs.graph_augmentation import with_other_edges, without_nodes
 

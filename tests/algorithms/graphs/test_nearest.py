@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.graphs import nearest as module
@@ -41,7 +41,7 @@ def embeddings(nodes: int, seed: int = 0, width: int = 32) -> Tensor:
     return torch.from_numpy(z.astype(np.float32))
 
 
-@received(nodes=st.integers(1, 60), k=st.integers(0, 5), seed=st.integers(0, 1000))
+@given(nodes=st.integers(1, 60), k=st.integers(0, 5), seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=40)
 def test_ties_go_to_the_lowest_number(nodes: int, k: int, seed: int) -> None:
     z = signs(nodes, 4, seed)

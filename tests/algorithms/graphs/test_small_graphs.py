@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from drawn_graphs import SIZES, dense_of, drawn, edges_of
+from support.drawn_graphs import SIZES, dense_of, drawn, edges_of
 
 from shoal.algorithms.graphs.graph_augmentation import adjacency_of, cut_up
 from shoal.algorithms.models.build import build

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -123,7 +123,7 @@ def test_zero_points_have_cosine_zero() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@received(st.integers(0, 2**31), st.integers(2, 24), st.integers(1, 4))
+@given(st.integers(0, 2**31), st.integers(2, 24), st.integers(1, 4))
 def test_as_by_hand(seed: int, count: int, width: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # Whole numbers: many equal cosines, duplicates and zeros.
@@ -134,7 +134,7 @@ def test_as_by_hand(seed: int, count: int, width: int) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@received(st.integers(0, 2**31), st.integers(4, 40))
+@given(st.integers(0, 2**31), st.integers(4, 40))
 def test_order_of_points_does_not_matter(seed: int, count: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(count, 5, generator=generator)

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,7 +33,7 @@ def dense(
 
 
 @settings(max_examples=40, deadline=None)
-@received(data=st.data())
+@given(data=st.data())
 def test_equals_dense_algebra(make_view: Callable[..., View], data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, 9))
     pairs = st.tuples(st.integers(0, nodes - 1), st.integers(0, nodes - 1)).filter(lambda p: p[0] != p[1])

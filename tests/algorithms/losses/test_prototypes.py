@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 
 from shoal.algorithms.losses.prototypes import (
     bit_bytes,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
+from support.plain_dropout import dropped
+from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
@@ -19,7 +19,7 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.build import build
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.seeds import key
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError

@@ -160,7 +160,7 @@ def test_who_has_a_pseudo_label(
     assert torch.equal(classes, client.model.logits().argmax(1)[found])
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(), method)
     assert math.isfinite(method.train(client, {}, trainer, "train"))
-    assert (method.regularizer(client, {}) is None) == (not rows)
+    assert (method._term(client) is None) == (not rows)
 
 
 @pytest.mark.parametrize("wrong", [{"pseudo": -1}, {"threshold": -0.1}, {"threshold": 1.1}])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_fedgta import DEFAULTS, equations_3_to_5
+from support.plain_fedgta import DEFAULTS, equations_3_to_5
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Upload

@@ -56,8 +56,8 @@ def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[S
     server = start({**patchy, **NAME, "model.hidden": 8, **more})
     clients, scale, rho = plain_clients(server), more.get("algorithm.scale", 20.0), more.get("algorithm.rho", 0.9)
     body = body_of(clients[0].module)
-    assert torch.equal(server.state.server["body"], body)
-    assert server.state.server.keys() == {"body", "classes"}
+    assert torch.equal(server.state.server["w"], body)
+    assert server.state.server.keys() == {"w", "classes"}
     classes = [row.double().numpy() for row in server.state.server["classes"]]
     for a in range(4):
         np.testing.assert_allclose([classes[a] @ w for w in classes], np.eye(4)[a] * 4 / 3 - 1 / 3, atol=1e-6)
@@ -85,11 +85,11 @@ def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[S
         down = len(cohort) * 4 * (len(body) + 4 * 8)
         assert (line["bytes_up"], line["bytes_down"]) == (up, down)
         held = server.state.server
-        torch.testing.assert_close(held["body"], body, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(held["w"], body, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(held["classes"], np.stack(classes), rtol=1e-3, atol=1e-5)
         assert line["scopes"].keys() == {"trained", "served", "global"}
         module = clients[0].module
-        nn.utils.vector_to_parameters(held["body"].clone(), bodies(module))
+        nn.utils.vector_to_parameters(held["w"].clone(), bodies(module))
         for i, client in enumerate(clients):
             with torch.no_grad():
                 z = module.eval()([client.view.hop(k) for k in module.inputs]).embedding_NH
@@ -103,7 +103,7 @@ def test_rounds_written_out(start: Run, patchy: Keys, plain_clients: Callable[[S
 def test_the_server_by_hand(make_context: Callable[..., Any]) -> None:
     method = FedNH(rho=0.5)
     start = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
-    server = {"body": torch.zeros(2), "classes": start}
+    server = {"w": torch.zeros(2), "classes": start}
 
     def send(weight: float, counts: list[float]) -> Ask:
         steps = method.round(server, make_context(1, 4), [0])
@@ -111,21 +111,21 @@ def test_the_server_by_hand(make_context: Callable[..., Any]) -> None:
         assert isinstance(ask, Ask)
         # Class 1 has means without a direction.
         proto = torch.tensor([[0.0, 0.5], [0, 0], [-3, 0], [9, 9]])
-        weights = {"body": torch.tensor(weight), "proto": torch.tensor(counts)[:, None]}
+        weights = {"w": torch.tensor(weight), "proto": torch.tensor(counts)[:, None]}
         with pytest.raises(StopIteration):
-            steps.send(Replies([0], {"body": torch.ones(2), "proto": proto}, weights))
+            steps.send(Replies([0], {"w": torch.ones(2), "proto": proto}, weights))
         return ask
 
     ask = send(0.0, [0.0] * 4)
-    assert (ask.phase, ask.up) == ("train", {"body": Reduce.MEAN, "proto": Reduce.MEAN})
-    assert (ask.shared["body"].tolist(), ask.shared["classes"].tolist()) == ([0, 0], start.tolist())
-    assert server["body"].tolist() == [0, 0]
+    assert (ask.phase, ask.up) == ("train", {"w": Reduce.MEAN, "proto": Reduce.MEAN})
+    assert (ask.shared["w"].tolist(), ask.shared["classes"].tolist()) == ([0, 0], start.tolist())
+    assert server["w"].tolist() == [0, 0]
     assert torch.equal(server["classes"], start)
     send(2.0, [1.0, 3.0, 2.0, 0.0])
-    assert server["body"].tolist() == [1, 1]
+    assert server["w"].tolist() == [1, 1]
     root = 0.5**0.5
     torch.testing.assert_close(server["classes"], torch.tensor([[root, root], [0, 1], [-1, 0], [0, -1]]))
-    assert method.global_model(server).keys() == {"body", "classes"}
+    assert method.global_model(server).keys() == {"w", "classes"}
 
 
 def test_a_row_without_a_direction_teaches_nothing() -> None:

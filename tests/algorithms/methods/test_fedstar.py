@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from pyg_clients import DROPOUT, EPOCHS, PlainClient
 from safetensors.torch import load_file
-from small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
+from support.plain_dropout import dropped
+from support.pyg_clients import DROPOUT, EPOCHS, PlainClient
+from support.small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool

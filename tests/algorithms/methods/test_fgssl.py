@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_fedgkc import answer, as_sparse, dense_operator
+from support.small_fedgkc import answer, as_sparse, dense_operator
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pyg_clients import DROPOUT, EPOCHS, HIDDEN, PlainClient
-from small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
+from support.pyg_clients import DROPOUT, EPOCHS, HIDDEN, PlainClient
+from support.small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
 
 from shoal.algorithms.methods.registry.load import methods_for
 from shoal.algorithms.methods.registry.names import METHODS

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
+from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build

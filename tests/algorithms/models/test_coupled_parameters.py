@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from coupled_models import CLASSES, FEATURES, NAMES, every_backbone, make
-from reset_models import assert_reset_as_fresh
+from support.coupled_models import CLASSES, FEATURES, NAMES, every_backbone, make
+from support.reset_models import assert_reset_as_fresh
 
 from shoal.algorithms.models.build import build
 

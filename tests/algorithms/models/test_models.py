@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from reset_models import assert_reset_as_fresh
+from support.plain_dropout import dropped
+from support.reset_models import assert_reset_as_fresh
 from torch import Tensor, nn
 
 from shoal.algorithms.models.build import backbone, build

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build

@@ -7,9 +7,9 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from drawn_graphs import dense_of
 from pydantic import ValidationError
-from sparse_rows import sparse
+from support.drawn_graphs import dense_of
+from support.sparse_rows import sparse
 from torch import Tensor, nn
 
 from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes

@@ -188,27 +188,16 @@ def test_a_client_without_training_rows_stays_as_it_is(
     assert client.state == {}
 
 
-def test_a_regularizer_is_made_once_a_visit_and_added_in_every_step(
-    make_client: MakeClient, view: View, module: nn.Module
-) -> None:
-    made: list[Client] = []
-
-    class Pulled(Algorithm):
-        def regularizer(self, client: Client, received: Tree) -> Callable[[], Tensor]:
-            made.append(client)
-            return lambda: received["strength"] * client.model.flat.w.square().sum()
-
+def test_fit_with_term_adds_it_in_every_step(make_client: MakeClient, view: View, module: nn.Module) -> None:
     def pulled(out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
         return cross_entropy(out, y, w, received) + 0.3 * w.square().sum()
 
-    down = {"strength": torch.tensor(0.3)}
     left, right = (make_client(view, copy.deepcopy(module)) for _ in range(2))
     settings = options("sgd", epochs=2, batch_size=3)
-    LocalTrainer({MODEL: left.model.flat}, settings, Pulled()).fit(left, down)
-    inside = LocalTrainer({MODEL: right.model.flat}, settings, Algorithm())
-    inside.fit(right, {}, loss=pulled)
+    w = left.model.flat.w
+    LocalTrainer({MODEL: left.model.flat}, settings, Algorithm()).fit(left, {}, term=lambda: 0.3 * w.square().sum())
+    LocalTrainer({MODEL: right.model.flat}, settings, Algorithm()).fit(right, {}, loss=pulled)
     torch.testing.assert_close(left.model.w, right.model.w)
-    assert made == [left]
 
 
 def test_no_term_changes_no_bit(make_client: MakeClient, view: View, module: nn.Module) -> None:
@@ -308,14 +297,9 @@ def test_one_model_s_name_may_begin_with_another_s(view: View, module: nn.Module
 # What else a method may ask of the trainer
 
 
-def test_a_loss_of_its_own_stands_in_the_place_of_the_method_s_loss_and_term(
-    view: View, module: nn.Module, make_client: MakeClient
-) -> None:
+def test_fit_with_loss_replaces_the_method_s_loss(view: View, module: nn.Module, make_client: MakeClient) -> None:
     class Loud(Algorithm):
         def loss(self, out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
-            raise AssertionError("not asked for")
-
-        def regularizer(self, client: Client, received: Tree) -> Callable[[], Tensor]:
             raise AssertionError("not asked for")
 
     settings = options("sgd", epochs=2, batch_size=3)

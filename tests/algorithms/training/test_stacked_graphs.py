@@ -51,6 +51,7 @@ def views_of(make_view: Callable[..., View], weighted: bool) -> list[View]:
     return found
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("sparse", [False, True], ids=["", "sparse"])
 @pytest.mark.parametrize("case", MODULES)
 def test_equals_the_loop_over_two_visits(
@@ -79,9 +80,7 @@ def test_equals_the_loop_over_two_visits(
     for _ in range(2):
         losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
         shared.module.eval()
-        assert BatchedTrainer(shared, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
-            losses, rel=1e-4
-        )
+        assert BatchedTrainer(shared, options).fit(stacked, w_BP).tolist() == pytest.approx(losses, rel=1e-4)
         for client, twin, w in zip(alone, stacked, w_BP):
             torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
             assert client.state.keys() == twin.state.keys()

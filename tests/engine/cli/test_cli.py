@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from buffers import ROOT
+from rooms import ROOT
 from typer.testing import CliRunner
 
 from shoal.engine.cli import cli
@@ -128,7 +128,7 @@ def test_debug_shows_what_went_wrong_at_a_client(
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        return 1 / 0\n"
     )
     assert status("--debug", "run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine") == 2
@@ -147,7 +147,7 @@ def test_an_interruption_ends_with_130(
     assert status("run", tiny, "run.max_seconds=1e-6") == 130
     errors = capsys.readouterr().err
     (run,) = (tiny.parent / "runs").iterdir()
-    assert f"stopped after round 1; go on with: shoal run {run} --resume" in errors
+    assert f"stopped after round 1; continue with: shoal run {run} --resume" in errors
     assert "Traceback" not in errors
     assert status("run", run, "run.max_seconds=null", "--resume") == 0
     assert [line["round"] for line in read_metrics(run)] == [1, 2]

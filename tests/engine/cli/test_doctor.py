@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 import torch
-from buffers import ROOT
+from rooms import ROOT
 
 from shoal.engine.cli.doctor import OPTIONAL, REQUIRED, show_doctor
 from shoal.engine.screen.tables import console

@@ -19,11 +19,10 @@ import torch
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
 from shoal.engine.cluster.ray_pool import RayPool
-from shoal.engine.hosts.federation import LocalPool
-from shoal.engine.hosts.host import Host
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
@@ -62,7 +61,7 @@ def run(pool: Pool, cells: Sequence[Cell], shared: Any = None) -> list[Outcome]:
 
 def here(job: Job, cells: Sequence[Cell], shared: Any = None) -> list[Outcome]:
     """What comes of cells in this process."""
-    return run(LocalPool(Host(), job), cells, shared)
+    return run(LocalBackend().enter(job), cells, shared)
 
 
 def processes(outcome: Outcome) -> list[int]:

@@ -7,8 +7,8 @@ import re
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from buffers import ROOT, modules
 from pydantic import ValidationError
+from rooms import ROOT, modules
 
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.train_options import TrainOptions

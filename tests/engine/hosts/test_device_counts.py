@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from device_counts import DeviceCounts
-from other_device import load
+from support.other_device.device import load
+from support.other_device.device_counts import DeviceCounts
 from torch import Tensor
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.hosts import host
-from shoal.engine.hosts.federation import LocalPool
+from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
-from shoal.engine.runs.run import plan_of
+from shoal.engine.runs.plan import plan_of
 
 # Of a cell as it is on a GPU, and of one that is enough to see what a client costs.
 MANY, FEW = 64, 8
@@ -59,7 +59,7 @@ def count(store: Path, monkeypatch: pytest.MonkeyPatch) -> Count:
         config = parse_config(plain, "test")
         counts = DeviceCounts(other)
         job = make_job(config, prepare(config), "counts")
-        server = Server(job, plan_of(config), LocalPool(Host(), job))
+        server = Server(job, plan_of(config), LocalBackend().enter(job))
 
         def counted(self: Host, *args: Any) -> Iterator[Any]:
             with counts:

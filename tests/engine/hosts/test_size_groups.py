@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import received
+from hypothesis import given
 from hypothesis import strategies as st
-from other_device import room_for
+from support.other_device.device import room_for
 from torch import Tensor
 
 from shoal.algorithms.training.batched import size_groups as sizes_file
@@ -22,7 +22,7 @@ TRAINED = 5
 BATCHED = {"engine.trainer": "batched", "engine.cell_size": 6, "train.dropout": 0.3, "train.epochs": 2}
 
 
-@received(st.lists(st.integers(1, 10**6), max_size=30), st.integers(1, 4000), st.integers(0, 10**9))
+@given(st.lists(st.integers(1, 10**6), max_size=30), st.integers(1, 4000), st.integers(0, 10**9))
 def test_every_client_is_in_one_group_of_its_size(rows: list[int], row_bytes: int, client_bytes: int) -> None:
     groups = size_groups(rows, row_bytes, client_bytes)
     assert sorted(i for group in groups for i in group) == list(range(len(rows)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_device import load
+from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
@@ -14,7 +14,7 @@ from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.job_context import trainers_of
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.errors import ShoalError
@@ -33,11 +33,6 @@ class OwnLoss(Algorithm):
 class OwnLoop(Algorithm):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         return 0.0
-
-
-@dataclass(frozen=True)
-class StillPlain(OwnLoop):
-    plain_training = True
 
 
 def models(*names: str) -> list[FlatModel]:
@@ -88,16 +83,16 @@ def test_asked_for(path: str, why: str, device: str) -> None:
 @pytest.mark.parametrize(
     ("method", "train", "batched", "analytic"),
     [
-        (OwnLoss(), WHOLE, f"{PLAIN} or with loss_of_several, which OwnLoss is not", f"{PLAIN}, which OwnLoss is not"),
-        (OwnLoop(), WHOLE, f"{PLAIN} or with loss_of_several, which OwnLoop is not", f"{PLAIN}, which OwnLoop is not"),
-        (StillPlain(), TrainOptions(batch_size=8), "whole batches", None),
-        (StillPlain(), WHOLE, None, None),
+        (OwnLoss(), WHOLE, f"{PLAIN}, which OwnLoss is not", f"{PLAIN}, which OwnLoss is not"),
+        (OwnLoop(), WHOLE, f"{PLAIN}, which OwnLoop is not", f"{PLAIN}, which OwnLoop is not"),
+        (Algorithm(), TrainOptions(batch_size=8), "whole batches", None),
+        (Algorithm(), WHOLE, None, None),
     ],
 )
 def test_what_a_method_and_its_batches_allow(
-    method: Algorithm, train: TrainOptions, stacked: str | None, analytic: str | None
+    method: Algorithm, train: TrainOptions, batched: str | None, analytic: str | None
 ) -> None:
-    for path, device, why in (("batched", "cuda", stacked), ("analytic", "cpu", analytic)):
+    for path, device, why in (("batched", "cuda", batched), ("analytic", "cpu", analytic)):
         assert trainers_of("auto", device, method, models("sgc"), train) == [path if why is None else "autograd"]
         if why is not None:
             with pytest.raises(ShoalError, match=f"^engine.trainer: {path} needs {why}"):
@@ -134,7 +129,7 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
         (
             "batched",
             {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "other options of FedPG; use autograd",
+            "a method of plain cross-entropy, which FedPG is not; use autograd",
         ),
         ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],

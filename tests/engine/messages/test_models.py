@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 
 from shoal.algorithms.methods.registry.load import describe, load, methods_for
 from shoal.algorithms.models.build import build, width_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
+from support.small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import identity, store_path
@@ -93,7 +93,7 @@ def test_hops_are_those_of_the_training_edges_alone(make: Configure) -> None:
 
 def test_the_whole_graph_has_the_pairs_of_all_clients_and_hides_the_same_edges(make: Configure) -> None:
     config = make()
-    whole = prepare(config, whole=True)
+    whole = prepare(config, centralized=True)
     clients = prepare(config)
     assert whole.path.name == WHOLE
     wanted: dict[Pair, tuple[int, int]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_contents import contents
+from support.store_contents import contents
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import store_path

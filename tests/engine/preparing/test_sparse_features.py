@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_contents import contents
+from support.store_contents import contents
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.identity import store_path
@@ -33,7 +33,7 @@ def test_a_sparse_store_holds_what_a_dense_one_does(
 ) -> None:
     changes = with_words(tmp_path, data__dtype=dtype)
     stores = [
-        prepare(make_config(**changes, data__store=str(tmp_path / layout), data__layout=layout), whole=True)
+        prepare(make_config(**changes, data__store=str(tmp_path / layout), data__layout=layout), centralized=True)
         for layout in ("auto", "sparse", "dense")
     ]
     for sparse, dense in ((stores[0], stores[2]), (stores[1], stores[2])):

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.records import checkpoint
-from shoal.engine.records.best_rounds import BEST
+from shoal.engine.records.checkpoint import BEST
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import SUMMARY
 from shoal.engine.runs.run import run

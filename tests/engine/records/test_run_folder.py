@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.engine.config import run_identity
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.run_identity import fingerprint_of, identity_keys
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import Checkpoint
-from shoal.engine.records.inputs import contents
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import (
     CHECKPOINTS,
@@ -24,6 +23,7 @@ from shoal.engine.records.run_folder import (
     LOG,
     SUMMARY,
     RunFolder,
+    changed_contents,
     changed_keys,
     read_summary,
     run_path,
@@ -35,9 +35,9 @@ from shoal.storage.errors import ShoalError
 MakeConfig = Callable[..., Config]
 HOLD = """
 import sys
-from shoal.engine.records.run_folder import RunFolder
+from shoal.engine.records.run_folder import RunFolder, run_path
 from shoal.engine.config.config import load_config
-folder = RunFolder(load_config(sys.argv[1]))
+folder = RunFolder(run_path(load_config(sys.argv[1])))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -52,7 +52,7 @@ def config_of(configure: MakeConfig, tmp_path: Path) -> MakeConfig:
 
 @pytest.fixture
 def folder(config_of: MakeConfig) -> Iterator[RunFolder]:
-    folder = RunFolder(config_of())
+    folder = RunFolder(run_path(config_of()))
     yield folder
     folder.close()
 
@@ -74,10 +74,10 @@ def test_its_name_is_of_the_keys_that_change_numbers(config_of: MakeConfig, tmp_
     assert len(others | {path}) == 5
 
 
-def test_runs_of_before_the_order_of_sums_changed_have_another_name(config_of: MakeConfig, tmp_path: Path) -> None:
-    config = config_of()
-    before = fingerprint_of(identity_keys(config.plain()) | contents(config))
-    assert run_path(config) != tmp_path / f"small-{before}"
+def test_run_path_of_another_version_of_numbers_differs(config_of: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_path(config_of())
+    monkeypatch.setattr(run_identity, "NUMBERS", run_identity.NUMBERS + 1)
+    assert run_path(config_of()) != path
 
 
 def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(
@@ -98,10 +98,10 @@ def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(
 def test_one_writer_at_a_time(folder: RunFolder, config_of: MakeConfig) -> None:
     line = f"^{folder.path}: another run of this config is writing here; wait for it or change name or run.root$"
     with pytest.raises(ShoalError, match=line):
-        RunFolder(config_of())
+        RunFolder(run_path(config_of()))
     folder.close()
-    RunFolder(config_of()).close()
-    other = RunFolder(config_of(seed=1))
+    RunFolder(run_path(config_of())).close()
+    other = RunFolder(run_path(config_of(seed=1)))
     other.close()
 
 
@@ -114,16 +114,16 @@ def test_a_writer_that_was_killed_holds_nothing(config_of: MakeConfig, tmp_path:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(ShoalError, match="another run"):
-            RunFolder(config_of())
+            RunFolder(run_path(config_of()))
         holder.kill()
         holder.wait()
-        RunFolder(config_of()).close()
+        RunFolder(run_path(config_of())).close()
 
 
 def test_a_folder_that_cannot_be_made(config_of: MakeConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ShoalError, match=r"cannot be made: .*; set run\.root to a folder that can be written$"):
-        RunFolder(config_of(run__root=str(tmp_path / "file")))
+        RunFolder(run_path(config_of(run__root=str(tmp_path / "file"))))
 
 
 def test_warnings_go_to_the_log_while_it_is_open(folder: RunFolder) -> None:
@@ -139,7 +139,7 @@ def test_a_log_on_a_full_disk_ends_nothing(config_of: MakeConfig, capsys: pytest
     path = run_path(config_of())
     path.mkdir()
     (path / LOG).symlink_to("/dev/full")
-    folder = RunFolder(config_of())
+    folder = RunFolder(run_path(config_of()))
     logging.getLogger("shoal").warning("host 1 is back")
     folder.close()
     assert capsys.readouterr().err == ""
@@ -164,7 +164,7 @@ def test_checkpoints_without_metrics_are_a_run_that_has_started(folder: RunFolde
 
 
 def test_what_cannot_be_looked_at_is_not_missing(config_of: MakeConfig) -> None:
-    folder = RunFolder(config_of())
+    folder = RunFolder(run_path(config_of()))
     folder.close()
     for name in (SUMMARY, METRICS):
         (folder.path / name).symlink_to(name)
@@ -250,15 +250,21 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     assert changed_keys(config_of(engine__hosts=9), folder.path) == []
 
 
-def test_a_key_that_an_older_run_does_not_have(folder: RunFolder, config_of: MakeConfig) -> None:
-    """Features were dense, and servers without a GPU, before there were keys for it."""
-    cora = {"data__dataset": "cora", "data__options": {}}
-    folder.begin(config_of(**cora, data__layout="dense"))
+def test_changed_keys_fill_what_an_older_config_lacks_with_defaults(folder: RunFolder, config_of: MakeConfig) -> None:
+    folder.begin(config_of())
     path = folder.path / CONFIG
-    older = [line for line in path.read_text().splitlines() if "layout" not in line and "server_gpus" not in line]
+    older = [line for line in path.read_text().splitlines() if "inductive" not in line and "server_gpus" not in line]
     path.write_text("\n".join(older))
-    assert changed_keys(config_of(**cora, data__layout="dense"), folder.path) == []
-    assert changed_keys(config_of(**cora), folder.path) == ["data.layout (None -> auto)"]
+    assert changed_keys(config_of(), folder.path) == []
+    assert changed_keys(config_of(data__inductive=True), folder.path) == ["data.inductive (False -> True)"]
+
+
+def test_changed_keys_read_earlier_names(folder: RunFolder, config_of: MakeConfig) -> None:
+    folder.begin(config_of())
+    path = folder.path / CONFIG
+    path.write_text(path.read_text().replace("trainer: auto", "path: loop"))
+    assert changed_keys(config_of(engine__trainer="autograd"), folder.path) == []
+    assert changed_keys(config_of(), folder.path) == ["engine.trainer (autograd -> auto)"]
 
 
 def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
@@ -266,12 +272,13 @@ def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
     trace, moved = tmp_path / "trace.npy", tmp_path / "moved.npy"
     trace.write_text("1")
     config = config_of(participation__trace=str(trace))
-    folder = RunFolder(config)
+    folder = RunFolder(run_path(config))
     folder.begin(config)
     kept = Checkpoint(FederationState(round=1), {}, {"participation.trace": "another digest"}, "")
     checkpoint.save(folder.checkpoints, kept, keep=1)
     folder.close()
-    assert changed_keys(config, folder.path) == ["the content of participation.trace"]
+    assert changed_keys(config, folder.path) == []
+    assert changed_contents(config, folder.path) == ["the content of participation.trace"]
     trace.rename(moved)
     assert run_path(config_of(participation__trace=str(moved))) == folder.path
     moved.write_text("2")
@@ -282,7 +289,7 @@ def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
 
 def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:
     def left(**keys: Any) -> RunFolder:
-        folder = RunFolder(config_of(**keys))
+        folder = RunFolder(run_path(config_of(**keys)))
         folder.begin(config_of(**keys))
         folder.metrics.append(line(1))
         folder.close()
@@ -292,7 +299,7 @@ def test_unfinished_runs_of_the_same_name(config_of: MakeConfig) -> None:
     finished.summarize({})
     left(seed=1, name="small-other")
     # One that was killed before its first round has nothing to go on from.
-    early = RunFolder(config_of(seed=3))
+    early = RunFolder(run_path(config_of(seed=3)))
     early.begin(config_of(seed=3))
     early.close()
     assert unfinished_relatives(config_of()) == [unfinished.path]

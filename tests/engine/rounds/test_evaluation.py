@@ -13,7 +13,7 @@ from shoal.algorithms.base import Algorithm, Client, Context, Mix, Received, Req
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
@@ -145,7 +145,7 @@ def test_between_evaluations_nobody_is(start: Start) -> None:
 class Fails(Algorithm):
     """Clients train models of their own; one fails in some round, before it trains or after it."""
 
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
     client: int = 2
     in_round: int = -1
     in_phase: str = "train"
@@ -236,7 +236,7 @@ def test_a_client_that_cannot_be_evaluated_has_no_counts_rather_than_old_ones(st
 class Personal(Algorithm):
     """In round 1 client 0 is sent a model of its own, which it starts every visit from; others train what they have."""
 
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
 
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
@@ -261,7 +261,7 @@ class Personal(Algorithm):
 class Shared(Personal):
     """The same with a model of the server's, clients keeping none."""
 
-    keeps_model: ClassVar[bool] = False
+    client_models: ClassVar = "global"
 
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}

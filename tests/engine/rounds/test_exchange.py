@@ -12,9 +12,8 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Received, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
-from shoal.engine.messages.live import Live
-from shoal.engine.rounds.exchange import Exchange
-from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.costs import Live
+from shoal.engine.rounds.server import Exchange, Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -28,7 +27,7 @@ PLACE = f"{__file__}, line 38, in upload()"
 class Echo(FedAvg):
     """Clients send what they were given and count their visits; some fail in phase `p`."""
 
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
     failing: tuple[int, ...] = ()
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:

@@ -28,8 +28,7 @@ Start = Callable[..., Server]
 class Looks(FedAvg):
     """FedAvg whose hooks note sizes where they may see the data of training nodes, and where that of all nodes."""
 
-    plain_training: ClassVar[bool] = False
-    keeps_model: ClassVar[bool] = True
+    client_models: ClassVar = "personal"
 
     def round(self, server: Tree, ctx: Context, cohort: Any) -> Requests:
         assert [info.nodes for info in ctx.clients] == [TRAINING] * WITHOUT_TRAIN + [0]
@@ -157,6 +156,7 @@ METHODS: dict[str, Keys] = {
 }
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_other_nodes_leave_no_trace_in_training(start: Start, places: dict[str, Keys], name: str) -> None:
     plain, others = (start({**METHODS[name], **places[which]}) for which in ("plain", "others"))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -52,7 +52,7 @@ def counts_of(metric: str, label: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("metric", METRICS)
 @settings(deadline=None, max_examples=60)
-@received(clients=st.lists(st.tuples(ROWS, st.integers(1, 90)), min_size=1, max_size=6))
+@given(clients=st.lists(st.tuples(ROWS, st.integers(1, 90)), min_size=1, max_size=6))
 def test_clients_are_ranked_as_by_scikit_learn(metric: str, clients: list[tuple[list[Any], int]]) -> None:
     drawn = []
     for rows, items in clients:

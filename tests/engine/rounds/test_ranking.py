@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -26,7 +26,7 @@ def pairs_one_by_one(key_N: list[float], label: list[int], c: int) -> int:
 
 
 @settings(deadline=None)
-@received(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 1)), max_size=25))
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 1)), max_size=25))
 def test_two_classes_are_ranked_by_the_difference_of_their_scores(rows: list[tuple[int, int, int]]) -> None:
     # Few whole numbers: there are many ties.
     scores = torch.tensor([row[:2] for row in rows], dtype=torch.float32).reshape(-1, 2)
@@ -46,7 +46,7 @@ def test_two_classes_are_ranked_by_the_difference_of_their_scores(rows: list[tup
 
 
 @settings(deadline=None, max_examples=60)
-@received(st.integers(0, 10**6), st.integers(2, 60), st.integers(3, 6), st.booleans())
+@given(st.integers(0, 10**6), st.integers(2, 60), st.integers(3, 6), st.booleans())
 def test_several_classes_against_scikit_learn(seed: int, rows: int, classes: int, tied: bool) -> None:
     rng = np.random.default_rng(seed)
     # Of whole rows that occur several times, ties are ties in every class.
@@ -97,7 +97,7 @@ def test_other_types_and_nobody() -> None:
 
 
 @settings(deadline=None)
-@received(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 1)), max_size=25))
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 1)), max_size=25))
 def test_average_precision_of_two_classes_is_that_of_scikit_learn(rows: list[tuple[int, int, int]]) -> None:
     scores = torch.tensor([row[:2] for row in rows], dtype=torch.float32).reshape(-1, 2)
     label = np.array([row[2] for row in rows], dtype=np.int64)
@@ -112,7 +112,7 @@ def test_average_precision_of_two_classes_is_that_of_scikit_learn(rows: list[tup
 
 
 @settings(deadline=None, max_examples=40)
-@received(st.integers(0, 10**6), st.integers(2, 300), st.booleans())
+@given(st.integers(0, 10**6), st.integers(2, 300), st.booleans())
 def test_average_precision_has_the_same_bits_in_any_order(seed: int, rows: int, tied: bool) -> None:
     rng = np.random.default_rng(seed)
     score = rng.normal(size=(rows, 3)).astype(np.float32)[rng.integers(rows // 4 + 1 if tied else rows, size=rows)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 @settings(max_examples=50, deadline=None)
-@received(st.lists(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
+@given(st.lists(st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_weighted_mean_in_any_cells(weights: list[list[float]]) -> None:
     flat = [w for cell in weights for w in cell]
     tensors = [random(7, seed=i) for i in range(len(flat))]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import received
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.config.sections import ParticipationOptions
@@ -13,7 +13,7 @@ from shoal.engine.rounds.sampling import draw_cohort, read_trace
 from shoal.storage.errors import ShoalError
 
 
-@received(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))
+@given(st.integers(1, 60), st.fractions(Fraction(1, 99), 1, max_denominator=99), st.integers(0, 9))
 def test_size_order_and_repetition(clients: int, ratio: Fraction, seed: int) -> None:
     cohort = draw_cohort(clients, ParticipationOptions(float(ratio)), seed, 3)
     # In exact arithmetic: 0.29 * 100 is 28.999… as a float.

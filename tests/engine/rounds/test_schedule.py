@@ -1,7 +1,7 @@
 """Cohorts and evaluations of a run, against a table of all its rounds."""
 
 import numpy as np
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.engine.config.sections import ParticipationOptions
@@ -9,7 +9,7 @@ from shoal.engine.rounds.sampling import Plan, Schedule, draw_cohort
 
 
 @settings(max_examples=60, deadline=None)
-@received(st.data())
+@given(st.data())
 def test_against_the_whole_table(data: st.DataObject) -> None:
     rounds, every, clients = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     how, seed = ParticipationOptions(ratio=data.draw(st.sampled_from([0.2, 0.5, 1.0]))), data.draw(st.integers(0, 5))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ def table(pairs: Pairs) -> np.ndarray:
 
 
 @settings(deadline=None)
-@received(PAIRS.filter(bool))
+@given(PAIRS.filter(bool))
 def test_macro_f1_is_that_of_scikit_learn(pairs: Pairs) -> None:
     truth, predicted = zip(*pairs)
     (found,) = macro_f1(table(pairs)[None])
@@ -46,7 +46,7 @@ def macro_f1_of_one(counts: np.ndarray) -> float:
 
 
 @settings(deadline=None, max_examples=40)
-@received(st.integers(0, 99), st.integers(1, 500), st.integers(1, 300), st.integers(0, 400))
+@given(st.integers(0, 99), st.integers(1, 500), st.integers(1, 300), st.integers(0, 400))
 def test_many_clients_score_as_each_alone_to_the_bit(seed: int, clients: int, classes: int, rows: int) -> None:
     rng = np.random.default_rng(seed)
     # Of some clients' many classes few occur.
@@ -61,7 +61,7 @@ def test_many_clients_score_as_each_alone_to_the_bit(seed: int, clients: int, cl
 
 
 @settings(deadline=None, max_examples=60)
-@received(st.lists(st.tuples(PAIRS, PAIRS, st.integers(1, 500)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(PAIRS, PAIRS, st.integers(1, 500)), min_size=1, max_size=6))
 def test_summaries_are_those_of_scikit_learn(clients: list[tuple[Pairs, Pairs, int]]) -> None:
     scores = {7 * i: np.stack([table(val), table(test)]) for i, (val, test, _) in enumerate(clients)}
     found = summarize(scores, {7 * i: nodes for i, (_, _, nodes) in enumerate(clients)})
@@ -177,5 +177,5 @@ def test_a_row_in_which_no_class_wins(
 def test_scores_of_another_shape(
     scores: object, found: str, make_view: Callable[..., View], make_client: Callable[..., Client]
 ) -> None:
-    with pytest.raises(ShoalError, match=rf"in predict\(\): gives {found} for 'all', wanted scores \[2, 3\]$"):
+    with pytest.raises(ShoalError, match=rf"in predict\(\): gives {found} for 'all', expected scores \[2, 3\]$"):
         classes_of(scores, make_view, make_client)

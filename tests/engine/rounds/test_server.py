@@ -14,7 +14,7 @@ from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.scoring import summarize
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
@@ -205,7 +205,7 @@ def test_a_failing_client_is_named_and_the_state_stays(start: Start) -> None:
 def test_mixing_what_nobody_uploaded_for_it_is_refused(start: Start) -> None:
     server = start({"algorithm.name": f"{__file__}:Fails", "algorithm.where": "mix"})
     server.round()
-    with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as How\.MIX"):
+    with pytest.raises(ShoalError, match=r"^round 2: Fails: Mix\('w'\) before any Ask uploaded it as Reduce\.MIX"):
         server.round()
     assert server.state.round == 1
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,7 +33,7 @@ def assert_equal(left: object, right: object) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@received(
+@given(
     st.builds(
         FederationState,
         round=st.integers(0, 10**6),

@@ -18,6 +18,7 @@ from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.plan import RunPlan
 from shoal.engine.runs.pretrain import options_of, pretrain
 from shoal.engine.screen.tables import show_store
 from shoal.storage.adapters import to_pyg
@@ -224,9 +225,9 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
             with pytest.raises(ShoalError, match=r"^model\.name: .*, which sage leaves out"):
                 call(config)
     assert not (tmp_path / "store" / "clients").exists()
-    assert expected(configure(weighted)).rows["edges"] == "weighted"
+    assert expected(RunPlan.of(configure(weighted))).rows["edges"] == "weighted"
     dropped = fresh.model_copy(update={"data": replace(fresh.data, edge_weights="drop")})
-    assert "edges" not in expected(dropped).rows
+    assert "edges" not in expected(RunPlan.of(dropped)).rows
     for config, said in ((configure(weighted), "undirected, weighted; cut"), (configure({}), "undirected; cut")):
         store = prepare(config)
         show_store(store.path, store.manifest)

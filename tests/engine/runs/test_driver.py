@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 import yaml
 
-from shoal.engine.cluster.ray_federation import RaySession, _RayFederation
+from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.config.config import load_config, parse_config
-from shoal.engine.hosts.federation import Federation
 from shoal.engine.messages.job import Job
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import LOG, SUMMARY
+from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
@@ -24,40 +25,37 @@ LENGTH = ["rounds=4", "run.checkpoint_every=2"]
 RAY = ["engine.backend=ray", "engine.hosts=1", "engine.threads=1", *LENGTH]
 
 
-SESSION = {
-    "name": "session",
+BACKEND = {
+    "name": "backend",
     "data": {"dataset": "sbm"},
     "algorithm": "fedavg",
     "engine": {"backend": "ray", "hosts": 1},
 }
 
 
-class LosesServers(RaySession):
+class LosesServers(RayBackend):
     """The server dies in the third round, and so many after it before they are up."""
 
     lost = 0
+    _first = False
 
-    def federation(self, job: Job, plan: Plan, state: FederationState | None) -> Federation:
-        federation = _RayFederation(self._config, self.hosts, job, plan, state)
-        if state is not None and self.lost:
+    def _start_server(self, job: Job, plan: Plan, state: FederationState | None) -> Any:
+        server = super()._start_server(job, plan, state)
+        self._first = state is None
+        if not self._first and self.lost:
             self.lost -= 1
-            ray.kill(federation._actor)
-        federation.ready()
-        if state is None and self.lost:
-            go_on = federation.round
+            ray.kill(server)
+        return server
 
-            def round_or_die(watch: object) -> dict[str, object]:
-                if federation.state().round == 2:
-                    ray.kill(federation._actor)
-                return go_on(watch)  # type: ignore[arg-type]
-
-            federation.round = round_or_die  # type: ignore[method-assign, assignment]
-        return federation
+    def round(self, watch: Watch) -> dict[str, Any]:
+        if self._first and self.lost and self.state().round == 2:
+            ray.kill(self._server)
+        return super().round(watch)
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[LosesServers]:
-    opened = LosesServers(parse_config(SESSION, "test"))
+def backend() -> Iterator[LosesServers]:
+    opened = LosesServers(parse_config(BACKEND, "test"))
     yield opened
     opened.close()
 
@@ -66,13 +64,13 @@ def numbers(folder: Path) -> list[object]:
     return [(line["round"], line["loss"], line["scopes"]) for line in read_metrics(folder)]
 
 
-def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
+def test_servers_lost_in_a_row(tiny: Path, backend: LosesServers) -> None:
     whole = run(load_config(tiny, [*LENGTH, "callbacks=[csv]"]))
     expected, scores = numbers(whole), read_client_scores(whole)
-    session.lost = 2
-    folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, session=session)
+    backend.lost = 2
+    folder = run(load_config(tiny, [*RAY, "callbacks=[csv]"]), fresh=True, backend=backend)
     assert folder == whole
-    assert session.lost == 0
+    assert backend.lost == 0
     assert numbers(folder) == expected
     assert read_client_scores(folder) == scores
     assert sorted(set(scores["round"].to_pylist())) == [1, 2, 3, 4]
@@ -82,14 +80,14 @@ def test_servers_lost_in_a_row(tiny: Path, session: LosesServers) -> None:
     assert (folder / LOG).read_text().count("server lost") == 3
 
 
-def test_servers_lost_too_often(tiny: Path, session: LosesServers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_lost_too_often(tiny: Path, backend: LosesServers, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each takes seconds to start.
     monkeypatch.setattr(driver, "SERVERS_LOST", 2)
-    session.lost = 3
+    backend.lost = 3
     with pytest.raises(ShoalError, match=r"^the server was lost 3 times .*; the newest checkpoint"):
-        run(load_config(tiny, RAY), session=session)
-    assert session.lost == 1
-    session.lost = 0
+        run(load_config(tiny, RAY), backend=backend)
+    assert backend.lost == 1
+    backend.lost = 0
     folder = run(load_config(tiny, LENGTH), resume=True)
     assert [line["round"] for line in read_metrics(folder)] == [1, 2, 3, 4]
 
@@ -102,6 +100,7 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
     assert len(list((folder / "checkpoints").iterdir())) == 4
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
     tiny: Path, limited: Callable[..., tuple[int, str]], limit: int

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
-from small_pairs import edges_of
+from support.small_pairs import edges_of
 
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.prepare import prepare

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from shoal.engine.config.config import parse_config
 from shoal.engine.records import checkpoint
-from shoal.engine.records.best_rounds import BEST
+from shoal.engine.records.checkpoint import BEST
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.verify_run import verify_run

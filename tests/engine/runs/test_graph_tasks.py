@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
-from small_graphs import CLASSES, OF_CLIENT, WITHOUT_TEST
+from support.small_graphs import CLASSES, OF_CLIENT, WITHOUT_TEST
 
 from shoal.engine.config.config import Config
 from shoal.engine.records.metrics import read_metrics

@@ -16,10 +16,13 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from shoal.engine.config import run_identity
 from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config_text import SEAL, with_seal
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
-from shoal.engine.runs.run import plan_of, run
+from shoal.engine.runs.plan import plan_of
+from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
 
@@ -149,6 +152,28 @@ def test_a_run_of_another_config_is_not_resumed(config: Path) -> None:
         run(load_config(config, ["seed=1"]), resume=True)
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_run_of_a_folder_with_other_defaults_is_refused(config: Path, finished: bool) -> None:
+    folder = run(load_config(config))
+    if not finished:
+        (folder / SUMMARY).unlink()
+    kept = (folder / "config.yaml").read_text().rpartition(SEAL)[0]
+    (folder / "config.yaml").write_text(with_seal(kept.replace("lr: 0.01", "lr: 0.5")))
+    line = rf"^{folder}: was run with other values of train\.lr \(0\.5 -> 0\.01\); set those, or start over"
+    with pytest.raises(ShoalError, match=line):
+        run(load_config(config), resume=not finished)
+    assert run(load_config(config), fresh=True) == folder
+
+
+def test_resume_of_a_run_with_other_numbers_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run(load_config(config))
+    (folder / SUMMARY).unlink()
+    monkeypatch.setattr(run_identity, "NUMBERS", run_identity.NUMBERS + 1)
+    with pytest.raises(ShoalError, match=rf"^{folder}: the unfinished run was made by a version of Shoal with other n"):
+        run(load_config(config), resume=True)
+    assert run(load_config(config)) != folder
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
@@ -232,10 +257,10 @@ def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Mine(FedAvg):\n"
-        "    def upload(self, client, given, phase):\n"
+        "    def upload(self, client, received, phase):\n"
         "        if client.info.client == 3:\n"
         "            raise RuntimeError('no luck')\n"
-        "        return super().upload(client, given, phase)\n"
+        "        return super().upload(client, received, phase)\n"
     )
     line = refused("run", tiny, f"algorithm.name={tmp_path / 'mine.py'}:Mine")
     assert f"round 1, client 3: {tmp_path / 'mine.py'}, line 7, in upload(): RuntimeError: no luck" in line
@@ -264,8 +289,8 @@ from shoal.algorithms.protocol import Upload
 class Failing(FedAvg):
     kind: str = "raises"
 
-    def upload(self, client, given, phase):
-        sent = super().upload(client, given, phase)
+    def upload(self, client, received, phase):
+        sent = super().upload(client, received, phase)
         client.state["visits"] = client.state.get("visits", torch.zeros(())) + 1
         if client.info.client != 2:
             return sent

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from browser import BROWSER, browser
 from safetensors import safe_open
+from support.browser import BROWSER, browser
 
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
 from shoal.engine.studies.curves import client_accuracies, curve_of, numeric, recorded_prototypes

@@ -32,10 +32,10 @@ from shoal.algorithms.methods.fedavg import FedAvg
 class Moody(FedAvg):
     fails: bool = False
 
-    def upload(self, client, given, phase):
+    def upload(self, client, received, phase):
         if self.fails and client.info.client == 1:
             raise RuntimeError("no luck")
-        return super().upload(client, given, phase)
+        return super().upload(client, received, phase)
 """
 # One whose rounds after the first take their time, as long as a file is there.
 SLOW = """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from sparse_rows import sparse
+from support.sparse_rows import sparse
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 

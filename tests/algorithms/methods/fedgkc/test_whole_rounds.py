@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_fedgkc import PlainClient, mixed
+from support.small_fedgkc import PlainClient, mixed
 from torch import nn
 
 from shoal.algorithms.methods.fedgkc.fedgkc import FedGKC

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
+from support.plain_dropout import dropped
+from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import received, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -89,13 +89,13 @@ def test_confidence_of_rows_that_do_not_sum_to_one_by_hand() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@received(st.lists(st.floats(0, 50, width=32), min_size=1, max_size=8))
+@given(st.lists(st.floats(0, 50, width=32), min_size=1, max_size=8))
 def test_confidence_of_any_row_is_not_negative(row: list[float]) -> None:
     assert confidence(torch.tensor([row]), torch.tensor([1.0]), "paper") >= -1e-6
 
 
 @settings(max_examples=50, deadline=None)
-@received(st.integers(1, 12), st.integers(1, 50), st.integers(0, 2**31))
+@given(st.integers(1, 12), st.integers(1, 50), st.integers(0, 2**31))
 def test_confidence_is_not_negative_and_ignores_the_order_of_nodes(classes: int, nodes: int, seed: int) -> None:
     y = random_rows(nodes, classes, seed)
     degree = torch.randint(1, 100, (nodes,), generator=torch.Generator().manual_seed(seed)).float()

@@ -279,7 +279,7 @@ def test_the_term_of_clients_that_lack_something(
     client = make_client(view, build("mlp", view.features, 3, 0, 0.0, {"hidden": 6}))
     target = unit(torch.randn(hops + 1, 3, 6, generator=torch.Generator().manual_seed(1)))
     algorithm = FedPG(alignment=alignment, hops=hops)
-    term = algorithm.regularizer(client, Targets(target, torch.ones(hops + 1, 3, dtype=torch.bool)))
+    term = algorithm._term(client, Targets(target, torch.ones(hops + 1, 3, dtype=torch.bool)))
     assert term is not None
     # Annotation by the model as it is; hop 1 and 2 as loops see them.
     z, annotation = seen(client.model.module, view)
@@ -295,7 +295,7 @@ def test_the_term_of_clients_that_lack_something(
     term().backward()
     assert torch.isfinite(client.model.flat.w.grad).all()
     nothing = torch.zeros(hops + 1, 3, dtype=torch.bool)
-    assert algorithm.regularizer(client, Targets(target, nothing)) is None
+    assert algorithm._term(client, Targets(target, nothing)) is None
 
 
 def test_the_order_of_nodes_changes_nothing(make_view: MakeView, make_client: MakeClient) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
+from support.small_graphs import CLASSES, OF_CLIENT, ONE_GRAPH, WITHOUT_TRAIN
 
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState

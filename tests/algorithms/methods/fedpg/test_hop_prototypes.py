@@ -5,12 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from device_counts import DeviceCounts
-from other_device import load
 from torch import Tensor
 
-from shoal.algorithms.methods.fedpg import batched_hop_weights as hop_products
-from shoal.algorithms.methods.fedpg.annotation import KnownEdges
 from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
 from shoal.storage.store.view import View
 
@@ -54,32 +50,6 @@ def brute_force(
         if means:
             proto[c] = np.mean(means, axis=0)
     return proto, counts
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("numbers", [2**26, 2 * N, 1])
-def test_products_on_a_device_equal_brute_force(
-    make_view: MakeView, monkeypatch: pytest.MonkeyPatch, seed: int, numbers: int
-) -> None:
-    """All classes at once, two at a time and one at a time; nothing is looked at."""
-    monkeypatch.setattr(hop_products, "NUMBERS_OF_A_PRODUCT", numbers)
-    edges, annotation, centre, z = drawn(seed)
-    other = load()
-    starts, columns = make_view(N, edges, annotation.tolist(), [], C).edges
-    graph = KnownEdges(C, N, (starts.to(other), columns.to(other)))
-    there = [t.to(other) for t in (annotation, centre, z)]
-    with DeviceCounts(other) as counted:
-        weight, counts = hop_weights(graph, *there[:2], 2)
-        found = hop_prototypes(there[2], there[0], weight, C)
-    assert (counted.synchronisations, counted.copies) == (0, 0)
-    for hop in range(3):
-        expected, number = brute_force(edges, annotation, centre, z, hop, torch.ones(N))
-        np.testing.assert_allclose(found[hop].cpu().numpy(), expected, rtol=1e-4, atol=1e-5)
-        assert counts[hop].tolist() == number
-    assert (weight.dtype, counts.dtype) == (torch.float32, torch.int32)
-    here = hop_weights(KnownEdges(C, N, (starts, columns)), annotation, centre, 2)
-    for mine, expected in zip((weight, counts), here):
-        torch.testing.assert_close(mine.cpu(), expected)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,16 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyg_clients
 import pytest
 import torch
-from small_fedpg import CLASSES, DECAY, EPOCHS, LR, ROUNDS, WIDTH, GraphClient, PlainClient, PlainServer, Slots, flat
+from support import pyg_clients
+from support.small_fedpg import (
+    CLASSES,
+    DECAY,
+    EPOCHS,
+    LR,
+    ROUNDS,
+    WIDTH,
+    GraphClient,
+    PlainClient,
+    PlainServer,
+    Slots,
+    flat,
+)
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.protocol import Tree
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

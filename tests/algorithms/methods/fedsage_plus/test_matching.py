@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from sparse_rows import sparse as as_sparse
+from support.sparse_rows import sparse as as_sparse
 
 from shoal.algorithms.methods.fedsage_plus import matching
 from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures

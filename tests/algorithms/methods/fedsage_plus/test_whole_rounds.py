@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_fedgta import DEFAULTS as FEDGTA
-from plain_fedgta import equations_3_to_5
-from small_fedsage_plus import DEFAULTS, Person, of_others
+from support.plain_fedgta import DEFAULTS as FEDGTA
+from support.plain_fedgta import equations_3_to_5
+from support.small_fedsage_plus import DEFAULTS, Person, of_others
 
 from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator
 from shoal.engine.messages.seeds import key

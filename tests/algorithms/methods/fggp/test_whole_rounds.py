@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_fggp import Entries, PlainClient, renewed, summed_up
+from support.small_fggp import Entries, PlainClient, renewed, summed_up
 from torch import nn
 
 from shoal.algorithms.methods.fggp.fggp import FGGP

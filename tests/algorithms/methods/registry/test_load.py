@@ -252,8 +252,8 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     ("cls", "line", "reason"),
     [
         ("Absent", None, "has no class Absent; it has Mine, Typed, Bare, Thawed, Stranger, Roundless, Curt"),
-        ("Bare", "class Bare", "Bare is no frozen dataclass; write @dataclass(frozen=True) above it"),
-        ("Thawed", "class Thawed", "Thawed is no frozen dataclass; write @dataclass(frozen=True) above it"),
+        ("Bare", "class Bare", "Bare is not a frozen dataclass; write @dataclass(frozen=True) above it"),
+        ("Thawed", "class Thawed", "Thawed is not a frozen dataclass; write @dataclass(frozen=True) above it"),
         ("Stranger", "class Stranger", f"a class Stranger is no method; {DERIVE}"),
         ("number", None, f"a int is no method; {DERIVE}"),
         (
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         (
             "Curt",
             "    def upload(self, client):",
-            "Curt.upload cannot be called as upload(self, client, given, phase): too many positional arguments",
+            "Curt.upload cannot be called as upload(self, client, received, phase): too many positional arguments",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_file_that_fails(tmp_path: Path, text: str, where: str, reason: str) -
 
 def test_an_unknown_option_lists_those_there_are(mine: str) -> None:
     assert error_of("fedavg", {"mu": 0.1}) == "algorithm.mu: unknown; fedavg has weight"
-    assert error_of("local", {"keeps_model": False}) == "algorithm.keeps_model: unknown; local has no option"
+    assert error_of("local", {"client_models": "global"}) == "algorithm.client_models: unknown; local has no option"
     assert error_of("local", {"mu": 0.1}) == "algorithm.mu: unknown; local has no option"
     assert error_of(f"{mine}:Mine", {"mu": 1}) == f"algorithm.mu: unknown; {mine}:Mine has weight, keep, kind, count"
 
@@ -396,3 +396,36 @@ def test_a_type_that_no_config_can_hold(tmp_path: Path) -> None:
     assert error_of(f"{file}:Odd", {"start": 1}) == (
         f"algorithm.start: {file}:Odd gives it a type that no config can hold"
     )
+
+
+OLD_HOOKS = {
+    "def begin(self, client, down): ...": "receive(self, client, down)",
+    "def regularizer(self, client, given): ...": "a train() that calls trainer.fit(client, received, term=...)",
+    "def uploads(self, clients, w, given, phase): ...": "upload() and engine.trainer: autograd",
+    "keeps_model: ClassVar[bool] = True": 'client_models: ClassVar = "personal"',
+    "mixed_models = True": 'client_models: ClassVar = "heterogeneous"',
+    "weighs_edges = False": 'supports: ClassVar, with or without "weighted"',
+}
+
+
+@pytest.mark.parametrize("old", OLD_HOOKS)
+def test_load_with_an_old_hook_or_flag_names_the_new_one(tmp_path: Path, old: str) -> None:
+    file = tmp_path / "old.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\nfrom shoal import Algorithm\n\n"
+        f"@dataclass(frozen=True)\nclass Old(Algorithm):\n    def round(self, server, ctx, cohort): ...\n    {old}\n"
+    )
+    name = old.removeprefix("def ").partition("(")[0].partition(" ")[0].partition(":")[0]
+    line = 8 if old.startswith("def") else 6
+    reason = "is of an earlier version and not read any more"
+    assert error_of(f"{file}:Old") == f"{file}, line {line}: Old.{name} {reason}; use {OLD_HOOKS[old]}"
+
+
+@pytest.mark.parametrize(("flag", "value"), [("client_models", '"mine"'), ("supports", 'frozenset({"nodes"})')])
+def test_load_with_an_unknown_flag_value_names_the_known_ones(tmp_path: Path, flag: str, value: str) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom shoal import Algorithm\n\n@dataclass(frozen=True)\n"
+        f"class Odd(Algorithm):\n    def round(self, server, ctx, cohort): ...\n    {flag} = {value}\n"
+    )
+    assert error_of(f"{file}:Odd").startswith(f"{file}, line 5: Odd.{flag}: expected ")

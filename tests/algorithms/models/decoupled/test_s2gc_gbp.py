@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
-from sparse_rows import sparse
+from support.plain_dropout import dropped
+from support.sparse_rows import sparse
 from torch import Tensor, nn
 
 from shoal.algorithms.client import Client

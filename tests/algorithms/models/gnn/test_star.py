@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
+from support.plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from sparse_rows import sparse as as_sparse
+from support.sparse_rows import sparse as as_sparse
 
 from shoal.algorithms.client import Client
 from shoal.algorithms.flat_model import FlatModel

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_dropout import dropped
+from support.plain_dropout import dropped
 from torch import Tensor, nn
 
 from shoal.algorithms.models.build import build, width_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
-from plain_dropout import dropped
+from support.coupled_models import CLASSES, FEATURES, HIDDEN, NAMES, every_backbone, make
+from support.plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from other_device import load
-from plain_dropout import dropped
+from support.other_device.device import load
+from support.plain_dropout import dropped
 from torch import Tensor
 
 from shoal.algorithms.models.layers.dropout import drop, fill_kept, masks

@@ -70,6 +70,7 @@ def views(make_view: Callable[..., View]) -> list[View]:
     ]
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODULES)
 def test_equals_the_loop_over_two_visits(
@@ -88,9 +89,7 @@ def test_equals_the_loop_over_two_visits(
         losses = [LocalTrainer({MODEL: client.model.flat}, options, Algorithm()).fit(client, {}) for client in alone]
         # As an evaluation leaves it.
         model.module.eval()
-        assert BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
-            losses, rel=1e-4
-        )
+        assert BatchedTrainer(model, options).fit(stacked, w_BP).tolist() == pytest.approx(losses, rel=1e-4)
         for client, twin, w in zip(alone, stacked, w_BP):
             torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
             assert client.state.keys() == twin.state.keys()
@@ -129,7 +128,7 @@ def test_moments_that_are_reset_are_neither_kept_nor_used(
     w_BP = torch.stack([client.model.w.clone() for client in alone])
     for _ in range(3):
         fit_alone(alone, options)
-        BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
+        BatchedTrainer(model, options).fit(stacked, w_BP)
         for client, twin, w in zip(alone, stacked, w_BP):
             torch.testing.assert_close(w, client.model.w, rtol=1e-4, atol=1e-5)
             assert twin.state == {}
@@ -141,7 +140,7 @@ def test_a_newcomer_without_moments_trains_beside_those_that_have_some(
     options = TrainOptions(epochs=2, **OPTIMIZERS["adam"])
     alone, stacked, model = side_by_side(MODULES["mlp"](), views, make_client)
     w_BP = torch.stack([client.model.w.clone() for client in alone])
-    trainer = BatchedTrainer(model, options, Algorithm())
+    trainer = BatchedTrainer(model, options)
     for present in (2, 1, 3):
         fit_alone(alone[:present], options)
         trainer.fit(stacked[:present], w_BP[:present])
@@ -156,7 +155,7 @@ def test_clients_draw_from_their_own_streams(views: list[View], make_client: Cal
     _, stacked, model = side_by_side(MODULES["mlp"](), [views[0]] * 2, make_client)
     w_BP = model.w.detach().repeat(2, 1)
     state = torch.get_rng_state()
-    BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
+    BatchedTrainer(model, options).fit(stacked, w_BP)
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(w_BP[0], w_BP[1])
 
@@ -170,7 +169,7 @@ def test_a_label_of_any_number_is_learnt(make_view: Callable[..., View], make_cl
     options = TrainOptions(epochs=2, **OPTIMIZERS["sgd"])
     alone, stacked, model = side_by_side(build("sgc", 4, 120, 0, 0.0, {}), views, make_client)
     w_BP = torch.stack([client.model.w.clone() for client in alone])
-    assert BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP).tolist() == pytest.approx(
+    assert BatchedTrainer(model, options).fit(stacked, w_BP).tolist() == pytest.approx(
         fit_alone(alone, options), rel=1e-4
     )
     for client, w in zip(alone, w_BP):
@@ -187,7 +186,7 @@ def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client:
         alone, stacked, model = side_by_side(made, views, make_client, bfloat16)
         w_BP = torch.stack([client.model.w.clone() for client in alone])
         losses = fit_alone(alone, options)
-        found = BatchedTrainer(model, options, Algorithm()).fit(stacked, w_BP)
+        found = BatchedTrainer(model, options).fit(stacked, w_BP)
         assert found == pytest.approx(losses, rel=1e-4)
         ends[bfloat16] = torch.stack([client.model.w.clone() for client in alone]), w_BP
     rounding = (ends[True][0] - ends[False][0]).abs().max()
@@ -197,18 +196,15 @@ def test_bfloat16_is_that_of_the_loop(name: str, views: list[View], make_client:
 
 def test_what_is_missing_to_train_in_one_batch_is_said() -> None:
     class Own(Algorithm):
-        def regularizer(self, client: Client, received: Tree) -> None:
-            return None
+        def loss(self, out: Output, y: Tensor, w: Tensor, received: Tree) -> Tensor:
+            return out.logits_NC.sum()
 
     rows, edges = (FlatModel(build(name, 4, 3, 0, 0.0, {})) for name in ("mlp", "gcn"))
     whole, batch = TrainOptions(), TrainOptions(batch_size=4)
     assert needed_to_batch(Algorithm(), rows, whole) is None
     assert needed_to_batch(Algorithm(), edges, whole) is None
     assert needed_to_batch(Algorithm(), rows, batch) == "whole batches (train.batch_size: null)"
-    assert (
-        needed_to_batch(Own(), rows, whole)
-        == "a method of plain cross-entropy or with loss_of_several, which Own is not"
-    )
+    assert needed_to_batch(Own(), rows, whole) == "a method of plain cross-entropy, which Own is not"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgta", "local"])

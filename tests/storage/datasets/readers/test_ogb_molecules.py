@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_molecules import write_molecules
+from support.small_molecules import write_molecules
 from torch import nn
 
 from shoal.storage.datasets.readers.ogb_molecules import ARCHIVES, ATOM_FEATURES, URL, paths

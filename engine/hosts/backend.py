@@ -1,0 +1,125 @@
+"""What a driver steps through the rounds of a run: a server, and hosts that stay warm between runs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+
+from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import CPU
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.device import take_device
+from shoal.engine.hosts.host import Host
+from shoal.engine.messages.cell import Cell, Outcome
+from shoal.engine.messages.job import Job
+from shoal.engine.rounds.costs import Watch
+from shoal.engine.rounds.evaluation import Columns
+from shoal.engine.rounds.sampling import Plan
+from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
+
+
+class ServerLost(Exception):
+    """The process of the server died; the run continues from its newest checkpoint."""
+
+
+class Backend(Protocol):
+    """Runs jobs, one after another: `open`, then `round` as often as wanted; `close` at the very end.
+
+    Methods that need the server raise ServerLost where it died, and ShoalError for what a user can cause.
+    """
+
+    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
+        """Starts a server for a job, from a state or from the start; ends the one before."""
+        ...
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        """Runs one round and returns its line of metrics; calls `watch` meanwhile."""
+        ...
+
+    def client_scores(self) -> Columns:
+        """The scores of every client after the last evaluation."""
+        ...
+
+    def state(self) -> FederationState:
+        """The state after the last committed round."""
+        ...
+
+    def end(self) -> None:
+        """Ends the server, if there is one; hosts stay."""
+        ...
+
+    def close(self) -> None:
+        """Ends server and hosts."""
+        ...
+
+
+def server_device(config: Config) -> torch.device:
+    """The device of the server, ready for use in this process.
+
+    Raises:
+        ShoalError: The config gives the server a share of a GPU, and torch finds none.
+    """
+    share = config.resources.server_gpus
+    try:
+        return take_device("cuda" if share else "cpu", min(share, 1.0), config.engine.precision)
+    except ShoalError as error:
+        raise ShoalError(f"resources.server_gpus: {error.line}; or set it to 0", error.detail) from error
+
+
+class LocalBackend:
+    """A server and its one host in this process; the host is the server's pool."""
+
+    retried = 0
+    transfer = 0.0
+    hosts = (1, 1)
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        """Starts without a job.
+
+        Args:
+            device: Where the method's server part computes.
+        """
+        self._host, self._device = Host(), device
+        self._job_id = ""
+        self._server: Server | None = None
+
+    def enter(self, job: Job) -> Self:
+        """Opens a job on the host, for `run_cells`."""
+        self._host.open(job)
+        self._job_id = job.id
+        return self
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
+        """Runs cells in their order; yields the position of each with its outcome."""
+        for position, outcome in enumerate(self._host.run_cells(self._job_id, cells, shared)):
+            assert outcome is not None
+            yield position, outcome
+
+    def events(self) -> list[str]:
+        """None: the host cannot fail without this process."""
+        return []
+
+    def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
+        self._server = Server(job, plan, self.enter(job), state, self._device)
+
+    def round(self, watch: Watch) -> dict[str, Any]:
+        return self._opened.round(watch)
+
+    def client_scores(self) -> Columns:
+        return self._opened.client_scores()
+
+    def state(self) -> FederationState:
+        return self._opened.state
+
+    def end(self) -> None:
+        self._server = None
+
+    def close(self) -> None:
+        self._server = None
+
+    @property
+    def _opened(self) -> Server:
+        assert self._server is not None, "open() comes first"
+        return self._server

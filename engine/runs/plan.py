@@ -1,0 +1,116 @@
+"""A run that is possible, as far as its config tells: checked once, before data is read, and taken by every command."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
+from shoal.engine.callbacks.callback import Callback
+from shoal.engine.callbacks.loading import load_callbacks
+from shoal.engine.config.config import Config
+from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.sections import ParticipationOptions
+from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
+from shoal.engine.messages.models import require_mixable, require_supported
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.records import inputs
+from shoal.engine.records.run_folder import path_of_run
+from shoal.engine.rounds.sampling import Plan, read_trace
+from shoal.storage.store.store import Store
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A checked run, before data is read.
+
+    Attributes:
+        config: Its config.
+        method: The method as it travels to hosts.
+        algorithm: The method with its hyper-parameters.
+        device: `cpu` or `cuda`.
+        callbacks: By the name that messages use.
+        rounds: Cohorts, evaluations and cells of its rounds.
+    """
+
+    config: Config
+    method: MethodSpec
+    algorithm: Algorithm
+    device: str
+    callbacks: Mapping[str, Callback]
+    rounds: Plan
+
+    @classmethod
+    def of(cls, config: Config, trains: bool = True) -> "RunPlan":
+        """Checks method, models, device, dataset, callbacks and rounds of a config.
+
+        Args:
+            config: The run.
+            trains: Whether rounds will run; preparing and exporting need no callbacks, no learning rates and no trace.
+
+        Raises:
+            ShoalError: The run is not possible; one line that names the key.
+        """
+        method = describe(config.algorithm.name, config.algorithm.options)
+        algorithm = load(method)
+        require_supported(config, algorithm)
+        require_mixable(config, algorithm)
+        callbacks = load_callbacks(config) if trains else {}
+        if trains:
+            config.train.require_rates(config.rounds)
+        device = device_choice(config)
+        require_known(config)
+        rounds = plan_of(config, algorithm.centralized or not trains)
+        return cls(config, method, algorithm, device, callbacks, rounds)
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Digests of the files that the config names, read once.
+
+        Raises:
+            ShoalError: A file is missing or cannot be read.
+        """
+        return inputs.contents(self.config)
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run folder, whose name is the identity of the run.
+
+        Raises:
+            ShoalError: As for `inputs`.
+        """
+        return path_of_run(self.config, self.inputs)
+
+    @property
+    def store(self) -> Path:
+        """The folder of the store, which may not exist."""
+        return store_path(self.config)
+
+    def prepare(self, repair: bool = True) -> Store:
+        """Makes what is missing of the store, and opens the one that the method trains on.
+
+        Args:
+            repair: Make deleted files of a finished store again; without it, opening them fails.
+
+        Raises:
+            ShoalError: The data is wrong, the store is another one, or it cannot be written.
+        """
+        return prepare(self.config, self.algorithm.centralized, repair, known=True)
+
+
+def plan_of(config: Config, centralized: bool = False) -> Plan:
+    """The rounds of a config; the single client of a centralized method takes part in every round.
+
+    Raises:
+        ShoalError: The trace cannot be read or is of other clients.
+    """
+    participation = ParticipationOptions() if centralized else config.participation
+    online = None if participation.trace is None else read_trace(participation.trace, config.partition.clients)
+    size: int | str = config.engine.cell_size
+    if size == "auto":
+        batches = device_choice(config) == "cuda" and config.engine.trainer != "autograd"
+        size = IN_BATCHES if batches else ONE_BY_ONE
+    return Plan(config.rounds, participation, config.evaluation.every, size, online, config.run.keep_records)
