@@ -62,7 +62,7 @@ def partition(
 ) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
-    Of several domains each is divided by itself, between the clients that `options.domains` gives it; a file divides
+    Each of the domains is divided separately, between the clients that `options.domains` gives it; a file divides
     all of them. With `index` some nodes may belong to `NO_CLIENT`. Of a dataset of graphs the graphs are divided, and a
     node goes with its graph.
 

@@ -1,4 +1,4 @@
-"""What a config asks of its data, refused before a store is made."""
+"""Checks of a config against its data, before a store is made."""
 
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
@@ -70,7 +70,7 @@ def require_known(config: Config) -> None:
     Raises:
         ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
             be sparse, the file of the split is wrong, graphs or edges are divided or propagated as only nodes can be,
-            or masked, a partitioner of one's own or its options are wrong, or the metric is for fewer classes.
+            or masked, a user's partitioner or its options are wrong, or the metric is for fewer classes.
     """
     require_possible(config.data.layout, config.data.dataset, config.data.path)
     if config.task == "graph":
@@ -84,7 +84,7 @@ def require_known(config: Config) -> None:
     hidden = config.task == "edge" or config.data.inductive or config.data.sparsity.edges > 0
     if hidden and config.data.features.from_edges:
         raise ShoalError(
-            f"data.features: {config.data.features.kind} would tell of edges that clients do not see (task edge, "
+            f"data.features: {config.data.features.kind} would reveal edges that clients do not see (task edge, "
             "data.inductive, data.sparsity.edges); take one-hot or random"
         )
     if config.task != "node" and config.propagation.rows != "all":

@@ -1,4 +1,4 @@
-"""What a store is made from: the datasets of a config, its partition, and the folder that follows from them."""
+"""Identity of a store: the datasets of a config, its partition, and the folder that follows from them."""
 
 from collections import Counter
 from dataclasses import asdict, fields
@@ -25,7 +25,7 @@ OF_DATA_CONFIG = (
 
 
 def sources(config: Config) -> tuple[DataSource, ...]:
-    """The dataset a config names, or each of several.
+    """The datasets that a config names.
 
     Raises:
         ShoalError: An option that the dataset does not have, or of a wrong type; two graphs of one name, or another
@@ -48,7 +48,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
     if data.name is not None and (not isinstance(data.dataset, str) or data.dataset.lower() != "files"):
-        raise ShoalError("data.name: is for one graph of one's own (data.dataset files); others have their names")
+        raise ShoalError("data.name: is for one graph of your own (data.dataset files); others have their names")
     same = partial(
         DataSource,
         root=data.root,
@@ -65,7 +65,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     paths = list(data.path) if isinstance(data.path, tuple) else [data.path] if data.path else []
     own = sum(name.lower() == "files" for name in data.dataset)
     if len(paths) != own:
-        raise ShoalError(f"data.path: data.dataset has {own} graphs of one's own (files), found {len(paths)} paths")
+        raise ShoalError(f"data.path: data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
     found = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
     twice = [name for name, times in Counter(each.name for each in found).items() if times > 1]
     if twice:
@@ -74,7 +74,7 @@ def sources(config: Config) -> tuple[DataSource, ...]:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What tells one store from another: the dataset, the partition, which edges are held out, and what is masked.
+    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked.
 
     Raises:
         ShoalError: A file that the config names cannot be read.

@@ -17,7 +17,7 @@ KEY, OPTIONS = "partition.method", "partition.options."
 
 
 class Partitioner(ABC):
-    """What a partitioner of one's own derives from; `partition.method: my_file.py:Mine`.
+    """Base class of a user's partitioner: `partition.method: my_file.py:Mine`.
 
         @dataclass(frozen=True)
         class ByDegree(shoal.Partitioner):

@@ -108,7 +108,7 @@ def load(options: DataSource) -> Graph:
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
-    """The graph of one source; those of several as one, each a domain under the source's `name`.
+    """The graph of one source; more are joined, each a domain under the source's `name`.
 
     Raises:
         ShoalError: As for `load`, or their features have nothing in common.
@@ -119,7 +119,7 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
-    """What defines the content of this dataset and nothing else, in types JSON has: equal for an equal graph.
+    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph.
 
     Raises:
         ShoalError: The name is unknown, or a file of the user's own graph is missing.
@@ -170,7 +170,7 @@ def classes_ahead(options: DataSource) -> int | None:
 
 
 def labels_ahead(options: DataSource) -> str | None:
-    """What has labels, `node` or `graph`, where the name tells it; None for graphs of the user's own or of PyG.
+    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG.
 
     Raises:
         ShoalError: The name is unknown.

@@ -1,4 +1,4 @@
-"""Amazon co-purchase and Coauthor graphs: one .npz each that holds adjacency and features as CSR pieces."""
+"""Amazon co-purchase and Coauthor graphs: one .npz each that holds adjacency and features as CSR arrays."""
 
 from pathlib import Path
 

@@ -116,7 +116,7 @@ def _labels(path: Path) -> np.ndarray:
 
 
 def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarray:
-    """How many rows of another file every graph has, int64 `[G]`."""
+    """Rows of another file that every graph has, int64 `[G]`."""
     count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
     if len(count) != graphs:
         raise ShoalError(f"{path}: {len(count)} rows, and {LABELS}.csv.gz has {graphs}; {ADVICE}")

@@ -122,7 +122,7 @@ def _constructor(options: DataSource) -> tuple[type, dict[str, Any]]:
     arguments = {} if name is None else {"name": name}
     if "root" in parameters:
         folder = chosen.pop("root", title.lower())
-        if not isinstance(folder, str) or Path(folder).is_absolute():
+        if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise ShoalError(f"data.options.root: expected a folder below the data root, got {folder!r}")
         arguments["root"] = str(data_root(options.root) / folder)
     hints = {key: each.annotation for key, each in parameters.items() if key not in OF_PYG}
@@ -162,7 +162,7 @@ def _raw_files(options: DataSource) -> list[Path]:
     except _RawFiles as found:
         return [path.relative_to(data_root(options.root)) for path in found.args[0]]
     except Exception:
-        # What is wrong with it is told when it is loaded.
+        # Loading it reports the fault.
         return []
     return []
 

@@ -194,7 +194,7 @@ def _with_degrees(graph: Graph, cap: int | None) -> Graph:
 
 
 def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
-    """Every column of labels `[N, L]` one-hot from its lowest to its highest, side by side, and names of columns."""
+    """Every column of labels `[N, L]` one-hot from its lowest to its highest, and names of columns."""
     blocks, names = [], []
     for number, column in enumerate(labels.T):
         low, high = int(column.min()), int(column.max())

@@ -24,7 +24,7 @@ CODES = {
     "twitch-ru": "RU",
     "twitch-tw": "ZHTW",
 }
-# Games and habits are numbered alike in all languages; in some of these nobody has the last.
+# Games and habits are numbered the same in all languages; in some of these no node has the last.
 FEATURES = 3170
 LABELS = {"False": 0, "True": 1}
 ADVICE = "delete it, and it is downloaded again"

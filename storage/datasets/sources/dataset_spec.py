@@ -1,4 +1,4 @@
-"""What the registry knows of a dataset; each stands beside its reader."""
+"""Record of a dataset in the registry; each is defined beside its reader."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ def load_sbm_graphs(name: str, options: DataSource) -> Graph:
 
 
 def _drawn(size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator) -> np.ndarray:
-    """Which nodes of one graph are joined, bool `[size, size]`, symmetric."""
+    """Adjacency of one graph, bool `[size, size]`, symmetric."""
     block = np.arange(size) % communities
     row, column = np.triu_indices(size, 1)
     inside = block[row] == block[column]

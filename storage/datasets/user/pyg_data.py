@@ -38,7 +38,7 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
 
 
 def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """What a `Data` has, and the name of each in error messages."""
+    """Attributes of a `Data`, and the name of each in error messages."""
     keys = ("x", "y", "edge_index", "edge_weight", "assignment", *MASKS)
     values: dict[str, Any] = {key: getattr(data, key, None) for key in keys}
     where = {key: f"{called}.{key}" for key in values}

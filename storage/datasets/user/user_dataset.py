@@ -22,7 +22,7 @@ NAMES = (*REQUIRED, *OPTIONAL, "train_mask", "val_mask", "test_mask")
 
 
 class Dataset(ABC):
-    """What a dataset of one's own derives from; `data.dataset: my_file.py:Mine`.
+    """Base class of a user's dataset: `data.dataset: my_file.py:Mine`.
 
         class Rings(shoal.Dataset):
             def __init__(self, *, nodes: int = 100):
@@ -79,7 +79,7 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
 
 
 def user_content(options: DataSource) -> dict[str, Any]:
-    """What tells the dataset from others: the code, its options, and the content of the files that it names.
+    """Identifies the dataset: its code, its options, and the content of the files that it names.
 
     Raises:
         ShoalError: The file fails, or one that it names cannot be read.
