@@ -9,7 +9,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, sampled
 from shoal.algorithms.protocol import MODEL
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 
 def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inputs]:
@@ -38,7 +38,7 @@ def _at(rows: Tensor, places: Tensor | None) -> Tensor:
     return rows if places is None else rows[places]
 
 
-def _features_at(rows: Features, places: Tensor | None) -> Features:
+def _features_at(rows: StoredFeatures, places: Tensor | None) -> StoredFeatures:
     if places is None:
         return rows
     return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]

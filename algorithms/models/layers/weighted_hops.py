@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class WeightedHops(ABC):
@@ -44,9 +44,9 @@ class WeightedHops(ABC):
 
 def weighted_hops(hops: Sequence[Features], head: Head) -> WeightedHops:
     """The hops in the form that a head needs: a single layer gives its input as embedding, which is dense."""
-    if len(head.linears) > 1 and any(isinstance(hop, SparseMatrix) for hop in hops):
+    if len(head.linears) > 1 and any(isinstance(hop, FeatureMatrix) for hop in hops):
         return _Mixed(hops)
-    return _Dense([hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in hops], head)
+    return _Dense([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head)
 
 
 class _Dense(WeightedHops):
@@ -96,7 +96,7 @@ class _Mixed(WeightedHops):
         first: Any = head.linears[0]
         weighted = list(zip(self._hops, weights_NK.split(1, dim=1)))
         dense = [weight_N1 * hop for hop, weight_N1 in weighted if isinstance(hop, Tensor)]
-        sparse = [(hop, weight_N1) for hop, weight_N1 in weighted if isinstance(hop, SparseMatrix)]
+        sparse = [(hop, weight_N1) for hop, weight_N1 in weighted if isinstance(hop, FeatureMatrix)]
         through = products([hop for hop, _ in sparse], first.weight.t())
         parts = [weight_N1 * product_NH for (_, weight_N1), product_NH in zip(sparse, through)]
         if dense:

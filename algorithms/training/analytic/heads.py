@@ -15,7 +15,7 @@ from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
@@ -82,9 +82,9 @@ class HeadGradients:
         self._backward(read, n)
         return loss
 
-    def _forward(self, x: Features, n: int) -> list[Features]:
+    def _forward(self, x: StoredFeatures, n: int) -> list[StoredFeatures]:
         """Fills the outputs of all layers; gives their inputs, the hidden ones without dropout's factor."""
-        inputs: list[Features] = []
+        inputs: list[StoredFeatures] = []
         for number, layer in enumerate(self._layers):
             inputs.append(x)
             left, output = x.csr if isinstance(x, SparseMatrix) else x, layer.output[:n]
@@ -97,7 +97,7 @@ class HeadGradients:
             x = output
         return inputs
 
-    def _backward(self, inputs: Sequence[Features], n: int) -> None:
+    def _backward(self, inputs: Sequence[StoredFeatures], n: int) -> None:
         """Fills the gradients of all parameters, from that at the logits, which lacks the factor 1 / N."""
         scale = 1 / n
         for number in reversed(range(len(self._layers))):
