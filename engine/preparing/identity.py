@@ -34,10 +34,10 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     hints = get_type_hints(DataSource, include_extras=True)
     known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
     options: dict[str, Any] = {}
-    of_own = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)
-    if of_own:
+    user_class = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)
+    if user_class:
         options["user_options"] = config.data.options
-    for key, value in () if of_own else config.data.options.items():
+    for key, value in () if user_class else config.data.options.items():
         if key not in known:
             raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}{did_you_mean(key, known)}")
         try:

@@ -78,7 +78,7 @@ class PartitionOptions:
         return self
 
     @model_validator(mode="after")
-    def _require_own(self) -> "PartitionOptions":
+    def _require_user_method(self) -> "PartitionOptions":
         if self.options and not is_own(self.method):
             raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
         return self

@@ -43,7 +43,7 @@ class Partitioner(ABC):
         """
 
 
-def by_own(
+def by_user(
     graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None, workspace: Workspace | None
 ) -> np.ndarray:
     """Client of every item, int32 `[items]`, as the user's own class gives it.

@@ -45,7 +45,7 @@ def absolute_user_path(value: Any) -> Any:
     return absolute(value) if isinstance(value, str) and is_own(value) else value
 
 
-def _own(value: str) -> str:
+def _user_name(value: str) -> str:
     if not is_own(value):
         raise ValueError("expected a class of your file, my_file.py:Name")
     return value
@@ -88,7 +88,7 @@ def _whole(value: Any) -> Any:
 FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
 # A name that may be one of a user's file, and one that must be.
 Name = Annotated[str, BeforeValidator(absolute_user_path)]
-UserName = Annotated[str, AfterValidator(_own), BeforeValidator(absolute_user_path)]
+UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_user_path)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]

@@ -44,4 +44,4 @@ class MadeFeatures:
         return {key: value for key, value in asdict(self).items() if key not in unused} if self.made else {}
 
 
-OWN = MadeFeatures()
+DATASET_FEATURES = MadeFeatures()

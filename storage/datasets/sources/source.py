@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shoal.storage.datasets.features.feature_options import OWN, MadeFeatures
+from shoal.storage.datasets.features.feature_options import DATASET_FEATURES, MadeFeatures
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import PYG, has_user_options
 from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
@@ -90,7 +90,7 @@ class DataSource:
     largest: Count = 300
     padding: str = "none"
     title: str | None = None
-    made: MadeFeatures = OWN
+    made: MadeFeatures = DATASET_FEATURES
     edge_weights: EdgeWeights = "keep"
     user_options: Mapping[str, Any] = field(default_factory=dict)
 
