@@ -35,7 +35,7 @@ class _RawFiles(Exception):
     """Carries the paths of a dataset's raw files out of its constructor."""
 
 
-def _opened(cls: type, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
+def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
     """A dataset of PyG over raw files that are there; nothing is downloaded, or written beside them.
 
     Args:
@@ -50,7 +50,7 @@ def _opened(cls: type, arguments: Mapping[str, Any], files: Sequence[str] | None
     """
     with tempfile.TemporaryDirectory(prefix="shoal-pyg-") as folder:
 
-        class Opened(cls):  # type: ignore[misc]
+        class Opened(cls):
             processed_dir = folder
             has_download = True
 
@@ -98,7 +98,7 @@ def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
     return from_pyg(graphs[0] if len(graphs) == 1 else graphs, name, called)
 
 
-def _constructor(options: DataSource) -> tuple[type, dict[str, Any]]:
+def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     """The class that `pyg:CLASS/NAME` names, and its arguments.
 
     Raises:
@@ -119,7 +119,7 @@ def _constructor(options: DataSource) -> tuple[type, dict[str, Any]]:
         form = f"pyg:{title}/NAME" if "name" in parameters else f"pyg:{title}"
         raise ShoalError(f"data.dataset: expected {form}, got {options.dataset!r}")
     chosen = dict(options.user_options)
-    arguments = {} if name is None else {"name": name}
+    arguments: dict[str, Any] = {} if name is None else {"name": name}
     if "root" in parameters:
         folder = chosen.pop("root", title.lower())
         if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
