@@ -19,6 +19,8 @@ EPS = 1e-12
 
 def class_sums(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Sums of the rows of every class, `[C, H]`, and their counts, int32 `[C]`; label -1 is left out."""
+    if not isinstance(z_NH, Tensor | SparseMatrix):
+        z_NH = z_NH.to_dense()
     known = y_N >= 0
     if not bool(known.all()):
         rows = known.nonzero()[:, 0]
