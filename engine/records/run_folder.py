@@ -18,7 +18,7 @@ from shoal.engine.config.run_identity import defaults, identity_keys, name_digit
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
 from shoal.engine.records.inputs import contents, differences
-from shoal.engine.records.metrics import METRICS, RECORDS, Metrics
+from shoal.engine.records.metrics import METRICS, RECORDS, Metrics, read_metrics
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -224,6 +224,21 @@ def read_summary(run: Path) -> dict[str, Any]:
         raise ShoalError(
             f"{path}: {fault}; delete it, and --resume writes it again from the newest checkpoint"
         ) from error
+
+
+def require_whole_metrics(run: Path) -> None:
+    """Compares the metrics with the rounds of the summary and of the newest checkpoint.
+
+    Raises:
+        ShoalError: Lines are damaged or missing, or the summary is damaged.
+    """
+    logged = len(read_metrics(run))
+    done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
+    if logged < done:
+        raise ShoalError(
+            f"{run / METRICS}: {logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
+            "rebuilds it from the newest checkpoint"
+        )
 
 
 def changed_keys(config: Config, run: Path) -> list[str]:

@@ -12,9 +12,8 @@ from shoal.algorithms.methods.registry.load import weighing_methods
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import PARTS, chosen, metric_of
-from shoal.engine.records.verify_run import require_whole_metrics
 from shoal.engine.rounds.domains import BOTH, DOMAINS
 from shoal.engine.rounds.scoring import RANKINGS
 from shoal.storage.store.manifest import Manifest

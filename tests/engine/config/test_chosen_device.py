@@ -38,6 +38,8 @@ def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: 
         ({"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1}, "tf32 is of GPUs"),
     ],
 )
-def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
+def test_device_choice_refuses_contradictions(
+    configure: Callable[..., Config], keys: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ShoalError, match=line):
         device_choice(configure(keys))
