@@ -181,11 +181,7 @@ def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_file(path: str | Path) -> Path:
-    """The file itself, or that of a run folder.
-
-    Raises:
-        ShoalError: No file can have this path.
-    """
+    """The file itself, or that of a run folder."""
     if fault := path_fault(str(path)):
         raise ShoalError(f"{path}: no such config: {fault}")
     try:
@@ -199,11 +195,7 @@ def _config_file(path: str | Path) -> Path:
 
 
 def _lay_over(raw: Any, key: str, value: Any) -> None:
-    """Puts a plain value at a dotted key of a config.
-
-    Raises:
-        ShoalError: The key cannot have it.
-    """
+    """Puts a plain value at a dotted key of a config."""
     try:
         if key in WHOLE:
             raw.pop(key, None)
@@ -213,11 +205,7 @@ def _lay_over(raw: Any, key: str, value: Any) -> None:
 
 
 def _override(raw: Any, override: str) -> None:
-    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it.
-
-    Raises:
-        ShoalError: A part of the key is neither, or the value is not one.
-    """
+    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it."""
     key, value = with_new_name(*override.split("=", 1))
     try:
         require_small(value)

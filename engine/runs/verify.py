@@ -93,11 +93,7 @@ def verify_run(run: Path) -> list[str]:
 
 
 def _require_client_scores(run: Path) -> None:
-    """Compares the scores of clients, where a run kept them, with the means over clients in its metrics.
-
-    Raises:
-        ShoalError: Those of a round are missing or others.
-    """
+    """Compares the scores of clients, where a run kept them, with the means over clients in its metrics."""
     path = run / CLIENT_SCORES
     if not present(path):
         return
