@@ -62,10 +62,10 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     keys = varied(groups)
     named = {name_of(group, keys): group for group in groups}
     waiting, more = sum(not row.figures for row in rows), len(named) - MOST_CURVES
-    unfinished = f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
+    missing = f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
     first = f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables" if more > 0 else ""
     sections = [
-        Section("Results", tables=[table_of(rows, Layout())], note=unfinished),
+        Section("Results", tables=[table_of(rows, Layout())], note=missing),
         Section("Scaling", drawings=_scaling(groups, keys)),
         Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named)], note=first),
         Section("Clients", drawings=_clients(named)),
@@ -144,7 +144,7 @@ def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
                 by_line.setdefault(name_of(group, others), []).append(group)
         lines = {name: ideal(several, key) for name, several in by_line.items() if len(several) > 1}
         if lines:
-            drawings.beside_ideal(found, key, lines)
+            drawings.against_ideal(found, key, lines)
     return found
 
 
