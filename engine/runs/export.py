@@ -14,8 +14,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.config.config import load_config
-from shoal.engine.hosts.host import Host
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.cell import evaluation_cell
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.records import checkpoint, inputs

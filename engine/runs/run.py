@@ -8,7 +8,7 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.hosts.job_context import trainers_of
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import published_inputs

@@ -41,6 +41,7 @@ def given(*overrides: str) -> Callable[[Path], list[str]]:
     return lambda folder: list(overrides)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("attack", "says"),
     [

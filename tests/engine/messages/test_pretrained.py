@@ -61,10 +61,10 @@ def initials(config: Config, clients: list[int]) -> list[dict[str, Tensor]]:
     """Parameters by name that clients start from."""
     store = prepare(config)
     job = make_job(config, store, "job")
-    built = job.build_models(store, job.algorithm())[MODEL]
+    models = job.build_models(store, job.algorithm())[MODEL]
     found = []
     for client in clients:
-        built = built[job.model_of[client]]
+        built = models[job.model_of[client]]
         w = job.initial(built, MODEL, client)
         assert torch.equal(w, built.flat.w.detach())
         parts = zip(built.flat.module.named_parameters(), built.flat.parts(w), strict=True)
