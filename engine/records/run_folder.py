@@ -30,23 +30,18 @@ OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
 
-def run_path(config: Config) -> Path:
-    """The folder of a config's run, as `path_of_run`.
-
-    Raises:
-        ShoalError: Unknown method, or a file cannot be read.
-    """
-    return path_of_run(config, contents(config))
-
-
-def path_of_run(config: Config, inputs: Mapping[str, str]) -> Path:
+def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
     """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
 
     Args:
         config: The run.
-        inputs: As `shoal.engine.records.inputs.contents` gives them.
+        inputs: As `shoal.engine.records.inputs.contents` gives them, if they were read.
+
+    Raises:
+        ShoalError: Unknown method, or a file cannot be read.
     """
-    return Path(config.run.root) / f"{config.name}-{name_digits(config.plain(), inputs)}"
+    digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
+    return Path(config.run.root) / f"{config.name}-{digits}"
 
 
 def finished(run: Path) -> bool:

@@ -16,7 +16,7 @@ from shoal.engine.messages.cell import IN_BATCHES, ONE_BY_ONE
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.prepare import prepare, require_known, store_path
 from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import path_of_run
+from shoal.engine.records.run_folder import run_path
 from shoal.engine.rounds.sampling import Plan, read_trace
 from shoal.storage.store.store import Store
 
@@ -80,7 +80,7 @@ class RunPlan:
         Raises:
             ShoalError: As for `inputs`.
         """
-        return path_of_run(self.config, self.inputs)
+        return run_path(self.config, self.inputs)
 
     @property
     def store(self) -> Path:
