@@ -42,8 +42,7 @@ def _one_of(option: str, value: str, *known: str) -> str:
 
 def _config(path: str, overrides: list[str] | None) -> "Config":
     """A config whose keys and names are right, before what trains is loaded, which takes seconds."""
-    from shoal.engine.config.config import load_config
-    from shoal.engine.config.known_names import require_names
+    from shoal.engine.config.config import load_config, require_names
 
     resolved = load_config(path, overrides or ())
     require_names(resolved)

@@ -19,8 +19,7 @@ from shoal.algorithms.models.layers.readout import Readout
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import BACKBONES
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import Config, device_choice
 from shoal.engine.hosts.device import cache_bytes, take_device
 from shoal.engine.messages.pretrained import write_pretrained
 from shoal.engine.messages.seeds import key

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import Config, device_choice
 from shoal.storage.errors import ShoalError
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from shoal.algorithms.models.build import backbone
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
-from shoal.engine.config.config import load_config
-from shoal.engine.config.known_names import require_names
+from shoal.engine.config.config import load_config, require_names
 from shoal.partition.methods.options import Methods
 from shoal.partition.partitioning import METHODS
 from shoal.storage.datasets.registry import LOADERS
