@@ -12,6 +12,7 @@ SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
 SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_run(kind: str, seeds: range) -> None:
@@ -20,6 +21,7 @@ def test_a_finished_run(kind: str, seeds: range) -> None:
     assert refused > len(seeds) // (2 if kind in ("config", "metrics", "summary") else 8)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(READ_WHEN_FINISHED)))
 def test_a_run_that_is_resumed(kind: str, seeds: range) -> None:

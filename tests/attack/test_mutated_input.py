@@ -12,6 +12,7 @@ CASES, PARTS, SOON = 1000, 10, 4
 MOST_MEMORY = 1 << 20  # KiB
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("part", [pytest.param(i, marks=[pytest.mark.slow] * (i >= SOON)) for i in range(PARTS)])
 @pytest.mark.parametrize("mutations", [config_mutations, data_mutations])
 def test_is_accepted_or_refused_in_one_line(mutations: ModuleType, part: int) -> None:

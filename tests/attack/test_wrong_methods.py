@@ -23,8 +23,8 @@ Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
 # From a server that is an actor to the driver, as it is made and in a round, and from a client to a server in this
 # process. Such a server takes seconds to start.
-FROM_THE_SERVER = ["hook: setup raises", "round: interrupts"]
-LATER_FROM_THE_SERVER = ["hook: setup exits", "hook: train exits"]
+FROM_THE_SERVER = ["hook: setup raises"]
+LATER_FROM_THE_SERVER = ["round: interrupts", "hook: setup exits", "hook: train exits"]
 FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: receive writes", "data: x"]
 
 
@@ -45,6 +45,7 @@ def require_line(line: str, words: list[str]) -> None:
         assert re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), line)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
 def test_one_line_in_process(start: Start, tmp_path: Path, case: Wrong) -> None:
     name, words = write(tmp_path, case)

@@ -210,6 +210,7 @@ def copilot_of(name: str) -> dict[str, Any]:
     return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", sorted(set(METHODS) - OTHERS))
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, Any], name: str, model: str) -> None:

@@ -109,6 +109,7 @@ def test_prototypes_are_means_over_graphs(
     torch.testing.assert_close(server.state.server["proto"][:2], means, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("name", "model"),
     [
@@ -136,6 +137,7 @@ def test_every_method_trains(
             assert bool(torch.isfinite(t.float()).all()), entry
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "model"),
     [

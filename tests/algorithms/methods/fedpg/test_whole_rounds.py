@@ -230,6 +230,7 @@ def begun(
 SHARED = [name for name, chosen in OPTIONS.items() if "targets" not in chosen]
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", SHARED)
 def test_rounds(name: str, begun: Callable[..., tuple[Server, Listening, PlainServer, list[PlainClient]]]) -> None:
     """Stale uploads, newcomers, a client without training nodes, a class that only the predictions know."""

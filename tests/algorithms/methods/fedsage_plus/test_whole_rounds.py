@@ -49,6 +49,7 @@ def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True
     return counts
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "options",
     [

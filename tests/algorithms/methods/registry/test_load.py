@@ -264,7 +264,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         (
             "Curt",
             "    def upload(self, client):",
-            "Curt.upload cannot be called as upload(self, client, given, phase): too many positional arguments",
+            "Curt.upload cannot be called as upload(self, client, received, phase): too many positional arguments",
         ),
     ],
 )
