@@ -23,9 +23,7 @@ from shoal.algorithms import client_model
 from shoal.algorithms.base import Algorithm, Output, Tree
 from shoal.engine.hosts import host
 from shoal.engine.hosts.device import DeviceLost
-from shoal.engine.hosts.host import Host, _CellAtWork
-from shoal.engine.hosts.job_context import OpenedJob
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.host import Host, OpenedJob, Visit, _CellAtWork
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
