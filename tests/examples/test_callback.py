@@ -5,27 +5,13 @@ from typing import Any
 
 import pytest
 from rooms import ROOT
+from support.small_runs import small_run
 
 import shoal
 
 
 def config(folder: Path, **keys: Any) -> shoal.Config:
-    plain = {
-        "name": "example",
-        "rounds": 8,
-        "data": {
-            "dataset": "sbm",
-            "options": {"nodes": 120, "features": 8, "classes": 3},
-            "root": str(folder),
-            "store": str(folder / "store"),
-        },
-        "partition": {"method": "metis", "clients": 4},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "train": {"lr": 0.002},
-        "engine": {"backend": "local"},
-        "run": {"tensorboard": False, "root": str(folder / "runs")},
-    }
+    plain = small_run(folder, name="example", rounds=8, propagation={"hops": 3}, train={"lr": 0.002})
     return shoal.load_config(plain, **keys)
 
 
