@@ -8,16 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
+from cli_page import PAGE, page
 
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
 from shoal.engine.cli.main import command as main
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
+from shoal.partition.methods.options import Methods
 from shoal.storage.datasets.registry import LOADERS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +51,12 @@ def shoal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
 
 def test_there_are_commands() -> None:
-    assert len(COMMANDS) >= 5
+    assert len(COMMANDS) >= 3
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 90
+    assert len(README.split()) <= 700
 
 
 def test_commands_run(tmp_path: Path, shoal: Callable[..., None]) -> None:
@@ -100,9 +108,29 @@ def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
     assert config.engine.hosts == job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"]
 
 
-def test_lists_are_complete() -> None:
-    for name in (*LOADERS, *METHODS, *BACKBONES):
-        assert f"`{name}`" in README, name
+def test_catalogue_is_complete() -> None:
+    catalogue = (ROOT / "docs" / "catalogue.md").read_text()
+    for name in (*LOADERS, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
+        assert f"`{name}`" in catalogue, name
+
+
+def test_page_of_commands_is_current() -> None:
+    assert PAGE.read_text() == page(), "python tests/cli_page.py --write"
+
+
+def test_pages_are_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for document in (ROOT / "docs").rglob("*.md"):
+        assert f": {document.relative_to(ROOT / 'docs')}\n" in navigation, document.name
+
+
+def test_method_of_the_readme_is_fedavg(tmp_path: Path) -> None:
+    """By training rows, to the bit."""
+    (source,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "mine.py").write_text(source)
+    assert losses_of({"name": f"{tmp_path / 'mine.py'}:Average"}, tmp_path / "mine") == losses_of(
+        {"name": "fedavg", "weight": "train"}, tmp_path / "ours"
+    )
 
 
 def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
@@ -110,26 +138,26 @@ def test_method_of_the_documentation_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (tmp_path / "fedprox.py").write_text(source)
-    losses = []
-    for name, options in (
-        ("fedavg", {}),
-        (f"{tmp_path / 'fedprox.py'}:FedProx", {"mu": 0.0}),
-        (f"{tmp_path / 'fedprox.py'}:FedProx", {"mu": 0.5}),
-    ):
-        config = parse_config(
-            {
-                "name": "documented",
-                "rounds": 3,
-                "data": {"dataset": "digits", "root": str(tmp_path)},
-                "algorithm": {"name": name, **options},
-                "engine": {"backend": "local", "trainer": "autograd"},
-                "run": {"root": str(tmp_path / f"runs-{len(losses)}"), "tensorboard": False},
-            },
-            "test",
-        )
-        losses.append([line["loss"] for line in read_metrics(run(config))])
-    assert losses[0] == losses[1]
-    assert losses[0] != losses[2]
+    name = f"{tmp_path / 'fedprox.py'}:FedProx"
+    fedavg = losses_of({"name": "fedavg"}, tmp_path / "fedavg")
+    assert losses_of({"name": name, "mu": 0.0}, tmp_path / "none") == fedavg
+    assert losses_of({"name": name, "mu": 0.5}, tmp_path / "some") != fedavg
+
+
+def losses_of(algorithm: dict[str, Any], root: Path) -> list[float]:
+    """Losses of three rounds of a method, by autograd."""
+    config = parse_config(
+        {
+            "name": "documented",
+            "rounds": 3,
+            "data": {"dataset": "digits", "root": str(root.parent)},
+            "algorithm": algorithm,
+            "engine": {"backend": "local", "trainer": "autograd"},
+            "run": {"root": str(root), "tensorboard": False},
+        },
+        "test",
+    )
+    return [line["loss"] for line in read_metrics(run(config))]
 
 
 def test_example_of_the_documentation_runs(

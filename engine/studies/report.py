@@ -150,7 +150,7 @@ def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
                 by_line.setdefault(name_of(group, others), []).append(group)
         lines = {name: ideal(several, key) for name, several in by_line.items() if len(several) > 1}
         if lines:
-            drawings.beside_ideal(found, key, lines)
+            drawings.against_ideal(found, key, lines)
     return found
 
 
