@@ -188,7 +188,7 @@ def test_a_logger_that_fails_is_left_out(
     folder = run(config)
     said = capsys.readouterr().err
     assert said.count("callbacks: tensorboard") == 1
-    assert "the run goes on without it" in said
+    assert "the run continues without it" in said
     assert "Traceback" in (folder / "run.log").read_text()
     assert len((folder / "metrics.csv").read_text().splitlines()) == 7
 

@@ -49,7 +49,7 @@ def test_a_list_says_what_lies_there(sweeps: list[Sweep], tiny: Path) -> None:
     (store,) = (each for each in kept_in(tiny.parent) if each.kind == "store")
     assert "4 clients, 120 nodes" in listed([store]).rows[0][5]
     assert store.bytes == sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
-    assert listed(list(kept_in(tiny.parent / "nowhere"))).notes == ("nothing is here",)
+    assert listed(list(kept_in(tiny.parent / "nowhere"))).notes == ("no runs, sweeps or stores",)
 
 
 def test_a_comparison_says_what_differs(sweeps: list[Sweep], tiny: Path) -> None:

@@ -218,7 +218,7 @@ def test_what_cannot_be_reported(tmp_path: Path, sweep: Sweep) -> None:
         report([tmp_path], None)
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text((sweep.rows[0].path / "config.yaml").read_text())
-    with pytest.raises(ShoalError, match="no run is finished; shoal run or shoal sweep goes on with them"):
+    with pytest.raises(ShoalError, match="no run is finished; continue them with shoal run or shoal sweep"):
         report([tmp_path], None)
 
 
