@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.exhaustive import choose, pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
+from support.plain_fedavg import row_counts
 from support.small_graphs import write_graphs
 from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
@@ -251,14 +252,7 @@ def counts_of(module_of: Callable[..., nn.Module]) -> Callable[..., np.ndarray]:
         module = module_of(server, w).eval()
         with torch.no_grad():
             predicted = module([view.hop(k) for k in module.inputs]).logits_NC.argmax(1).tolist()
-        counts = np.zeros((2, 3, CLASSES), dtype=np.int64)
-        for part, rows in enumerate((view.val, view.test)):
-            for row in rows.tolist():
-                truth = int(view.label[row])
-                counts[part, 0, truth] += 1
-                counts[part, 1, predicted[row]] += 1
-                counts[part, 2, truth] += truth == predicted[row]
-        return counts
+        return row_counts(view, predicted, CLASSES)
 
     return counts_of
 
