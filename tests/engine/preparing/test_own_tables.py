@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.config.run_identity import name_digits
+from shoal.engine.config.run_identity import identity_keys, name_digits
 from shoal.engine.preparing.prepare import identity, prepare, store_path
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
