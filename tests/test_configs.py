@@ -43,6 +43,7 @@ def test_every_run_of_a_study_is_possible(path: Path) -> None:
     assert path.read_text().startswith("# "), "a study says in its first line what it is"
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_a_study_runs_on_a_small_graph(path: Path, tmp_path: Path) -> None:
     """All methods and the first two of all other values, one seed, on a drawn graph."""

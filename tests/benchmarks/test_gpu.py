@@ -17,6 +17,7 @@ def figures(out: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((out / "gpu.json").read_text())
 
 
+@pytest.mark.slow
 def test_two_stages_and_what_could_not_be_done(tmp_path: Path) -> None:
     found = figures(tmp_path, "--stages", "paths", "faults")
     assert found["device"] == "cpu"

@@ -198,7 +198,7 @@ def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: C
         if after.state == "finished":
             assert files[0].read_bytes() == files[1].read_bytes()
     stamps = [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
-    assert status("sweep", config, axis, "--at-once", "2") == 1
+    assert status("sweep", config, axis) == 1
     assert stamps == [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
     assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
 

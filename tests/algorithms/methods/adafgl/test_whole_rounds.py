@@ -149,6 +149,7 @@ class Personal:
         return row_counts(self.view, predicted)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "options",
     [

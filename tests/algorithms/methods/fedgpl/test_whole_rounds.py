@@ -245,6 +245,7 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
     return ((weight / weight.sum()) @ end).float().expand_as(before)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_rounds_are_those_of_one_process(
     start: Start,

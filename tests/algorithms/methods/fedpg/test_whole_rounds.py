@@ -273,6 +273,7 @@ def test_rounds(name: str, begun: Callable[..., tuple[Server, Listening, PlainSe
         assert any(float(outer.detach().abs().max()) > 0.1 for client in clients for _, outer in client.scorers)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in SHARED])
 def test_rounds_of_the_self_control(
     name: str, begun: Callable[..., tuple[Server, Listening, PlainServer, list[PlainClient]]]

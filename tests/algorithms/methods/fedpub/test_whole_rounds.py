@@ -105,6 +105,7 @@ def naive_rows(sketches: list[np.ndarray], counts: list[bool], tau: float) -> np
     return rows
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "more",
     [
