@@ -48,6 +48,7 @@ os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
 Start = Callable[..., Server]
 
 
+@pytest.hookimpl(trylast=True)  # after `-m` has deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end."""
     choose(config, items)

@@ -15,7 +15,7 @@ def config(folder: Path, **keys: Any) -> shoal.Config:
     return shoal.load_config(plain, **keys)
 
 
-def test_ends_where_the_metrics_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_ends_the_run_at_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = shoal.run(config(tmp_path)).metrics
     reached = whole["served.val.nodes"].to_pylist()
     wanted = (reached[0] + max(reached)) / 2
