@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_runs import small_run
 
 from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.config.config import Config, config_from
@@ -66,19 +67,9 @@ def configure(store: Path, tmp_path: Path) -> Callable[..., Config]:
     """A run of six rounds in this process, evaluated in every second one."""
     (tmp_path / "mine.py").write_text(NOTES)
     (tmp_path / "notes_of.py").write_text(f"from pathlib import Path\nFOLDER = Path({str(tmp_path)!r})\n")
-    options = {"nodes": 120, "features": 8, "classes": 3}
-    plain = {
-        "name": "called",
-        "rounds": 6,
-        "data": {"dataset": "sbm", "options": options, "root": str(store), "store": str(store / "store")},
-        "partition": {"method": "metis", "clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "evaluation": {"every": 2},
-        "engine": {"backend": "local"},
-        "run": {"tensorboard": False, "root": str(tmp_path / "runs"), "checkpoint_every": 1, "keep": 9},
-    }
+    run = {"root": str(tmp_path / "runs"), "checkpoint_every": 1, "keep": 9}
+    data = {"store": str(store / "store")}
+    plain = small_run(store, name="called", rounds=6, data=data, evaluation={"every": 2}, run=run)
     return lambda *callbacks, **keys: config_from(plain, {"callbacks": list(callbacks), **keys})
 
 

@@ -194,6 +194,7 @@ def test_damaged_shard_is_mended_by_prepare(tiny: Path, refused: Refused, shoal:
     shoal("verify", tiny.parent / "store")
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("module", "package", "changes", "without"),
     [

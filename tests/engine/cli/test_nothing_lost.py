@@ -63,6 +63,7 @@ def unreadable(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -117,6 +118,7 @@ def test_the_newest_that_cannot_be_read_is_set_aside(
     assert names == {"round-000002", "round-000004", "round-000004.unusable"}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -191,6 +193,7 @@ class Files:
         assert path.stat().st_size == stat.st_size
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["y.npy", "x.npy", "edge_index.npy"])
 def test_a_graph_that_changed_is_neither_resumed_nor_finished(
     tiny: Path, refused: Refused, shoal: Shoal, capsys: pytest.CaptureFixture[str], name: str

@@ -42,6 +42,7 @@ def predictions(run_folder: Path, best: str | None = None) -> dict[str, np.ndarr
     return {name: batch.column(name).to_numpy() for name in batch.schema.names}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("algorithm", "ratio", "scopes"),
     [

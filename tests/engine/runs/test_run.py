@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from support.small_runs import small_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal.engine.config import run_identity
@@ -32,18 +33,14 @@ Refused = Callable[..., str]
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    plain = {
-        "name": "driven",
-        "rounds": 6,
-        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 300, "features": 8, "classes": 3}},
-        "partition": {"clients": 5},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "evaluation": {"every": 4},
-        "engine": {"backend": "local"},
-        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 2, "keep": 2},
-    }
+    plain = small_run(
+        tmp_path,
+        name="driven",
+        rounds=6,
+        partition={"clients": 5},
+        evaluation={"every": 4},
+        run={"tensorboard": True, "checkpoint_every": 2, "keep": 2},
+    )
     path.write_text(yaml.safe_dump(plain))
     return path
 
@@ -304,18 +301,10 @@ class Failing(FedAvg):
 
 def run_failing(folder: Path, **changes: Any) -> Path:
     (folder / "failing.py").write_text(METHOD)
-    plain = {
-        "name": "failing",
-        "rounds": 2,
-        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
-        "partition": {"clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": f"{folder / 'failing.py'}:Failing"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(folder / "runs"), "tensorboard": False},
-    }
-    return run(parse_config({**plain, **changes}, "test"))
+    algorithm = {"name": f"{folder / 'failing.py'}:Failing"}
+    return run(
+        parse_config(small_run(folder, **{"name": "failing", "rounds": 2, "algorithm": algorithm, **changes}), "test")
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 from support.browser import BROWSER, browser
+from support.small_runs import small_run
 
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
 from shoal.engine.studies.curves import client_accuracies, curve_of, numeric, recorded_prototypes
@@ -27,17 +28,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Eight finished runs."""
     folder = tmp_path_factory.mktemp("report")
-    plain = {
-        "name": "reported",
-        "rounds": 3,
-        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
-        "partition": {"clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(folder / "runs"), "tensorboard": False},
-    }
+    plain = small_run(folder, name="reported")
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(plain))
     made = Sweep(Study(str(path), AXES))

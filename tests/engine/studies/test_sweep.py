@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import yaml
+from support.small_runs import small_run
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
 from shoal.engine.records import checkpoint
@@ -56,17 +57,7 @@ class Slow(FedAvg):
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.yaml"
-    plain = {
-        "name": "swept",
-        "rounds": 3,
-        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 200, "features": 8, "classes": 3}},
-        "partition": {"clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 1, "tensorboard": False},
-    }
+    plain = small_run(tmp_path, name="swept", run={"checkpoint_every": 1})
     path.write_text(yaml.safe_dump(plain))
     return str(path)
 
@@ -207,7 +198,7 @@ def test_sweep_parallel_equals_sequential(config: str, tmp_path: Path, status: C
         if after.state == "finished":
             assert files[0].read_bytes() == files[1].read_bytes()
     stamps = [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
-    assert status("sweep", config, axis, "--at-once", "2") == 1
+    assert status("sweep", config, axis) == 1
     assert stamps == [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
     assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
 
