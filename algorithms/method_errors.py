@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import GeneratorType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -36,14 +36,19 @@ def code_of(method: Algorithm, hook: str, before: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (ShoalError, torch.OutOfMemoryError):
-        raise
-    except ProtocolError as error:
-        raise fault(method, hook, str(error), before) from None
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, _files(type(method))):
-            raise
-        raise failure(method, hook, error, before) from error
+        raise_named(method, hook, error, before)
+
+
+def raise_named(method: Algorithm, hook: str, error: BaseException, before: str = "") -> NoReturn:
+    """Raises the error of a hook as one line; see `code_of`. Without a hook the error is raised as it is."""
+    if not hook or isinstance(error, ShoalError | torch.OutOfMemoryError):
+        raise error
+    if isinstance(error, ProtocolError):
+        raise fault(method, hook, str(error), before) from None
+    if isinstance(error, KeyboardInterrupt) and not raised_by_itself(error, _files(type(method))):
+        raise error
+    raise failure(method, hook, error, before) from error
 
 
 def failure(method: Algorithm, hook: str, error: BaseException, before: str = "") -> ShoalError:

@@ -1,6 +1,19 @@
-"""Random numbers on the device that needs them."""
+"""Random streams by what they are for, and tensors on the device that computes."""
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+
+from shoal.algorithms.protocol import Tree
+
+CPU = torch.device("cpu")
+
+
+def key(*parts: int | str) -> int:
+    """A 63-bit seed from e.g. (run seed, round, client, purpose), whichever process draws first."""
+    text = "\x1f".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator_on(device: torch.device) -> torch.Generator:
@@ -36,3 +49,18 @@ class Stream:
     def __exit__(self, *error: object) -> None:
         self._state = self._default.get_state()
         self._default.set_state(self._outer)
+
+
+def creating_on(device: torch.device) -> AbstractContextManager[object]:
+    """Inside the block, tensors that a method makes anew lie on the device."""
+    return nullcontext() if device.type == "cpu" else device
+
+
+def moved(tree: Tree, device: torch.device) -> Tree:
+    """The tensors on a device; those that lie there already are the same."""
+    return {name: t.to(device) for name, t in tree.items()}
+
+
+def copied(tree: Tree, device: torch.device) -> Tree:
+    """Copies of the tensors on a device."""
+    return {name: t.to(device, copy=True) for name, t in tree.items()}

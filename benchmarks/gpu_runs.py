@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import plan_of
 

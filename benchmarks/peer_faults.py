@@ -6,7 +6,6 @@ class that a client has not is a prototype of zeros, and the embeddings that are
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,8 +41,9 @@ class PeerSCAFFOLD(scaffold.SCAFFOLD):
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """As `SCAFFOLD` under SGD."""
-        loss = trainer.fit(client, received)
-        before = client.state.get(scaffold.VARIATE, torch.zeros_like(client.model.w))
+        before, w = client.state.get(scaffold.VARIATE, torch.zeros_like(client.model.w)), client.model.flat.w
+        correction = received["c"] - before
+        loss = trainer.fit(client, received, term=lambda: correction @ w)
         moved = (received["w"] - client.model.w) / (steps_of(client, trainer.options) * trainer.options.lr)
         client.state[scaffold.VARIATE] = before - received["c"] + moved
         received["change"] = client.state[scaffold.VARIATE] - before
@@ -63,7 +63,7 @@ class PeerFedDC(feddc.FedDC):
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
         """As `FedDC`, but the drift grows by the update of the round before."""
         received["scale"] = 1 / (trainer.options.lr * steps_of(client, trainer.options))
-        loss = trainer.fit(client, received)
+        loss = trainer.fit(client, received, term=self._term(client, received))
         nothing = torch.zeros_like(client.model.w)
         drift = client.state.get(feddc.DRIFT, nothing) + client.state.get(feddc.UPDATE, nothing)
         client.state[feddc.DRIFT] = drift
@@ -71,7 +71,7 @@ class PeerFedDC(feddc.FedDC):
         received["corrected"] = client.model.w + drift
         return loss
 
-    def regularizer(self, client: Client, received: Received) -> Term | None:
+    def _term(self, client: Client, received: Received) -> Term | None:
         """As `FedDC`, without the mean update g."""
         w, alpha = client.model.flat.w, self.alpha
         target = received["w"] - client.state.get(feddc.DRIFT, 0)
@@ -86,8 +86,6 @@ class PeerAligned(fedproto.FedProto):
     any prototype as it is long, so that all of them are drawn towards zero.
     """
 
-    loss_of_several = False
-
     def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
         """As `FedProto`, for one client."""
         plain = super().loss(out, y, w, None)
@@ -96,18 +94,13 @@ class PeerAligned(fedproto.FedProto):
         z_NH = F.dropout(out.embedding_NH.relu(), DROPOUT)
         return plain + self.lam / z_NH.shape[1] * NodeAlignment(y, *received)(z_NH)
 
-    def uploads(
-        self, clients: Sequence[Client], w: Sequence[Tensor], received: Sequence[Received], phase: str
-    ) -> Mapping[int, Upload]:
-        """Every class of every client, of zeros if it has none."""
-        return {i: self.all_classes(*self.means_of(client), client.info.nodes) for i, client in enumerate(clients)}
-
     def rows_of(self, client: Client) -> Tensor:
         """As `FedProto`."""
         return super().rows_of(client).relu()
 
-    def all_classes(self, mean_CK: Tensor, counts_C: Tensor, nodes: int) -> Upload:
-        """With the weight of all nodes of the client."""
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        """Every class of the client, of zeros if it has none, with the weight of all its nodes."""
+        mean_CK, nodes = self.means_of(client)[0], client.info.nodes
         return Upload({"proto": mean_CK}, {"proto": torch.full((len(mean_CK), 1), float(nodes))})
 
 
@@ -123,6 +116,7 @@ class PeerFedTGP(PeerAligned, fedtgp.FedTGP):
     server_steps: int = 10
     margin_cap: float = 0.0
 
-    def all_classes(self, mean_CK: Tensor, counts_C: Tensor, nodes: int) -> Upload:
-        """As samples of equal weight."""
-        return self.told(mean_CK, torch.ones_like(counts_C))
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        """Every class of the client, as samples of equal weight."""
+        mean_CK, counts_C = self.means_of(client)
+        return Upload({"proto": mean_CK, "counts": torch.ones_like(counts_C)})

@@ -103,7 +103,7 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
     proto_LCH = hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES)
     down: Tree = pack(proto_LCH, counts_LC > 0)
     received = method.receive(client, down)
-    term = method.regularizer(client, received)
+    term = method._term(client, received)
     assert term is not None
     aligned = LocalTrainer(models, options, method)
     return {
@@ -112,7 +112,7 @@ def steps(client: Client, method: FedPG) -> dict[str, Callable[[], Any]]:
         "weights of the hops": lambda: hop_weights(client.data, annotated.class_N, annotated.centre_N, method.hops),
         "sums": lambda: hop_prototypes(annotated.z_NH, annotated.class_N, weight_LN, CLASSES),
         "upload": lambda: method.upload(client, received, "train"),
-        "prepare": lambda: method.regularizer(client, received),
+        "prepare": lambda: method._term(client, received),
         "aligned epoch": lambda: aligned.fit(client, received, loss=method.loss, term=term),
     }
 

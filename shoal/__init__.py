@@ -13,20 +13,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.algorithms.base import Algorithm
-    from shoal.algorithms.client import Client
-    from shoal.algorithms.context import Context
-    from shoal.algorithms.models.user.user_model import Backbone
-    from shoal.algorithms.protocol import Ask, Mix, Reduce, Replies, Upload
-    from shoal.configs import load_config
-    from shoal.engine.callbacks.callback import Callback, Running
-    from shoal.engine.config.config import Config
-    from shoal.kept_run import Run
-    from shoal.partition.methods.user_partitioner import Partitioner
-    from shoal.running import Sweep, prepare, run, sweep
-    from shoal.storage.datasets.user.user_dataset import Dataset
-    from shoal.storage.errors import ShoalError
-    from shoal.storage.graph.graph import Graph
+    from shoal.algorithms.base import Algorithm as Algorithm
+    from shoal.algorithms.client import Client as Client
+    from shoal.algorithms.context import Context as Context
+    from shoal.algorithms.models.user.user_model import Backbone as Backbone
+    from shoal.algorithms.protocol import Ask as Ask
+    from shoal.algorithms.protocol import Mix as Mix
+    from shoal.algorithms.protocol import Reduce as Reduce
+    from shoal.algorithms.protocol import Replies as Replies
+    from shoal.algorithms.protocol import Upload as Upload
+    from shoal.configs import load_config as load_config
+    from shoal.engine.callbacks.callback import Callback as Callback
+    from shoal.engine.callbacks.callback import Running as Running
+    from shoal.engine.config.config import Config as Config
+    from shoal.kept_run import Run as Run
+    from shoal.partition.methods.user_partitioner import Partitioner as Partitioner
+    from shoal.running import Sweep as Sweep
+    from shoal.running import prepare as prepare
+    from shoal.running import run as run
+    from shoal.running import sweep as sweep
+    from shoal.storage.datasets.user.user_dataset import Dataset as Dataset
+    from shoal.storage.errors import ShoalError as ShoalError
+    from shoal.storage.graph.graph import Graph as Graph
 
 # Where each name comes from: none of these modules is loaded before its name is used, for torch takes seconds.
 PLACES = {
@@ -39,9 +47,9 @@ PLACES = {
     "Context": "shoal.algorithms.context",
     "Dataset": "shoal.storage.datasets.user.user_dataset",
     "Graph": "shoal.storage.graph.graph",
-    "Reduce": "shoal.algorithms.protocol",
     "Mix": "shoal.algorithms.protocol",
     "Partitioner": "shoal.partition.methods.user_partitioner",
+    "Reduce": "shoal.algorithms.protocol",
     "Replies": "shoal.algorithms.protocol",
     "Run": "shoal.kept_run",
     "Running": "shoal.engine.callbacks.callback",
@@ -53,31 +61,7 @@ PLACES = {
     "run": "shoal.running",
     "sweep": "shoal.running",
 }
-
-__all__ = [
-    "Algorithm",
-    "Ask",
-    "Backbone",
-    "Callback",
-    "Client",
-    "Config",
-    "Context",
-    "Dataset",
-    "Graph",
-    "Mix",
-    "Partitioner",
-    "Reduce",
-    "Replies",
-    "Run",
-    "Running",
-    "ShoalError",
-    "Sweep",
-    "Upload",
-    "load_config",
-    "prepare",
-    "run",
-    "sweep",
-]
+__all__ = [*PLACES]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from shoal.engine.config.config import Config, config_from
 from shoal.engine.config.config import load_config as read_config
 from shoal.storage.user_code.notebook_class import spec_of
 
-# Where classes of a notebook are written; runs keep copies of their own.
+# Where classes of a notebook are written; runs keep copies.
 NOTEBOOK = Path("runs/notebook")
 Source = str | PathLike[str] | Mapping[str, Any] | Config
 

@@ -1,4 +1,4 @@
-"""What is kept of a run, as tables and tensors."""
+"""The results of a run, as tables and tensors."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it has a summary."""
         return finished(self.path)
 
     @property
@@ -84,7 +84,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What it came to: numbers of the last and of the best validation round by scope, bytes, seconds, memory.
+        """Its results: numbers of the last and of the best validation round by scope, bytes, seconds, memory.
 
         Raises:
             ShoalError: It is not finished, or the file is damaged.
@@ -125,7 +125,7 @@ class Run:
         Returns:
             A row a node: `node` int64 (global id), `client` int32, `label` int32, `part` int8 (0 none, 1 train, 2
             validation, 3 test), and the predicted class, int32, in every scope, `served` and `global`. In graph tasks
-            `graph` in the place of `node`, in edge tasks `source` and `target`.
+            `graph` instead of `node`, in edge tasks `source` and `target`.
 
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
@@ -143,7 +143,7 @@ class Run:
 
         Returns:
             Tensors by name, under `global/` if the server has a model, and under `client/<number>/` where clients hold
-            models of their own; what follows are the names of the backbone's parameters.
+            personal models; then the names of the backbone's parameters.
 
         Raises:
             ShoalError: As for `predictions`.

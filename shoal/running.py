@@ -73,13 +73,13 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], *, at_once: int = 1
     """Runs a grid on warm hosts; finished runs are skipped, unfinished ones resumed, a failed one is a row.
 
     Args:
-        config: What all runs share.
+        config: The config that all runs share.
         axes: Values by dotted key, all combinations of which are run: `{"train.lr": [0.1, 0.01], "seed": [0, 1, 2]}`.
-        at_once: Runs at a time, each in a process and on hosts of its own; one: in this process.
+        at_once: Runs at a time, each in a separate process and on separate hosts; one: in this process.
 
     Raises:
         ShoalError: Names, options or values of any run are wrong, or two runs are the same.
-        KeyboardInterrupt: The user stopped it; the same sweep goes on.
+        KeyboardInterrupt: The user stopped it; the same sweep continues.
     """
     texts = tuple(f"{key}={axis_text(plain(list(values)))}" for key, values in axes.items())
     going = sweep_command.Sweep(Study(str(_file_of(config)), texts), at_once)
@@ -88,7 +88,7 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], *, at_once: int = 1
 
 
 def _file_of(config: Source) -> Path:
-    """A file with the config, written beside the sweeps if it is in none."""
+    """A file with the config, written to the folder of sweeps if there is none."""
     if not isinstance(config, Mapping | Config):
         return Path(config)
     resolved = load_config(config)

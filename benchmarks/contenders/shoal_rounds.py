@@ -10,8 +10,8 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.runs.plan import plan_of
 
 

@@ -1,1 +1,1 @@
-"""What a run calls as it goes along: logging, early stopping, a user's own code."""
+"""Callbacks of a run: logging, early stopping, user code."""

@@ -1,4 +1,4 @@
-"""What a callback is: code that a run calls as it goes along, in the process of the command."""
+"""The base of callbacks: code that a run calls after its rounds, in the process of the command."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,12 +41,12 @@ class Running:
 class Callback:
     """Base of a callback; a subclass is a dataclass of its options, and replaces what it needs.
 
-    It watches, and may end the run by `run.stop`. What it remembers of earlier rounds it makes again in `start` from
+    It watches, and may end the run by `run.stop`. State of earlier rounds is rebuilt in `start` from
     `run.lines`, so that a run that is resumed ends where it would have ended.
     """
 
     def start(self, run: Running) -> None:
-        """Before the first round, or the first after a resume; and again where lost rounds are run once more."""
+        """Before the first round, or the first after a resume; and again where lost rounds are repeated."""
 
     def after_round(self, run: Running, line: Line) -> None:
         """After each round; `line` is its line of metrics.jsonl."""

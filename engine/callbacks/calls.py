@@ -1,4 +1,4 @@
-"""Calls the callbacks of a run: one that only writes down is left out where it fails, another one ends the run."""
+"""Calls the callbacks of a run: a logger that fails is dropped, another callback that fails ends the run."""
 
 import logging
 import traceback
@@ -17,16 +17,16 @@ class Calls:
     """The callbacks of one run.
 
     Attributes:
-        running: What they see of it.
+        running: The run as callbacks see it.
     """
 
     def __init__(self, callbacks: Mapping[str, Callback], running: Running, say: Callable[[str], None]) -> None:
         """Calls nothing yet.
 
         Args:
-            callbacks: By what a message calls them.
-            running: What they are given.
-            say: Tells the user of one that failed.
+            callbacks: By the names that messages use.
+            running: The run as callbacks see it.
+            say: Reports a failed one to the user.
         """
         self._callbacks, self.running, self._say = dict(callbacks), running, say
 
@@ -80,7 +80,7 @@ class Calls:
     def _note(self, name: str, hook: str, error: BaseException) -> None:
         line = str(_failure(name, hook, error))
         if name in LOGGERS:
-            line += "; the run goes on without it"
+            line += "; the run continues without it"
         self._say(line)
         log.warning("%s\n%s", line, "".join(traceback.format_exception(error)))
 

@@ -14,15 +14,15 @@ from shoal.storage.suggestions import did_you_mean
 
 @dataclass
 class EarlyStopping(Callback):
-    """Ends the run once a number was not improved `patience` times in a row.
+    """Ends the run once a number did not improve `patience` times in a row.
 
-    Where it stands is counted from the lines of the run alone, so that a run that is resumed ends in the same round.
+    Its state follows from the metrics of the run alone, so that a resumed run ends in the same round.
 
     Attributes:
         figure: Any number of a line of metrics by its dotted name, as `served.val.nodes` or `loss`; rounds that do not
             have it do not count.
         patience: How often it may not improve before the run ends.
-        mode: Whether it is better when it is larger (`max`) or smaller (`min`).
+        mode: `max` if larger values are better, `min` if smaller ones are.
         min_delta: By how much more than this it must change to be an improvement.
     """
 

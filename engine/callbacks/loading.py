@@ -27,7 +27,7 @@ EXTRAS = ("mlflow", "wandb")
 
 
 def load_callbacks(config: Config) -> dict[str, Callback]:
-    """The callbacks of a config by what a message calls them, in its order; TensorBoard first, if nothing else is said.
+    """The callbacks of a config by the names that messages use, in its order; TensorBoard first, unless it is named.
 
     Raises:
         ShoalError: Unknown name, wrong option, a package is missing, or a user's file fails; names the key.

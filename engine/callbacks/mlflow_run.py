@@ -8,17 +8,17 @@ from typing import Any
 from shoal.engine.callbacks.callback import Callback, Line, Running
 from shoal.engine.records.metrics import numbers_of
 
-# What MLflow takes at once, and of one value.
+# Limits of MLflow: parameters in a request, characters of a value.
 MOST_PARAMETERS, LONGEST_VALUE = 100, 500
 TAG = "shoal.run"
 
 
 @dataclass
 class MLflowRun(Callback):
-    """Logs keys and numbers to MLflow; a run that is resumed goes on in the same run of it.
+    """Logs keys and numbers to MLflow; a resumed run continues the same run there.
 
     Attributes:
-        uri: Where to, as MLflow names it; None: $MLFLOW_TRACKING_URI, else the file `mlflow.db` beside the run.
+        uri: Where to, as MLflow names it; None: $MLFLOW_TRACKING_URI, else `mlflow.db` in the root of the runs.
         experiment: Its experiment.
     """
 
@@ -61,7 +61,7 @@ class MLflowRun(Callback):
         self._client.log_batch(self._id, [Metric(_name(n), v, now, line["round"]) for n, v in numbers.items()])
 
     def end(self, run: Running, summary: Line | None) -> None:
-        """Says how the run ended."""
+        """Records how the run ended."""
         if self._client is not None:
             self._client.set_terminated(self._id, "KILLED" if summary is None else "FINISHED")
 

@@ -13,7 +13,7 @@ class WandbRun(Callback):
 
     Attributes:
         project: Its project.
-        mode: `offline` writes `<run>/wandb`, which `wandb sync` sends; `online` sends at once.
+        mode: `offline` writes `<run>/wandb`, which `wandb sync` sends; `online` sends immediately.
     """
 
     project: str = "shoal"

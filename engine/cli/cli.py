@@ -330,12 +330,18 @@ def synthesize_command(
     compress: Annotated[bool, typer.Option("--compress", help="Deflate .npz files.")] = False,
 ) -> None:
     """Write a synthetic twin of an OGB graph in the files of its original; what reads them calls it synthetic."""
-    from shoal.engine.cli.synthesize import synthesize
-    from shoal.engine.screen.tables import console
+    from shoal.engine.screen.progress import watch
     from shoal.storage.datasets.sources.source import DataSource
+    from shoal.storage.datasets.synthetic.ogb_layout import write_ogb_layout
+    from shoal.storage.datasets.synthetic.twin import ORIGINALS, Twin
+    from shoal.storage.progress import watched_by
 
+    if twin.lower() not in ORIGINALS:
+        raise ShoalError(f"{twin}: there is no such twin; known are {', '.join(ORIGINALS)}")
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
-    console.print(f"written: {synthesize(options, _possible(root), compress)}", soft_wrap=True)
+    with watched_by(watch):
+        folder = write_ogb_layout(_possible(root).expanduser().resolve(), Twin.of(twin.lower(), options), compress)
+    print(f"written: {folder}")
 
 
 @app.command("doctor")

@@ -1,4 +1,4 @@
-"""What this installation can and cannot do."""
+"""Shows what this installation can and cannot do."""
 
 import importlib.metadata
 import importlib.util
@@ -15,8 +15,8 @@ from shoal.storage.datasets.sources.source import data_root
 
 REQUIRED = (
     "ray", "torch", "torch-geometric", "pyarrow", "numpy", "scipy", "numba", "pymetis", "kaminpar", "networkit",
-    "faiss-cpu", "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "safetensors", "tensorboard",
-    "matplotlib", "psutil", "xxhash",
+    "faiss-cpu", "scikit-learn", "pydantic", "omegaconf", "pyyaml", "typer", "rich", "tabulate", "safetensors",
+    "tensorboard", "matplotlib", "psutil", "xxhash",
 )  # fmt: skip
 OPTIONAL = {
     "ogb": "download of OGB graphs and its official Evaluator (pip install --editable '.\\[ogb]')",

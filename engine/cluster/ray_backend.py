@@ -17,7 +17,7 @@ from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
 from shoal.engine.hosts.device import resident
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.live import Live, Watch, unwatched
+from shoal.engine.rounds.costs import Live, Watch, unwatched
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server

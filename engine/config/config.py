@@ -44,7 +44,7 @@ from shoal.storage.suggestions import did_you_mean, did_you_mean_at
 
 
 def _method(value: Any) -> Any:
-    """A method given by its bare name; the file of one's own is found from any working directory."""
+    """A method given by its bare name; a user file is found from any working directory."""
     plain = {"name": value} if isinstance(value, str) else value
     if isinstance(plain, dict) and "name" in plain:
         plain = {**plain, "name": absolute_user_path(plain["name"])}
@@ -52,11 +52,11 @@ def _method(value: Any) -> Any:
 
 
 def _named(value: Any) -> Any:
-    """Callbacks given by their bare names; files of one's own are found from any working directory."""
+    """Callbacks given by their bare names; user files are found from any working directory."""
     return [_method(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-# The tags make an error speak of the one that was meant, and are left out of its key.
+# Tags select the branch of a union that an error names; they are stripped from its key.
 ONE, SEVERAL = "one model", "list of models"
 # Every host builds them all.
 MOST_MODELS = 1000
@@ -76,7 +76,7 @@ class Config(BaseModel):
     # The folder of a run has nine more characters.
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=200)]
     seed: Seed = 0
-    # What is predicted: the label of every node, whether an edge joins two nodes, or the label of every graph of many.
+    # Predicts the label of every node, whether an edge joins two nodes, or the label of every graph of many.
     task: Literal["node", "edge", "graph"] = "node"
     rounds: Positive = 100
     data: DataConfig
@@ -91,7 +91,7 @@ class Config(BaseModel):
     engine: EngineConfig = EngineConfig()
     resources: ResourcesConfig = ResourcesConfig()
     ray: RayConfig = RayConfig()
-    # What is called at the start, after each round and evaluation, and at the end.
+    # Called at the start, after each round and evaluation, and at the end.
     callbacks: Annotated[tuple[Named, ...], Field(max_length=MOST_CALLBACKS), BeforeValidator(_named)] = ()
     # Made anew, for its folder is relative to where the process is then.
     run: RunConfig = Field(default_factory=RunConfig)
@@ -109,17 +109,17 @@ class Config(BaseModel):
         return self.model_dump(mode="json")
 
 
-# Sections whose options belong to a name: given as a mapping, an override takes the place of the whole section.
+# Sections whose options belong to a name: an override by a mapping replaces the whole section.
 WHOLE = ("algorithm", "model")
-# What pydantic puts between the parts of a key: the alternative of a union.
+# Parts of a location that pydantic adds for the branch of a union.
 OF_UNIONS = re.compile(
     r"(one|list of) (model|graph)s?|int|literal\[.*|constrained-int|function-(before|after|wrap)\[.*"
 )
-# What an error names where there is no file.
-IN_PLACE_OF_A_FILE = "config"
+# Named in errors of configs without a file.
+NO_FILE = "config"
 NO_VALUES: Mapping[str, Any] = {}
 OVERRIDE = re.compile(r"[\w.]{1,200}=[^\x00-\x1f\x7f]*")
-# Whatever text can make of YAML, OmegaConf and its grammar; the block under it does nothing else.
+# Raised by YAML, OmegaConf and its grammar on arbitrary text.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
@@ -149,7 +149,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
         raise ShoalError(f"{file}: no such config") from None
     except (OSError, *UNREADABLE) as error:
         raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
-    # Code of one's own that a run keeps is that of the run.
+    # User code is loaded from the run folder, not from its original path.
     return parse_config(located(resolved, file.parent) if Path(path).is_dir() else resolved, str(file))
 
 
@@ -158,8 +158,8 @@ def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES)
     try:
         resolved = _resolved(_with_new_keys(OmegaConf.create(dict(plain))), values)
     except UNREADABLE as error:
-        raise ShoalError(f"{IN_PLACE_OF_A_FILE}: {_reason(error)}") from error
-    return parse_config(resolved, IN_PLACE_OF_A_FILE)
+        raise ShoalError(f"{NO_FILE}: {_reason(error)}") from error
+    return parse_config(resolved, NO_FILE)
 
 
 def _with_new_keys(raw: Any) -> Any:
@@ -169,7 +169,7 @@ def _with_new_keys(raw: Any) -> Any:
 
 
 def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file holds, with some values laid over it, and its references put in."""
+    """The content of a file, with some values laid over it, and its references resolved."""
     for key, value in values.items():
         _lay_over(raw, *with_new_name(key, value))
     plain = OmegaConf.to_container(raw)
@@ -286,7 +286,7 @@ def _require_clients_of_each(config: Config, where: str) -> None:
 
 
 def _known(location: Sequence[str | int]) -> str:
-    """The keys beside a wrong one: of the config, of a section, or of one inside a section."""
+    """The known keys at the place of a wrong one: of the config, of a section, or of one inside a section."""
     names = list(Config.model_fields)
     if len(location) > 1:
         section: Any = Config.model_fields[str(location[0])].annotation

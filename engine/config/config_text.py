@@ -178,6 +178,4 @@ def require_as_kept(file: Path) -> None:
         raise ShoalError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     kept, _, _ = text.rpartition(SEAL)
     if text != with_seal(kept):
-        raise ShoalError(
-            f"{file}: not as the run wrote it; copy it out of the run folder to run it as a config of its own"
-        )
+        raise ShoalError(f"{file}: not as the run wrote it; copy it out of the run folder to run it as another config")

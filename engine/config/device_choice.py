@@ -1,4 +1,4 @@
-"""On which kind of device a run computes, as far as its config says."""
+"""The kind of device that a run computes on, by its config."""
 
 from shoal.engine.config.config import Config
 from shoal.storage.errors import ShoalError
@@ -8,7 +8,7 @@ def device_choice(config: Config) -> str:
     """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
 
     Raises:
-        ShoalError: The config's device, shares and precision do not go together.
+        ShoalError: The config's device, shares and precision exclude one another.
     """
     share, device = config.resources.gpus_per_host, config.engine.device
     if device == "auto":

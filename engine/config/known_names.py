@@ -1,4 +1,4 @@
-"""Names in a config are those of something: looked up without loading it, which takes seconds."""
+"""Checks names in a config without importing torch, which takes seconds."""
 
 from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.names import require_backbone_name

@@ -1,4 +1,4 @@
-"""Names of the user's own code in a config: where they stand, and where they lie below a run folder."""
+"""Names of user code in a config, and its files in a run folder."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ PLACES = (
 
 
 def user_names(plain: dict[str, Any]) -> list[tuple[str, str]]:
-    """Key and name of all code of the user's own in the plain values of a config."""
+    """Key and name of all user code in the plain values of a config."""
     return [(key, holder[last]) for key, holder, last in _places(plain) if is_own(str(holder[last]))]
 
 
 def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
-    """All code of the user's own in the plain values of a config, read, with the key that names it.
+    """All user code in the plain values of a config, read, with the key that names it.
 
     Raises:
         ShoalError: A file cannot be read; names the key.
@@ -36,7 +36,7 @@ def read_all(plain: dict[str, Any]) -> list[tuple[str, UserCode]]:
 
 
 def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """A copy of the plain values of a config with other names for code of the user's own."""
+    """A copy of the plain values of a config with other names of user code."""
     found = copy.deepcopy(plain)
     for _, holder, last in _places(found):
         if is_own(str(holder[last])):
@@ -45,7 +45,7 @@ def renamed(plain: dict[str, Any], rename: Callable[[str], str]) -> dict[str, An
 
 
 def kept_name(code: UserCode) -> str:
-    """What code is called in a run folder: `code/<digits>/my_file.py:Name`."""
+    """The name of user code in a run folder: `code/<digits>/my_file.py:Name`."""
     file, _, name = code.name.rpartition(":")
     return f"{CODE}/{code.digest[:8]}/{Path(file).name}:{name}"
 

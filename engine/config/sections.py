@@ -1,4 +1,4 @@
-"""The sections of a config that no package below the engine has a class for."""
+"""Sections of a config whose options belong to the engine."""
 
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ MOST_HOSTS, MOST_THREADS = 10_000, 1024
 LONGEST_WAIT = 1e9
 
 
-# The tags make an error speak of the one that was meant, and are left out of its key.
+# Tags select the branch of a union that an error names; they are stripped from its key.
 ONE_GRAPH, SEVERAL_GRAPHS = "one graph", "list of graphs"
 MOST_GRAPHS = 1000
 OneOrSeveral = Discriminator(lambda value: SEVERAL_GRAPHS if isinstance(value, list | tuple) else ONE_GRAPH)
@@ -34,16 +34,16 @@ Paths = Annotated[
 
 @dataclass(frozen=True, config=CLOSED)
 class DatasetPlaces:
-    """Which graph, and where it lies.
+    """Which graph, and the folders of its files.
 
     Attributes:
-        dataset: Name of the dataset; or a list: each is a domain, and gets clients of its own.
+        dataset: Name of the dataset; or a list: each is a domain, with separate clients.
         root: Folder of published files; null: $SHOAL_DATA, else a cache folder.
-        store: Folder of the prepared store; null: a folder of its own under the data root.
+        store: Folder of the prepared store; null: a folder under the data root.
         overlay: Folder for splits, hops and whole graphs that are made later of a finished store, which stays as it is;
             null: in the store, or where that cannot be written in a cache folder.
         path: The graph of dataset `files`; a list where `dataset` has several of that name.
-        name: What the graph of dataset `files` is called in stores, summaries and tables; null: `files`.
+        name: Name of the graph of dataset `files` in stores, summaries and tables; null: `files`.
     """
 
     dataset: Names
@@ -69,13 +69,13 @@ class DataConfig(SplitOptions, DatasetPlaces):
         layout: `dense`, or `sparse`: only what is not zero; `auto` is the smaller one of features that are read into
             memory, and dense for others. Models sum sparse features in another order, which changes the last bits.
         row_normalize: Scale the features of every node to sum to one.
-        options: What a dataset of our own making is made from (`sbm`, `sbm-graphs`, `digits`), and how TU's are read.
+        options: Options of generated datasets (`sbm`, `sbm-graphs`, `digits`), and of reading those of TU.
         features: Where features come from, the dataset's own or made of edges or drawn; a kind alone stands for it.
-        sparsity: What clients lack of features, edges and training labels.
+        sparsity: Shares of features, edges and training labels that clients lack.
         synthetic: Take the synthetic twin of the dataset, at `options.scale`, which `dataset` then names.
         inductive: Train on the graphs that the training nodes of each client induce, as if there were no others, and
             evaluate on all nodes.
-        edge_weights: Whether what edges weigh is kept; `drop` is for models and methods that could not use it.
+        edge_weights: `keep` or `drop` the weights of edges; `drop` is for models and methods that cannot use them.
     """
 
     dtype: Literal["float32", "float16"] = "float32"
@@ -100,8 +100,8 @@ class HeterogeneityOptions:
 
     Attributes:
         rule: `round-robin`, `blocks`, `random`, or `explicit`.
-        seed: Of `random`.
-        clients: Of `explicit`: the number of every client's model, from 0.
+        seed: Seed of `random`.
+        clients: Number of every client's model, from 0, for `explicit`.
         embedding: Width of every model's embedding, by a linear adapter where a model has another one; null: the width
             of the first of several models.
     """
@@ -114,7 +114,7 @@ class HeterogeneityOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class ParticipationOptions:
-    """Who takes part in a round: drawn uniformly and without replacement.
+    """The clients of a round, drawn uniformly and without replacement.
 
     Attributes:
         ratio: Share of all clients; at least one.
@@ -131,12 +131,12 @@ class ParticipationOptions:
 
 @dataclass(frozen=True, config=CLOSED)
 class EvaluationConfig:
-    """When clients are evaluated, and what beside them.
+    """When clients are evaluated, and by which metric.
 
     Attributes:
         every: Rounds between evaluations of all clients; the last round always ends with one.
         domains: Evaluate the server's model on every whole graph, too, where `data.dataset` lists several.
-        metric: What chooses the best round, and is shown beside accuracy: for two classes `roc_auc`, the area under the
+        metric: Chooses the best round, and is shown with accuracy: for two classes `roc_auc`, the area under the
             ROC curve, or `average_precision`, each of a client's items among themselves.
     """
 
@@ -147,28 +147,26 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class EngineConfig:
-    """How a run is carried out.
+    """Hosts, trainers and devices of a run.
 
     Attributes:
         backend: `ray`, or `local` for the same code in this process.
         hosts: Host actors.
         threads: Threads of the mathematics in every process; changes the last bits.
         trainer: `autograd` trains the clients of a cell one after another, `analytic` by the formulas of the gradients,
-            `batched` all in one batch; the same numbers to rounding. Both others are for methods of plain
-            cross-entropy, `batched` also for losses that several clients can share (`loss_of_several`). `analytic`
-            is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters and GAMLP's recursive
-            attention, gamlp and gat on processors alone, where it pays; `batched` is for whole batches of decoupled
-            models and of gcn, gin, sage and gcnii on whole graphs, and pays on GPUs. `auto` takes them there where it
-            can, and autograd elsewhere.
+            `batched` all clients in one batch; the same numbers to rounding. The last two are for methods of plain
+            cross-entropy. `analytic` is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters
+            and recursive attention; gamlp and gat on processors alone. `batched` is for whole batches of decoupled
+            models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes them where they pay, else autograd.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
-        precision: Of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
+        precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
             autograd`, clamp(cohort // 8, 1, 128); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
-        retries: How often a cell may be lost before the run stops.
+        retries: Number of times that a cell may be lost before the run stops.
         on_client_error: A client whose code or upload fails, or that kills its host time and again, ends the run
-            (`fail`), or is left out of the round and logged (`skip`).
+            (`fail`), or is skipped in the round and logged (`skip`).
         verify: `first-read` checks every byte and every index of a file of the store when a process opens it for the
             first time; `never` only its size and form, and a damaged file may change numbers or end the process.
     """
@@ -195,12 +193,12 @@ def _whole_above_one(share: float) -> float:
 
 @dataclass(frozen=True, config=CLOSED)
 class ResourcesConfig:
-    """What every host and the server ask Ray for.
+    """Resources that every host and the server ask Ray for.
 
     Attributes:
         cpus_per_host: Processors of a host.
         gpus_per_host: GPUs of a host; a share of one also limits its memory. A host computes on one GPU, more than one
-            are for a method of your own, with `engine.device: cpu`.
+            are for a custom method, with `engine.device: cpu`.
         server_cpus: Processors that Ray keeps free for the server.
         server_gpus: Share of a GPU on which the method's server part computes; 0: the processor. Changes numbers.
     """
@@ -220,7 +218,7 @@ class RayConfig:
 
 @dataclass(frozen=True, config=CLOSED)
 class RunConfig:
-    """What is kept of a run.
+    """Files that are kept of a run.
 
     Attributes:
         root: Folder of run folders.

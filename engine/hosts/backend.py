@@ -6,13 +6,13 @@ from typing import Any, Protocol, Self
 import torch
 
 from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import CPU
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.device import take_device
 from shoal.engine.hosts.host import Host
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.messages.devices import CPU
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.live import Watch
+from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.evaluation import Columns
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.server import Server

@@ -1,34 +1,490 @@
-"""A host: runs cells on the data that it can see. It holds views and models, and no federated state."""
+"""A host: runs cells of clients on the data that its machine has. It keeps views and models, and no federated state.
+
+`Host.run_cells` runs cells, `_CellAtWork.run` the clients of one, and `Visit` is one client's step.
+"""
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.protocol import Tree, Upload
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.base import Received, overrides, trains_plainly
+from shoal.algorithms.client import Client, random_of
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.method_errors import raise_named
+from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
+from shoal.algorithms.rng import CPU, copied, creating_on, key
+from shoal.algorithms.training.analytic.choice import analytic
+from shoal.algorithms.training.batched.batched_training import BatchedTrainer
+from shoal.algorithms.training.local_training import LocalTrainer, finite_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
-from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, take_device
-from shoal.engine.hosts.job_context import OpenedJob
-from shoal.engine.hosts.results import ClientResult, on_processor
-from shoal.engine.hosts.scored import Scored
-from shoal.engine.hosts.transfer import NextCell, sent
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, placed, take_device
+from shoal.engine.hosts.gpu import Deferred
+from shoal.engine.hosts.trainers import ANALYTIC, BATCHED, trainers_of
 from shoal.engine.hosts.write_guard import MethodWrites, ReadOnly, require_unwritten
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.messages.devices import copied
 from shoal.engine.messages.job import Job
-from shoal.engine.rounds.protocol_checks import require_sound
-from shoal.engine.rounds.reduction import reduce_cell, upload_bytes
+from shoal.engine.messages.models import BuiltModel
+from shoal.engine.rounds.domains import score_graph
+from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state
+from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
+from shoal.engine.rounds.scoring import score
 from shoal.storage.errors import ShoalError
-from shoal.storage.store.view import Cache
+from shoal.storage.store.cache import OpenViews
+from shoal.storage.store.manifest import NAME
+from shoal.storage.store.store import DOMAINS, Store
+from shoal.storage.store.view import Cache, View
 
-# Bytes on a device that clients of a cell may leave behind before they are fetched.
-MAX_RESULT_BYTES = 2**28
+# Shard and hops; what is kept of a split is a copy.
+MAPS_OF_A_VIEW = 2
+MAX_MAPS = Path("/proc/sys/vm/max_map_count")
+USUAL_MAX_MAPS = 65_530
+
+
+def most_views() -> int:
+    """How many views may be open in a process: half of its maps are for them, the rest for libraries and memory."""
+    allowed = int(MAX_MAPS.read_text()) if MAX_MAPS.exists() else USUAL_MAX_MAPS
+    return max(1, allowed // 2 // MAPS_OF_A_VIEW)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a host has for the clients that train one of the config's models.
+
+    Attributes:
+        models: The host's models, by name.
+        built: What they were built from.
+        initials: Parameters `[P]` that all these clients start from; a model of which each draws its own is missing.
+        shapes: Shapes of the parameters, by their names in a client's state.
+        trainer: Trains one client after another.
+        batched: Trains several in one batch; None: they are trained one by one.
+    """
+
+    models: Mapping[str, FlatModel]
+    built: Mapping[str, BuiltModel]
+    initials: Mapping[str, Tensor]
+    shapes: Mapping[str, torch.Size]
+    trainer: LocalTrainer
+    batched: BatchedTrainer | None
+
+
+class OpenedJob:
+    """Method, models, trainers and data views of a job on a host; all of it can be made again.
+
+    Attributes:
+        job: The job.
+        device: Where the host computes.
+        creating: Inside this context, tensors that a method makes anew lie there; so in `training` while it trains.
+        algorithm: The method.
+        infos: Sizes of all clients, and after them of the whole graphs that are evaluated.
+        scored_infos: The same of what clients are scored on, which is more where training sees training nodes alone.
+        views: Data of the clients.
+        scored_views: What they are scored on; the same object where that is what training sees.
+        kinds: By the number of a client's model.
+        guarded: Writes of the method into read-only data are looked for, and its form is checked in every round.
+    """
+
+    def __init__(self, job: Job, device: torch.device, cache: Cache) -> None:
+        """Builds what training needs.
+
+        Args:
+            job: The job.
+            device: Where the host computes.
+            cache: The host's cache.
+
+        Raises:
+            ShoalError: The store or the method does not fit the job.
+        """
+        store = job.open_store()
+        self.job, self.device, self.creating = job, device, creating_on(device)
+        self.algorithm = job.algorithm()
+        # A block that sets a default device delays every call of torch, and plain training creates nothing on it.
+        self.training = creating_on(CPU if trains_plainly(self.algorithm) else device)
+        self.guarded = checks_always(self.algorithm)
+        self._first_rounds: dict[str, int] = {}
+        # A machine that has none of the whole graphs is never asked for one.
+        graphs = job.open_graphs(store) if (store.path / DOMAINS / NAME).exists() else None
+        training, of_graphs = job.open_training(store), job.graph_infos(graphs)
+        self.infos, self.scored_infos = ([*job.infos(of), *of_graphs] for of in (training, store))
+
+        def views(of_clients: Store, most: int) -> OpenViews[View]:
+            stores = (of_clients, graphs)
+            places = [(of, number) for of in stores if of is not None for number in range(of.clients)]
+            return OpenViews(lambda number: job.view(*places[number], cache=cache, device=device), most)
+
+        most = most_views() // (2 if job.training else 1)
+        self.views = views(training, most)
+        self.scored_views = views(store, most) if job.training else self.views
+        built = job.build_models(store, self.algorithm)
+        flats = {name: placed([one.flat for one in several], device) for name, several in built.items()}
+        paths = trainers_of(job.trainer, device.type, self.algorithm, flats[MODEL], job.train)
+        self.kinds = []
+        for number, path in enumerate(paths):
+            # A model that the method describes is of one kind at all clients.
+            models = {name: several[number if len(several) > 1 else 0] for name, several in flats.items()}
+            of = {name: several[number if len(several) > 1 else 0] for name, several in built.items()}
+            shared = [name for name, one in of.items() if one.spec.init != "own"]
+            form = analytic(models[MODEL]) if path == ANALYTIC else None
+            kind = _Kind(
+                models,
+                of,
+                # Drawn on the processor: they are the same on any device.
+                {name: job.initial(of[name], name, 0).to(device) for name in shared},
+                {parameters_key(name): model.w.shape for name, model in models.items()},
+                LocalTrainer(models, job.train, self.algorithm, form),
+                BatchedTrainer(models[MODEL], job.train) if path == BATCHED else None,
+            )
+            self.kinds.append(kind)
+
+    def begin_round(self, number: int) -> None:
+        """Trains with the options of a round from now on.
+
+        Raises:
+            ShoalError: The schedule gives the round no rate.
+        """
+        options = self.job.train.in_round(number)
+        for kind in self.kinds:
+            kind.trainer.use(options)
+            if kind.batched is not None:
+                kind.batched.options = options
+
+    def checks_form(self, cell: Cell) -> bool:
+        """Whether what clients give is checked: in the first round of a phase, or always."""
+        return self.guarded or self._first_rounds.setdefault(cell.phase, cell.round) == cell.round
+
+    def plan(self, cells: Sequence[Cell]) -> None:
+        """Announces who is visited, and who is scored, from now on; see `OpenViews.plan`."""
+        trains = any(cell.train for cell in cells)
+        self.views.plan([i for cell in cells for i in cell.ids], self.touch if trains else _leave)
+        if self.scored_views is not self.views:
+            self.scored_views.plan([i for cell in cells for i in cell.ids if i in cell.score], _leave)
+
+    def visited(self, client: int) -> list[View]:
+        """Views of a client that the method could have modified."""
+        views = {id(of): of.opened(client) for of in (self.views, self.scored_views)}
+        return [view for view in views.values() if view is not None]
+
+    def where(self, cell: Cell, client: int) -> str:
+        """How an error names a visit and the method."""
+        return f"round {cell.round}, {self.job.who(client)}: {type(self.algorithm).__name__}"
+
+    def touch(self, view: View) -> None:
+        """Brings into memory what training reads of a client's files."""
+        for model in self.kinds[self.infos[view.client].model].models.values():
+            if model.coupled is None:
+                view.touch(model.inputs, training=True)
+            elif not model.coupled.fanouts:
+                view.touch([0], training=False, edges=True)
+
+
+def _leave(view: View) -> None:
+    """Evaluation reads what it needs by itself."""
+
+
+class Visit:
+    """One client's step on a host: download, train, upload, score.
+
+    Attributes:
+        client: The client, with its data, its state and a download applied; the next visit takes its models.
+        received: What `Algorithm.receive` made of the download.
+    """
+
+    def __init__(self, opened: OpenedJob, client_id: int, cell: Cell, shared: Tree, guard: ReadOnly | None) -> None:
+        """Begins the visit.
+
+        Args:
+            opened: The host's job.
+            client_id: The client.
+            cell: Its cell.
+            shared: Download of all clients, on the host's device.
+            guard: Watches over it, where writes are looked for.
+
+        Raises:
+            ShoalError: The client's data is missing or damaged, or `receive` failed.
+        """
+        self._opened, self._cell, self._id = opened, cell, client_id
+        info, device = opened.infos[client_id], opened.device
+        kind = opened.kinds[info.model]
+        self._kind = kind
+
+        def random(purpose: str) -> int:
+            return key(opened.job.seed, cell.round, client_id, purpose)
+
+        view = opened.views.get(client_id)
+        # Copies: what a round started from stays as it is, and Ray's shared memory cannot be written to. What lies on a
+        # device is a copy that belongs to the cell.
+        private, inbox, state = (
+            {name: t.to(device, copy=device == CPU) for name, t in trees.get(client_id, {}).items()}
+            for trees in (cell.private, cell.inboxes, cell.states)
+        )
+        self._guards = []
+        if guard is not None:
+            self._guards = [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
+        models = {}
+        for name, flat in kind.models.items():
+            w = state.get(parameters_key(name))
+            if w is None:
+                w = kind.initials.get(name)
+            if w is None:
+                w = opened.job.initial(kind.built[name], name, client_id).to(device)
+            models[name] = ClientModel(flat, view, random if name == MODEL else random_of(random, name), w)
+        self.client = Client(info, view, models, state, inbox, random)
+        self.received: Received = self._receive({**shared, **private})
+
+    def _receive(self, down: Tree) -> Received:
+        algorithm = self._opened.algorithm
+        try:
+            with self._opened.creating:
+                return algorithm.receive(self.client, down)
+        except BaseException as error:
+            raise_named(algorithm, "receive", error)
+
+    def train(self) -> float:
+        """Trains the client, and gives its loss, NaN where the method reports none.
+
+        Raises:
+            ShoalError: The method's code failed, or the loss is not finite.
+        """
+        opened, algorithm = self._opened, self._opened.algorithm
+        try:
+            with opened.training:
+                loss = algorithm.train(self.client, self.received, self._kind.trainer, self._cell.phase)
+            if opened.checks_form(self._cell):
+                require_loss(loss)
+            number = float(loss)
+        except BaseException as error:
+            raise_named(algorithm, "train", error)
+        return finite_loss(number) if number == number else number
+
+    def upload(self) -> tuple[Upload, Tree]:
+        """What the client sends and its new state, where they are; the next client leaves both as they are.
+
+        Raises:
+            ShoalError: The method's code failed, or what it gave or keeps has not the form that it must have.
+        """
+        opened, client, algorithm = self._opened, self.client, self._opened.algorithm
+        try:
+            with opened.creating:
+                upload = algorithm.upload(client, self.received, self._cell.phase)
+                checks = opened.checks_form(self._cell)
+                if checks:
+                    require_form(upload, self._cell.up, self._sent_as())
+                if algorithm.client_models != "global" and isinstance(client.state, dict):
+                    client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
+                if checks:
+                    require_state(client.state, self._kind.shapes)
+        except BaseException as error:
+            raise_named(algorithm, "upload", error)
+        return replace(upload, entries=self._snapshot(upload.entries)), self._snapshot(client.state)
+
+    def score(self) -> np.ndarray:
+        """Counts of the client's predictions; see `shoal.engine.rounds.scoring`, of a whole graph `domains`."""
+        count = score_graph if self.is_graph else score
+        with self._opened.creating:
+            return count(self._opened.algorithm, self.scored, self.received_to_score(), self._opened.job.metric)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is the whole graph of a domain, and no client."""
+        return self._id >= len(self._opened.job.model_of)
+
+    @property
+    def scored(self) -> Client:
+        """The client as it is scored: with the models and the state that it has now, on all of its data."""
+        opened, client = self._opened, self.client
+        if opened.scored_views is opened.views:
+            return client
+        view = opened.scored_views.get(self._id)
+        models = {name: ClientModel(model.flat, view, model.random) for name, model in client.models.items()}
+        return replace(client, info=opened.scored_infos[self._id], data=view, models=models)
+
+    def received_to_score(self) -> Received:
+        """What the client received, or what `receive` makes of a download for the evaluation alone."""
+        if not self._cell.score_with:
+            return self.received
+        down = copied(self._cell.score_with, self._opened.device)
+        if self._guards:
+            self._guards.append(ReadOnly(down, "download"))
+        return self._receive(down)
+
+    def end(self) -> None:
+        """Ends the visit.
+
+        Raises:
+            MethodWrites: The method wrote into a download, an inbox, or the client's data.
+        """
+        if not self._guards:
+            return
+        where = self._opened.where(self._cell, self._id)
+        for guard in self._guards:
+            guard.require_unchanged(where)
+        for data in self._opened.visited(self._id):
+            require_unwritten(data, where)
+
+    def _sent_as(self) -> dict[str, torch.Size]:
+        """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
+        shapes = dict(self._kind.shapes)
+        if not overrides(self._opened.algorithm, "receive"):
+            shapes["w"] = shapes[parameters_key(MODEL)]
+        return shapes
+
+    def _snapshot(self, tree: Tree) -> Tree:
+        """The tensors as they are now."""
+        memory = {model.pattern.w.untyped_storage().data_ptr(): model for model in self.client.models.values()}
+        found = {}
+        for name, t in tree.items():
+            if (model := memory.get(t.untyped_storage().data_ptr())) is not None:
+                # A view of the host's model stands for what the client has there.
+                model.flush()
+                t = t.clone()
+            found[name] = t.detach()
+        return found
+
+
+Result = tuple[int, float | Tensor, Upload | None, Tree, np.ndarray | None]
+
+
+class _CellAtWork:
+    """One cell: its clients one after another, trained one by one or, before that, in batches."""
+
+    def __init__(
+        self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly | None, deferred: Deferred | None
+    ) -> None:
+        self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
+        self._deferred = deferred
+        self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
+        self._uploads: list[Upload] = []
+
+    def run(self) -> Outcome:
+        """Visits the clients, and reduces their uploads.
+
+        Raises:
+            ShoalError: A client failed, and the run does not skip those that do.
+        """
+        cell, deferred = self._cell, self._deferred
+        # 1. Those that train in batches are trained.
+        batched = self._train_batches()
+        # 2. Every client is visited; of one that fails nothing is kept.
+        for client_id in cell.ids:
+            try:
+                trained = batched.clients.get(client_id)
+                if isinstance(trained, Exception):
+                    raise trained
+                result = self.visit_client(client_id, trained)
+                # On a GPU results are taken later, with those of others.
+                (self._take if deferred is None else deferred.keep)(*result)
+            except MethodWrites:
+                raise
+            except Exception as error:
+                if deferred is not None:
+                    # Of several that fail, the first one is named.
+                    deferred.flush(self._take, self._fail, self._outcome.seconds)
+                self._fail(client_id, error)
+            if deferred is not None and deferred.is_full:
+                deferred.flush(self._take, self._fail, self._outcome.seconds)
+        if deferred is not None:
+            deferred.flush(self._take, self._fail, self._outcome.seconds, last=True)
+        # 3. Uploads are added up in the order of clients.
+        if self._uploads:
+            reduce_cell(self._uploads, cell.up, self._outcome)
+        return self._outcome
+
+    def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> Result:
+        """One client, from its download to its result.
+
+        Args:
+            client_id: The client.
+            trained: How it was trained in a batch; None: it was not.
+
+        Returns:
+            Client, loss, upload (None where it was only evaluated), new state, counts of its predictions.
+        """
+        cell, seconds = self._cell, self._outcome.seconds
+        # 1. Its data, its state and the download.
+        visit = self.begin(client_id) if trained is None else trained.resume()
+        loss: float | Tensor = float("nan")
+        upload: Upload | None = None
+        state: Tree = {}
+        counts: np.ndarray | None = None
+        if cell.phase:
+            # 2. Local training.
+            began = time.perf_counter()
+            if trained is not None:
+                loss = trained.loss if isinstance(trained.loss, Tensor) else finite_loss(trained.loss)
+            elif cell.train:
+                loss = visit.train()
+            after_training = time.perf_counter()
+            # 3. Its upload and its new state.
+            upload, state = visit.upload()
+            seconds["train"] += after_training - began
+            seconds["upload"] += time.perf_counter() - after_training
+        # 4. Its predictions are counted, on a GPU later with those of others.
+        scores = client_id in cell.score
+        began = time.perf_counter()
+        later = scores and self._deferred is not None and self._deferred.scores_later(visit)
+        if scores and not later:
+            counts = visit.score()
+        seconds["evaluate"] += time.perf_counter() - began
+        # 5. Nothing that is read-only was written to.
+        visit.end()
+        return client_id, loss, upload, state, counts
+
+    def begin(self, client_id: int) -> Visit:
+        """Begins the visit of a client."""
+        return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
+
+    def _take(
+        self, client: int, loss: float | Tensor, upload: Upload | None, state: Tree, counts: np.ndarray | None
+    ) -> None:
+        """Keeps what a visit gave, all of it on the processor."""
+        outcome = self._outcome
+        if upload is not None:
+            require_sound(upload, self._cell.up)
+            outcome.states[client] = state
+            self._uploads.append(upload)
+            outcome.losses.append(float(loss))
+            outcome.bytes_up.append(upload_bytes(upload))
+        outcome.ids.append(client)
+        if counts is not None:
+            outcome.scores[client] = counts
+
+    def _fail(self, client_id: int, error: Exception) -> None:
+        """Notes a client that failed.
+
+        Raises:
+            ShoalError: The run does not skip it, or its GPU or its data cannot be used any more.
+        """
+        opened, cell = self._opened, self._cell
+        who = f"round {cell.round}, {opened.job.who(client_id)}"
+        if why := lost(opened.device):
+            # It would fail every later client, too, whatever that does.
+            raise DeviceLost(f"{who}: the GPU answers this process no more: {why}", traceback.format_exc())
+        if opened.guarded:
+            # It may have written into its data before, which a later visit would read.
+            for data in opened.visited(client_id):
+                require_unwritten(data, opened.where(cell, client_id))
+        line = f"{who}: {in_one_line(error)}"
+        detail = "".join(traceback.format_exception(error))
+        if not opened.job.skip_failed_clients:
+            raise ShoalError(line, detail) from error
+        self._outcome.failures[client_id] = line, detail
+
+    def _train_batches(self) -> Batched[Visit]:
+        opened, cell = self._opened, self._cell
+        trainer = opened.kinds[opened.infos[cell.ids[0]].model].batched
+        if trainer is None or not cell.train:
+            return Batched()
+        began = time.perf_counter()
+        batched = train_batches(trainer, list(cell.ids), self.begin)
+        self._outcome.seconds["train"] += time.perf_counter() - began
+        self._outcome.halved = batched.halved
+        return batched
 
 
 class Host:
@@ -55,8 +511,7 @@ class Host:
         self._opened = OpenedJob(job, device, self._cache)
 
     def run_cells(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> Iterator[Outcome | None]:
-        """Runs cells one after another; while a client is visited, the data of the next one is opened, and while a
-        device is at work on a cell, what the next one trains on is brought there.
+        """Runs cells one after another; while a client is visited, the data of the next one is opened.
 
         Args:
             job_id: Of the job that they belong to.
@@ -64,7 +519,7 @@ class Host:
             shared: Download of all their clients.
 
         Yields:
-            What comes back of each; None if the job is not open here (a host that was started again).
+            The outcome of each; None if the job is not open here (a host that was started again).
 
         Raises:
             ShoalError: A shard is damaged or the method's code failed; names round and client.
@@ -73,24 +528,24 @@ class Host:
         if opened is None or opened.job.id != job_id:
             yield from (None for _ in cells)
             return
-        trains = any(cell.train for cell in cells)
-        visited = [i for cell in cells for i in cell.ids]
-        opened.plan(visited, [i for cell in cells for i in cell.ids if i in cell.score], trains)
-        shared = _lent(shared, opened.device)
-        guard = ReadOnly(shared, "download")
-        turns = NextCell(opened, self._cache)
-        for cell, following in zip(cells, [*cells[1:], None]):
+        opened.plan(cells)
+        deferred = None if opened.device == CPU else Deferred(opened, self._cache)
+        shared = copied(shared, CPU) if deferred is None else deferred.sent(shared)
+        guard = ReadOnly(shared, "download") if opened.guarded else None
+        for place, cell in enumerate(cells):
+            if opened.job.train.schedule is not None:
+                opened.begin_round(cell.round)
+            if deferred is None:
+                self._cache.begin_turn()
+            else:
+                cell = deferred.receive(cell, cells[place + 1] if place + 1 < len(cells) else None)
             try:
-                begun = turns.receive(cell)
-                outcome, uploads = _CellAtWork(opened, begun, shared, guard, partial(turns.bring, following)).run()
+                yield _CellAtWork(opened, cell, shared, guard, deferred).run()
             except MethodWrites:
                 # What was written to must not reach the next round or run of this process.
                 self._cache = Cache(self._cache.limit)
                 self._opened = OpenedJob(opened.job, opened.device, self._cache)
                 raise
-            if uploads:
-                reduce_cell(uploads, cell.up, outcome)
-            yield outcome
 
     def visit(self, client_id: int, cell: Cell, down: Tree) -> Visit:
         """Begins the visit of one client, for a look at its model.
@@ -99,150 +554,4 @@ class Host:
             ShoalError: Its data is missing or damaged.
         """
         assert self._opened is not None
-        down = copied(down, self._opened.device)
-        return Visit(self._opened, client_id, cell, down, ReadOnly(down, "download"))
-
-
-def _lent(shared: Tree, device: torch.device) -> Tree:
-    """Copies of a download for all clients, where they are visited."""
-    if device.type == "cpu":
-        return copied(shared, device)
-    return dict(zip(shared, sent(list(shared.values()), device)))
-
-
-class _CellAtWork:
-    """One cell: its clients one after another, trained alone or, before that, in batches.
-
-    On a device, what clients bring with them comes in one copy, and what they leave behind goes back in one copy;
-    before that nobody looks at its numbers.
-    """
-
-    def __init__(
-        self, opened: OpenedJob, cell: Cell, shared: Tree, guard: ReadOnly, before_waiting: Callable[[], None]
-    ) -> None:
-        self._opened, self._cell, self._shared, self._guard = opened, cell, shared, guard
-        self._before_waiting = before_waiting
-        self._outcome = Outcome(seconds=dict.fromkeys(("train", "upload", "evaluate"), 0.0))
-        self._uploads: list[Upload] = []
-        self._results: list[ClientResult] = []
-        self._on_device = opened.device.type != "cpu"
-
-    def run(self) -> tuple[Outcome, list[Upload]]:
-        batched = self._train_batches()
-        for client_id in self._cell.ids:
-            try:
-                trained = batched.clients.get(client_id)
-                if isinstance(trained, Exception):
-                    raise trained
-                self._run_client(client_id, trained)
-            except MethodWrites:
-                raise
-            except Exception as error:
-                # Of several that fail, the first one is named.
-                self._flush()
-                self._fail(client_id, error)
-            if not self._on_device or sum(result.bytes for result in self._results) > MAX_RESULT_BYTES:
-                self._flush()
-        self._flush(self._bring)
-        return self._outcome, self._uploads
-
-    def _bring(self) -> None:
-        """What the next cell trains on, which is no part of taking what this one left."""
-        began = time.perf_counter()
-        self._before_waiting()
-        spent = time.perf_counter() - began
-        self._outcome.seconds["train"] += spent
-        self._outcome.seconds["upload"] -= spent
-
-    def _fail(self, client_id: int, error: Exception) -> None:
-        self._require_device(client_id)
-        self._require_unwritten(client_id)
-        line = f"round {self._cell.round}, {self._opened.job.who(client_id)}: {in_one_line(error)}"
-        detail = "".join(traceback.format_exception(error))
-        if not self._opened.job.skip_failed_clients:
-            raise ShoalError(line, detail) from error
-        self._outcome.failures[client_id] = line, detail
-
-    def _require_device(self, client_id: int) -> None:
-        """A GPU that answers no more would fail every later client, too, none of whose fault it is."""
-        if why := lost(self._opened.device):
-            who = f"round {self._cell.round}, {self._opened.job.who(client_id)}"
-            raise DeviceLost(f"{who}: the GPU answers this process no more: {why}", traceback.format_exc())
-
-    def _require_unwritten(self, client_id: int) -> None:
-        """One that failed may have written into its data before, which a later visit would read."""
-        for data in self._opened.lent(client_id):
-            method = type(self._opened.algorithm).__name__
-            require_unwritten(data, f"round {self._cell.round}, {self._opened.job.who(client_id)}: {method}")
-
-    def _begin(self, client_id: int) -> Visit:
-        return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
-
-    def _train_batches(self) -> Batched:
-        trainer = self._opened.batched_trainer(self._cell.ids) if self._cell.train else None
-        if trainer is None:
-            return Batched()
-        began = time.perf_counter()
-        batched = train_batches(trainer, list(self._cell.ids), self._begin)
-        self._outcome.seconds["train"] += time.perf_counter() - began
-        self._outcome.halved = batched.halved
-        return batched
-
-    def _run_client(self, client_id: int, trained: Trained | None) -> None:
-        """One client's turn; only at its end something is kept of it, so that one that fails leaves nothing behind."""
-        cell, seconds = self._cell, self._outcome.seconds
-        visit = self._begin(client_id) if trained is None else trained.resume()
-        loss: float | Tensor = float("nan")
-        counts: np.ndarray | None = None
-        scored: Scored | None = None
-        upload: Upload | None = None
-        state: Tree = {}
-        if cell.phase:
-            began = time.perf_counter()
-            if trained is not None:
-                loss = trained.loss if isinstance(trained.loss, Tensor) else finite_loss(trained.loss)
-            elif cell.train:
-                loss = visit.train()
-            after_training = time.perf_counter()
-            upload, state = visit.upload()
-            seconds["train"] += after_training - began
-            seconds["upload"] += time.perf_counter() - after_training
-        if client_id in cell.score:
-            began = time.perf_counter()
-            if visit.is_scored_later:
-                scored = visit.score_later()
-            else:
-                counts = visit.score()
-            seconds["evaluate"] += time.perf_counter() - began
-        visit.end()
-        self._results.append(ClientResult(client_id, loss, upload, state, counts, scored))
-
-    def _flush(self, before_waiting: Callable[[], None] | None = None) -> None:
-        """Takes what clients have left behind so far, in their order; on a device it waits for it."""
-        began = time.perf_counter()
-        waiting, self._results = self._results, []
-        try:
-            found = on_processor(waiting, self._opened.infos[self._cell.ids[0]].classes, before_waiting)
-        except Exception as error:
-            # Whose fault it is cannot be told.
-            for result in waiting:
-                self._fail(result.client, error)
-            return
-        for result in found:
-            try:
-                self._take(result)
-            except Exception as error:
-                self._fail(result.client, error)
-        self._outcome.seconds["upload"] += time.perf_counter() - began
-
-    def _take(self, result: ClientResult) -> None:
-        outcome, loss, counts = self._outcome, result.loss_value(), result.counts_value()
-        if result.upload is not None:
-            require_sound(result.upload, self._cell.up)
-            outcome.states[result.client] = result.state
-            self._uploads.append(result.upload)
-            outcome.losses.append(loss)
-            outcome.bytes_up.append(upload_bytes(result.upload))
-        outcome.ids.append(result.client)
-        if counts is not None:
-            outcome.scores[result.client] = counts
+        return Visit(self._opened, client_id, cell, copied(down, self._opened.device), None)

@@ -1,1 +1,1 @@
-"""What is kept of a run: folder, checkpoints, summary, environment."""
+"""Records of a run: folder, checkpoints, metrics, summary."""

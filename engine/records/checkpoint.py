@@ -7,16 +7,15 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.metrics import METRICS, write_tensors
 from shoal.engine.records.summary import chosen
-from shoal.engine.records.tensors_file import write_tensors
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -27,13 +26,13 @@ FORMAT = 3
 TENSORS, PLAIN = "state.safetensors", "state.json"
 # The folder of the checkpoints of best rounds.
 BEST = "best"
-# What reading a damaged one may raise.
+# Raised by reading a damaged one.
 UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from.
+    """The state that a run continues from.
 
     Attributes:
         state: The federation after a committed round.
@@ -61,18 +60,6 @@ def save(root: Path, checkpoint: Checkpoint, keep: int) -> Path:
     return folder
 
 
-def write(root: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint under `root`, unless that of its round is there.
-
-    Raises:
-        ShoalError: The disk is full.
-    """
-    folder = root / f"round-{checkpoint.state.round:06d}"
-    if not folder.exists():
-        _write(folder, checkpoint)
-    return folder
-
-
 def keep_newest(root: Path, count: int) -> None:
     """Removes all checkpoints but the newest ones."""
     keep_only(root, {_round(folder) for folder in _checkpoints(root)[:count]})
@@ -85,7 +72,15 @@ def keep_only(root: Path, rounds: Collection[int]) -> None:
             shutil.rmtree(old, onerror=lambda _, path, error: log.warning("%s: cannot be removed: %s", path, error[1]))
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
+def write(root: Path, checkpoint: Checkpoint) -> Path:
+    """Writes a checkpoint under `root`, unless that of its round is there.
+
+    Raises:
+        ShoalError: The disk is full.
+    """
+    folder = root / f"round-{checkpoint.state.round:06d}"
+    if folder.exists():
+        return folder
     unfinished = folder.with_name(folder.name + ".unfinished")
     tensors, plain = checkpoint.state.to_tensors()
     try:
@@ -102,9 +97,8 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
             "state": plain,
         }
         (unfinished / PLAIN).write_text(sealed(record))
-        for name in (TENSORS, METRICS, PLAIN):
-            _to_disk(unfinished / name)
-        _to_disk(unfinished)
+        for path in (*(unfinished / name for name in (TENSORS, METRICS, PLAIN)), unfinished):
+            _to_disk(path)
         os.replace(unfinished, folder)
         _to_disk(folder.parent)
     except (OSError, SafetensorError) as error:
@@ -112,6 +106,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         raise ShoalError(
             f"{folder}: the checkpoint cannot be written ({error}); free space and use --resume"
         ) from error
+    return folder
 
 
 def _to_disk(path: Path) -> None:
@@ -164,16 +159,14 @@ def load_newest(root: Path) -> Checkpoint | None:
     """The newest checkpoint that can be used; None if there is none at all.
 
     Raises:
-        ShoalError: There are checkpoints and none can be used; says why of each.
+        ShoalError: There are checkpoints and none can be used; lists the fault of each.
     """
     complaints: list[str] = []
-    for folder in _checkpoints(root):
+    for number in rounds_kept(root):
         try:
-            found = _read(folder)
-        except UNUSABLE as error:
-            complaints.append(f"{folder}: {_fault(error)}")
-            continue
-        return Checkpoint(*found, passed_over=tuple(complaints))
+            return replace(load_round(root, number), passed_over=tuple(complaints))
+        except ShoalError as error:
+            complaints.append(error.line)
     if complaints:
         raise ShoalError(
             f"no checkpoint can be used ({'; '.join(complaints)}); make one readable again, or --fresh deletes them "
@@ -190,7 +183,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
     """
     folder = root / f"round-{number:06d}"
     try:
-        return Checkpoint(*_read(folder))
+        return _read(folder)
     except UNUSABLE as error:
         raise ShoalError(f"{folder}: {_fault(error)}") from None
 
@@ -215,20 +208,20 @@ def faults(root: Path) -> list[str]:
         ShoalError: The folder is there and cannot be read.
     """
     found = []
-    for folder in _checkpoints(root):
+    for number in rounds_kept(root):
         try:
-            _read(folder)
-        except UNUSABLE as error:
-            found.append(f"{folder}: {_fault(error)}")
+            load_round(root, number)
+        except ShoalError as error:
+            found.append(error.line)
     return found
 
 
-def _read(folder: Path) -> tuple[FederationState, dict[str, Any], dict[str, str], str]:
+def _read(folder: Path) -> Checkpoint:
     text = (folder / PLAIN).read_bytes()
-    # What another Shoal wrote may be sealed in another way.
+    # Another version of Shoal may have another seal.
     plain = json.loads(text)
     if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
-        raise _OtherFormat(f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
+        raise ShoalError(f"{folder}: format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
     record = unsealed(text)
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
@@ -236,16 +229,10 @@ def _read(folder: Path) -> tuple[FederationState, dict[str, Any], dict[str, str]
     # Old checkpoints are deleted while their values may still be in use.
     tensors = {name: t.clone() for name, t in load_file(folder / TENSORS).items()}
     state = FederationState.from_tensors(tensors, record["state"])
-    return state, record["environment"], record["inputs"], (folder / METRICS).read_text()
-
-
-class _OtherFormat(ValueError):
-    pass
+    return Checkpoint(state, record["environment"], record["inputs"], (folder / METRICS).read_text())
 
 
 def _fault(error: Exception) -> str:
-    if isinstance(error, _OtherFormat):
-        return str(error)
     if isinstance(error, FileNotFoundError):
         return f"damaged ({Path(error.filename).name} is missing)"
     if isinstance(error, OSError):
@@ -278,7 +265,7 @@ class BestRounds:
     """Keeps the checkpoint of the best validation round of every scope, and of no other round."""
 
     def __init__(self, run: Path, lines: Sequence[dict[str, Any]]) -> None:
-        """Of a run that is about to go on; checkpoints of rounds that it runs again are removed.
+        """Starts with the metrics of a run; removes checkpoints of rounds that will run again.
 
         Args:
             run: The run folder.

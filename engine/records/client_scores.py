@@ -58,7 +58,7 @@ class ClientScores:
             evaluated: The evaluated rounds up to it, ascending.
 
         Returns:
-            What is said of rounds that are missing; None if none are.
+            A warning about missing rounds; None if there are none.
 
         Raises:
             ShoalError: The file cannot be written.
@@ -87,7 +87,7 @@ class ClientScores:
 
 
 def _batches(path: Path) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Whole batches, and where each ends in the file; what a kill cut off, or behind a damage, is left out."""
+    """Whole batches, and where each ends in the file; batches that a kill cut off, or after a damage, are skipped."""
     if not path.exists():
         return
     # Not mapped: a table of a program may outlive what a resume cuts off.

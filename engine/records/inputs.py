@@ -1,4 +1,4 @@
-"""What a run reads beside its config, by content: the same files are the same run, wherever they lie."""
+"""Digests of the files that a run reads: the same content is the same run, wherever the files are."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,14 +15,14 @@ from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
 from shoal.storage.user_code.user_code import read_user_code
 
-# The names under which the contents of the prepared stores are kept beside those of files.
+# Names of the contents of prepared stores, among those of files.
 STORE = "the prepared store"
 GRAPHS = "the prepared whole graphs"
 TRAINING = "the prepared training nodes"
 
 
 def contents(config: Config) -> dict[str, str]:
-    """A digest for every key of a config that names a file which the run reads, code of the user's own for one.
+    """A digest for every key of a config that names a file which the run reads, user code for one.
 
     Raises:
         ShoalError: A file is missing or cannot be read; names the key.
@@ -65,7 +65,7 @@ def _digests(readers: Mapping[str, Callable[[], str | None]]) -> dict[str, str]:
 
 
 def _user_code(config: Config) -> dict[str, str]:
-    """What tells the user's own code apart, by the keys that name it."""
+    """Identities of user code, by the keys that name it."""
     # A name that is none is found here.
     describe(config.algorithm.name, {})
     found = {key: code.identity for key, code in read_all(config.plain()) if not key.startswith("callbacks.")}
@@ -85,7 +85,7 @@ def _of_file(file: str | None) -> str | None:
 
 
 def _of_graphs(data: DataConfig) -> str | None:
-    """Of the user's own graph, or of each of several; None: there is none."""
+    """Digest of the user's graph or graphs; None: there are none."""
     names = (data.dataset,) if isinstance(data.dataset, str) else data.dataset
     if all(name.lower() != "files" for name in names):
         return None

@@ -1,4 +1,4 @@
-"""metrics.jsonl: what every round came to, a sealed line each."""
+"""metrics.jsonl, one checksummed JSON line a round, and tensors that are recorded of rounds."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
 from shoal.engine.config.run_identity import flatten
-from shoal.engine.records.tensors_file import write_tensors
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -23,7 +23,7 @@ SCOPES = "scopes."
 
 
 class Metrics:
-    """The one writer of a run's lines. It holds them, too, so that what happens to the file changes no number."""
+    """The one writer of a run's lines; it also holds them, so that a changed file changes no number."""
 
     def __init__(self, run: Path) -> None:
         """Of a run folder; begins with no line."""
@@ -63,7 +63,7 @@ class Metrics:
         """Takes over the lines that a checkpoint holds; later ones are cut off.
 
         Returns:
-            What is said of a file that does not begin with these lines; None if it does.
+            A warning about a file that does not begin with these lines; None if it does.
 
         Raises:
             ShoalError: The file cannot be written.
@@ -133,7 +133,7 @@ def numbers_of(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rounds logged in a run folder; a last line that a kill cut off is left out.
+    """The rounds logged in a run folder; a last line that a kill cut off is skipped.
 
     Raises:
         ShoalError: A line was changed, or the file cannot be read.
@@ -161,7 +161,7 @@ RECORDS = "records"
 
 
 def write_records(run: Path, number: int, records: Tree) -> None:
-    """Writes what was recorded of a round.
+    """Writes the records of a round.
 
     Raises:
         ShoalError: The file cannot be written.
@@ -178,7 +178,7 @@ def recorded_rounds(run: Path) -> list[int]:
 
 
 def read_records(run: Path, number: int) -> Tree:
-    """What was recorded of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
+    """Records of a round: `mixing` float32 `[B, B]`, weights of the uploads of column clients for row
     clients, and `prototypes` float32 `[P, H]` with `prototype_client` and `prototype_class` int64 `[P]`, if there are.
 
     Raises:
@@ -190,3 +190,18 @@ def read_records(run: Path, number: int) -> Tree:
     except (OSError, SafetensorError) as error:
         raise ShoalError(f"{path}: cannot be read ({error}); remove it, and the report is without that round") from None
     return found
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors of any device as they are now, with the file modes that the user's umask says.
+
+    Raises:
+        OSError: It cannot be written; then a part of the file may be there.
+        SafetensorError: The same.
+    """
+    # The library makes private files; an empty file has the modes of the umask.
+    path.touch()
+    mode = path.stat().st_mode
+    # A tensor may be a view of shared memory; a file holds it once.
+    save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, path)
+    path.chmod(mode)

@@ -25,7 +25,7 @@ from shoal.storage.files.checksummed_json import sealed, unsealed
 from shoal.storage.user_code.user_code import UserCode, path_of
 
 CONFIG, SUMMARY, LOG = "config.yaml", "summary.json", "run.log"
-# What callbacks and `shoal export` write.
+# Written by callbacks and `shoal export`.
 OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
@@ -100,9 +100,9 @@ class RunFolder:
         logging.getLogger().addHandler(self._log)
 
     def close(self) -> None:
-        """Gives the folder free."""
+        """Releases the lock."""
         logging.getLogger().removeHandler(self._log)
-        # What the disk has no room for was tried when it was logged.
+        # A full disk was noticed when the lines were logged.
         with suppress(OSError):
             self._log.close()
         self._lock.close()
@@ -119,12 +119,12 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has a summary."""
         return finished(self.path)
 
     @property
     def started(self) -> bool:
-        """Whether there is something to go on from, or to lose."""
+        """Whether there are rounds to continue from, or to lose."""
         return started(self.path)
 
     def rounds_logged(self) -> int:
@@ -146,7 +146,7 @@ class RunFolder:
             return None
 
     def begin(self, config: Config) -> None:
-        """Writes the resolved config, and the code of the user's own that it names.
+        """Writes the resolved config, and the user code that it names.
 
         Raises:
             ShoalError: Something cannot be read or written.
@@ -168,7 +168,7 @@ class RunFolder:
                 unfinished.write_text(text, encoding="utf-8")
 
     def clear(self) -> None:
-        """Forgets what an earlier run left, readable or not.
+        """Deletes the files of an earlier run, readable or not.
 
         Raises:
             ShoalError: Something cannot be removed.
@@ -200,7 +200,7 @@ class RunFolder:
 
 
 class _Log(logging.FileHandler):
-    """A log whose disk may be full: the run goes on to its metrics, which say so."""
+    """A log whose disk may be full: the error is raised by the metrics."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
@@ -226,37 +226,34 @@ def read_summary(run: Path) -> dict[str, Any]:
         ) from error
 
 
-def changed_keys(config: Config, run: Path, must_read: bool = False) -> list[str]:
-    """Keys that change numbers and differ between a config and a run folder, as `key (old -> new)`.
+def changed_keys(config: Config, run: Path) -> list[str]:
+    """Keys that change numbers and differ between a config and that of a run folder, as `key (old -> new)`.
 
-    Args:
-        config: The config.
-        run: The folder.
-        must_read: Refuse a folder whose config cannot be read; without it, no key differs then.
+    A key that one of the two does not have is at its default there. Keys of files count by the content of these, see
+    `changed_contents`.
 
     Raises:
-        ShoalError: The config of the run folder cannot be read, though it must be.
+        ShoalError: The config of the run folder cannot be read.
     """
     path = run / CONFIG
     try:
         old = identity_keys(with_new_keys(yaml.safe_load(path.read_text())))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        if not must_read:
-            return []
         raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
     old, new = ({**defaults(), **values} for values in (old, identity_keys(config.plain())))
-    now = contents(config)
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    # Files count by their content.
-    changed = [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys if key not in now]
-    if not must_read:
-        return changed
+    files = contents(config)
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in files)
+    return [f"{key} ({old.get(key)} -> {new.get(key)})" for key in keys]
+
+
+def changed_contents(config: Config, run: Path) -> list[str]:
+    """Files that a config names, and that differ from those of the newest checkpoint of a run folder."""
     found = checkpoint.load_newest(run / CHECKPOINTS)
-    return changed + [f"the content of {name}" for name in differences(found.inputs if found else {}, now)]
+    return [f"the content of {name}" for name in differences(found.inputs if found else {}, contents(config))]
 
 
 def unfinished_relatives(config: Config) -> list[Path]:
-    """Unfinished runs of another config under the same name and root, which have a round to resume from."""
+    """Unfinished runs of another config under the same name and root, that logged a round."""
     runs = set(Path(config.run.root).glob(f"{config.name}-????????")) - {run_path(config)}
     needed = (CONFIG, METRICS)
     return sorted(p for p in runs if all((p / name).exists() for name in needed) and not (p / SUMMARY).exists())

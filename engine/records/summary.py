@@ -1,4 +1,4 @@
-"""What a finished run comes down to."""
+"""Builds summary.json of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
@@ -93,7 +93,7 @@ def summarize_run(lines: Sequence[dict[str, Any]], manifest: Manifest, peak_memo
 
 
 def _last_five(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over the last five evaluations, or fewer, of validation and test rows together; with their rounds."""
+    """Means over the last five evaluations, or fewer, of validation and test rows; with their rounds."""
     last = [line for line in scored if BOTH in line["scopes"].get(DOMAINS, {})][-LAST:]
     means = _mean_of([line["scopes"][DOMAINS][BOTH] for line in last]) if last else {}
     return {"rounds": [line["round"] for line in last], **means}

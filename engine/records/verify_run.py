@@ -1,4 +1,4 @@
-"""Whether a run folder is as the run wrote it."""
+"""Verifies that a run folder is as the run wrote it."""
 
 from collections.abc import Callable
 from math import nan

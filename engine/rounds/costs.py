@@ -1,19 +1,73 @@
-"""What a round costs: bytes, seconds, visits, losses of clients; and the line of metrics that says so."""
+"""What a round costs (bytes, seconds, visits, losses of clients), and where its cells run."""
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.protocol import Ask
-from shoal.engine.messages.cell import Outcome
-from shoal.engine.messages.live import Live, Watch
-from shoal.engine.rounds.pool import Pool
+from shoal.algorithms.protocol import Ask, Tree
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.rounds.reduction import tree_bytes
 
 ON_HOSTS = ("train", "upload", "evaluate")
+
+
+@dataclass(frozen=True)
+class Live:
+    """A round at work.
+
+    Attributes:
+        round: Its number.
+        visits: Visits to clients so far, for training and for evaluation.
+        expected: Visits that are known to be needed so far.
+        bytes_up: Sent by clients so far.
+        bytes_down: Sent to clients so far.
+        hosts: Hosts at work, of how many.
+        retries: Cells lost with their host in this round.
+    """
+
+    round: int
+    visits: int
+    expected: int
+    bytes_up: int
+    bytes_down: int
+    hosts: tuple[int, int]
+    retries: int
+
+
+Watch = Callable[[Live], None]
+
+
+def unwatched(live: Live) -> None:
+    """No-op watcher."""
+
+
+class Pool(Protocol):
+    """Hosts on Ray, or this process.
+
+    Attributes:
+        retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
+        transfer: Seconds this process spent on sending cells and taking in outcomes, since the pool was made.
+    """
+
+    retried: int
+    transfer: float
+
+    @property
+    def hosts(self) -> tuple[int, int]:
+        """Hosts at work, of how many."""
+        ...
+
+    def events(self) -> list[str]:
+        """What happened to hosts since this was last asked, a line each."""
+        ...
+
+    def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterable[tuple[int, Outcome]]:
+        """Runs cells in any order; yields the position of each with its outcome."""
+        ...
 
 
 class Meter:
@@ -21,7 +75,7 @@ class Meter:
 
     Attributes:
         failures: Clients that were left out, with the error's line and the traceback.
-        notes: Numbers that the method wants to see, by name.
+        notes: The method's numbers of the round, by name; None where they are not finite.
     """
 
     def __init__(self, number: int, infos: Sequence[ClientInfo], pool: Pool, watch: Watch) -> None:
@@ -31,7 +85,7 @@ class Meter:
             number: Of the round.
             infos: Sizes of all clients.
             pool: Whose losses and transfers are counted.
-            watch: Is told how far the round is.
+            watch: Called with how far the round is.
         """
         self._number, self._infos, self._pool, self._watch = number, infos, pool, watch
         self.failures: dict[int, tuple[str, str]] = {}
@@ -44,6 +98,10 @@ class Meter:
         self._seconds = dict.fromkeys(ON_HOSTS, 0.0)
         self._waited = 0.0
         self._halved = 0
+
+    def note(self, notes: Mapping[str, float]) -> None:
+        """Keeps the method's notes."""
+        self.notes = {name: float(value) if math.isfinite(value) else None for name, value in notes.items()}
 
     def expect(self, visits: int) -> None:
         """So many more visits are needed."""
@@ -74,7 +132,7 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator["Pause"]:
-        """The time inside of the block is spent waiting for hosts, but for that inside of the pauses."""
+        """Counts the time inside of the block as waiting for hosts, but for that inside of the pauses."""
         began, pause = time.perf_counter(), Pause()
         yield pause
         self._waited += time.perf_counter() - began - pause.seconds
@@ -113,9 +171,9 @@ class Meter:
         return line
 
     def _mean_loss(self) -> float | None:
-        """Mean over training rows of the clients that say their loss; None if none does."""
-        said = {i: loss for i, loss in self._losses.items() if math.isfinite(loss)}
-        rows = [(self._infos[i].train, loss) for i, loss in said.items() if self._infos[i].train]
+        """Mean over training rows of the clients that report a loss; None if none does."""
+        finite = [(self._infos[i].train, loss) for i, loss in self._losses.items() if math.isfinite(loss)]
+        rows = [(train, loss) for train, loss in finite if train]
         weight = sum(train for train, _ in rows)
         mean = sum(train * loss for train, loss in rows) / weight if weight else math.inf
         return mean if math.isfinite(mean) else None

@@ -7,7 +7,7 @@ the one of the last evaluation, to the bit, is not evaluated again.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +17,18 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Tree, is_moment
 from shoal.engine.rounds.domains import DOMAINS, Domains
-from shoal.engine.rounds.exchange import Exchange
 from shoal.engine.rounds.scoring import ACCURACY, CORRECT, KINDS, PARTS, SUPPORT, macro_f1, ranked, summarize
 from shoal.engine.rounds.state import FederationState
+
+
+class Scorer(Protocol):
+    """What an evaluation needs of a round; see `shoal.engine.rounds.server.Exchange`."""
+
+    next_state: FederationState
+
+    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
+        """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
+        ...
 
 
 class Evaluator:
@@ -38,11 +47,11 @@ class Evaluator:
         self._items = {info.client: info.items for info in infos}
         self._domains, self._metric = domains, metric
 
-    def evaluate(self, exchange: Exchange, global_model: Tree) -> dict[str, Any]:
+    def evaluate(self, exchange: Scorer, global_model: Tree) -> dict[str, Any]:
         """Evaluates every client whose model may have changed, and gives all weightings by scope.
 
         Args:
-            exchange: Asks clients; its draft gets the scores.
+            exchange: Asks clients; its `next_state` gets the scores.
             global_model: The server's model, or what of one it shares; empty if it has none.
         """
         next_state = exchange.next_state
@@ -74,7 +83,7 @@ class Evaluator:
         self._domains.add_to(found, counts)
         return found
 
-    def _evaluate_the_global_model(self, exchange: Exchange, model: Tree) -> None:
+    def _evaluate_the_global_model(self, exchange: Scorer, model: Tree) -> None:
         """Counts of the server's model, everybody's and of every domain; of one that was evaluated, those of then."""
         next_state, found = exchange.next_state, _digest(model)
         graphs = {DOMAINS: self._domains.graphs} if self._domains and self._domains.graphs else {}

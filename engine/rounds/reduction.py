@@ -1,5 +1,9 @@
-"""Reducing uploads: within a cell in client order, over cells in cell order, always in float64."""
+"""Reducing uploads: within a cell in client order, over cells in cell order, always in float64.
 
+NaN and infinity are refused before anything is added up or committed.
+"""
+
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -7,7 +11,6 @@ from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce, Replies, Tree, Upload
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.rounds.protocol_checks import counted
 from shoal.storage.errors import ShoalError
 
 
@@ -18,13 +21,13 @@ def tree_bytes(tree: Tree) -> int:
 
 def upload_bytes(upload: Upload) -> int:
     """Bytes of an upload as the protocol would send it: tensors as they are, weights as float32, or as it says."""
-    told = upload.upload_bytes
-    weights = {name: w for name, w in upload.weight.items() if name not in told}
+    given = upload.upload_bytes
+    weights = {name: w for name, w in upload.weight.items() if name not in given}
     numbers = sum(w.numel() if isinstance(w, Tensor) else 1 for w in weights.values())
     return (
-        tree_bytes({name: t for name, t in upload.entries.items() if name not in told})
+        tree_bytes({name: t for name, t in upload.entries.items() if name not in given})
         + 4 * numbers
-        + sum(told.values())
+        + sum(given.values())
     )
 
 
@@ -197,3 +200,46 @@ def _require_one_type(entry: str, tensors: Iterable[tuple[int, Tensor]]) -> None
                 f"upload() gives {entry!r} as {kinds[0][1]} at client {kinds[0][0]} and as {kind} at client {client}; "
                 "clients must agree on its type"
             )
+
+
+def require_sound(upload: Upload, up: Mapping[str, Reduce]) -> None:
+    """Checks the numbers of what one client sends.
+
+    Raises:
+        ShoalError: An entry holds NaN or infinity where it has weight.
+    """
+    for entry, how in up.items():
+        read, weight = upload.entries[entry], upload.weight.get(entry, 1.0)
+        if how is Reduce.MEAN:
+            read = counted(read, weight)
+        if not (_finite(read) and _finite(weight)):
+            raise ShoalError(f"upload() gives NaN or infinity in {entry!r}; a smaller train.lr may help")
+
+
+def require_finite(tree: Tree, where: str) -> None:
+    """Checks what the server's part of a method made.
+
+    Args:
+        tree: Tensors by name.
+        where: What an error says of the round, the method and the place.
+
+    Raises:
+        ShoalError: A tensor holds NaN or infinity.
+    """
+    for name, tensor in tree.items():
+        if not _finite(tensor):
+            raise ShoalError(f"{where} {name!r} holds NaN or infinity; the round is not committed")
+
+
+def counted(tensor: Tensor, weight: float | Tensor) -> Tensor:
+    """The tensor with zeros where its weight is zero: there it may hold anything, and nothing is read."""
+    if not isinstance(weight, Tensor):
+        return tensor if weight else torch.zeros_like(tensor)
+    return tensor if bool(weight.all()) else torch.where(weight != 0, tensor, 0.0)
+
+
+def _finite(numbers: float | Tensor) -> bool:
+    """Whether all numbers are finite; their sum, which takes a tenth of the time, can only raise a false alarm."""
+    if not isinstance(numbers, Tensor):
+        return math.isfinite(numbers)
+    return math.isfinite(numbers.sum()) or bool(torch.isfinite(numbers).all())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Received
 from shoal.algorithms.client import Client
-from shoal.algorithms.method_errors import ProtocolError, code_of
+from shoal.algorithms.method_errors import ProtocolError, raise_named
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
@@ -197,12 +197,14 @@ def scores_of(algorithm: Algorithm, client: Client, received: Received, part: st
 
 def scores_in_form(algorithm: Algorithm, client: Client, received: Received, part: str, rows: int) -> torch.Tensor:
     """The same, which may be NaN or infinite."""
-    wanted = [rows, client.info.classes]
-    with code_of(algorithm, "predict"):
+    expected = [rows, client.info.classes]
+    try:
         scores = algorithm.predict(client, received, part)
-        if not isinstance(scores, torch.Tensor) or list(scores.shape) != wanted or scores.is_complex():
+        if not isinstance(scores, torch.Tensor) or list(scores.shape) != expected or scores.is_complex():
             found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-            raise ProtocolError(f"gives {found} for {part!r}, wanted scores {wanted}")
+            raise ProtocolError(f"gives {found} for {part!r}, expected scores {expected}")
+    except BaseException as error:
+        raise_named(algorithm, "predict", error)
     return scores
 
 

@@ -1,29 +1,42 @@
-"""The server: leads the federation from one committed state to the next."""
+"""The server: the loop of one round, from one committed state to the next.
 
+`Server.round` has the steps of a round in their order; `Exchange` runs them on clients.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Context
+from shoal.algorithms.base import Algorithm, Context, Requests
+from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.method_errors import ProtocolError, code_of
-from shoal.algorithms.protocol import MODEL, Tree
-from shoal.engine.messages.devices import CPU, creating_on, moved
+from shoal.algorithms.method_errors import ProtocolError, raise_named, yield_place
+from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
+from shoal.algorithms.rng import CPU, creating_on, key, moved
+from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell, form_cells
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.live import Watch, unwatched
 from shoal.engine.messages.models import model_of
-from shoal.engine.messages.seeds import key
-from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
-from shoal.engine.rounds.exchange import Exchange
-from shoal.engine.rounds.method_round import MethodRound
-from shoal.engine.rounds.mixing import Mixer
-from shoal.engine.rounds.pool import Pool
-from shoal.engine.rounds.protocol_checks import noted, require_tree
+from shoal.engine.rounds.protocol_checks import (
+    checks_always,
+    require_generator,
+    require_notes,
+    require_request,
+    require_tree,
+)
+from shoal.engine.rounds.reduction import Sums, combine, require_finite
 from shoal.engine.rounds.sampling import Plan, Schedule
 from shoal.engine.rounds.state import FederationState
+from shoal.storage.errors import ShoalError
+
+# Of a product of `Mix`.
+COLUMNS_AT_A_TIME = 2**20
 
 
 class Server:
@@ -33,7 +46,7 @@ class Server:
         state: After the last committed round.
         infos: Sizes of what training sees of all clients.
         graphs: Sizes of the whole graphs that are evaluated, one a domain, under numbers behind those of clients.
-        schedule: Who takes part when.
+        schedule: Which clients take part when.
     """
 
     def __init__(
@@ -70,9 +83,12 @@ class Server:
         domains = Domains(records, self.graphs, job.metric) if records else None
         self._scored = job.infos(store)
         self._evaluator = Evaluator(self.algorithm, self._scored, domains, job.metric)
-        if state is None:
-            state = FederationState(server=moved(self._set_up(), CPU))
-        self.state = state
+        # The hook of the method that runs now, for errors; empty: none does.
+        self._hook = self._where = ""
+        # The form of requests is checked in the first round of each phase, that of a user's own method always.
+        self._checks_always = checks_always(self.algorithm)
+        self._first_rounds: dict[str, int] = {}
+        self.state = FederationState(server=moved(self._set_up(), CPU)) if state is None else state
 
     def cohort(self, round_number: int) -> list[int]:
         """The clients of a round, ascending."""
@@ -86,50 +102,131 @@ class Server:
 
         Returns:
             The round's line of metrics.jsonl.
+
+        Raises:
+            ShoalError: A client failed, the method's code did, asked for what cannot be, or made NaN on the server.
         """
         # OpenMP keeps this number for every thread apart, and an actor may call from any.
         torch.set_num_threads(self.job.threads)
         number = self.state.round + 1
-        where = f"round {number}: {type(self.algorithm).__name__}"
-        next_state = self.state.next_state(number)
-        meter = Meter(number, self.infos, self._pool, watch)
-        everyone = [*self.infos, *self.graphs]
-        exchange = Exchange(
-            everyone, self.plan.cell_size, self._pool, self.state, next_state, self.cohort(number), meter
-        )
-        records: Tree = {}
-        # 1. The method's part: ask, mix, ask again. A round without a cohort changes nothing.
-        if exchange.cohort:
-            context = self._context(number, records if self.plan.keep_records else None)
-            last = partial(self.schedule.is_last_visit, round_number=number)
-            MethodRound(self.algorithm, exchange, Mixer(next_state, meter, where), where).run(context, last)
-            with code_of(self.algorithm, "round", f"{where}: "):
-                self._require_initial_unchanged()
-                meter.notes = noted(context.notes)
-        # 2. The cohort is given the new model, where there is one.
-        with code_of(self.algorithm, "global_model", f"{where}: "):
+        self._where = f"round {number}: {type(self.algorithm).__name__}"
+        try:
+            # 1. The cohort, and a copy of the state that the round may change.
+            cohort, next_state = self.cohort(number), self.state.next_state(number)
+            meter = Meter(number, self.infos, self._pool, watch)
+            everyone = [*self.infos, *self.graphs]
+            exchange = Exchange(everyone, self.plan.cell_size, self._pool, self.state, next_state, cohort, meter)
+            # 2. The method's part. A round without a cohort changes nothing.
+            records: Tree = {}
+            if cohort:
+                context = self._context(number, records if self.plan.keep_records else None)
+                self.run_method(exchange, context, partial(self.schedule.is_last_visit, round_number=number))
+                meter.note(context.notes)
+            # 3. The cohort is given the new model of the server, where there is one.
+            self._hook = "global_model"
             model = self.algorithm.global_model(next_state.server)
-            require_tree(model, "the model")
-        next_state.deploy(model, exchange.cohort)
-        # 3. Evaluation of all clients whose model changed.
-        scopes = self._evaluator.evaluate(exchange, model) if self.schedule.evaluates(number) else None
-        # 4. The commit.
-        self.state = next_state
+            if self._checks_form("global_model", number):
+                require_tree(model, "the model")
+            self._hook = ""
+            next_state.deploy(model, exchange.cohort)
+            # 4. Clients whose model may have changed are evaluated, where an evaluation is due.
+            scopes = self._evaluator.evaluate(exchange, model) if self.schedule.evaluates(number) else None
+            # 5. The commit.
+            self.state = next_state
+        except BaseException as error:
+            raise_named(self.algorithm, self._hook, error, f"{self._where}: ")
         line = meter.line(exchange.cohort, scopes)
         if self.job.train.schedule is not None:
             line["lr"] = self.job.train.in_round(number).lr
         return {**line, "records": records} if records and scopes is not None else line
+
+    def run_method(self, exchange: "Exchange", context: Context, is_last_visit: Callable[[int], bool]) -> None:
+        """Drives `Algorithm.round`, on the server's device, to its end; `exchange.next_state` then has its new state.
+
+        Args:
+            exchange: Of the round.
+            context: What the method knows of the run.
+            is_last_visit: As for `Exchange.ask`.
+        """
+        next_state, device = exchange.next_state, context.device
+        server = moved(next_state.server, device)
+        self._hook = "round"
+        requests = self.algorithm.round(server, context, list(exchange.cohort))
+        checks_form = self._checks_form("round", next_state.round)
+        if checks_form:
+            require_generator(requests)
+        # 2.1 The method makes a request, until it has none left: its new state is complete.
+        while (request := self._next(requests, device, exchange)) is not None:
+            self._hook = ""
+            try:
+                if isinstance(request, Ask):
+                    # 2.2 An `Ask` runs a phase on clients: download, train, upload, and the uploads are reduced.
+                    require_finite(request.shared, "the download")
+                    require_finite(request.score_with, "the download of an evaluation")
+                    for client, tree in request.private.items():
+                        require_finite(tree, f"the download of client {client},")
+                else:
+                    # 2.3 A `Mix` multiplies what clients uploaded and the exchange holds.
+                    exchange.reply = exchange.mix(request)
+            except ShoalError as error:
+                place = yield_place(self.algorithm, requests)
+                raise ShoalError(f"{self._where}: {error.line} ({place})", error.detail) from error
+            if isinstance(request, Ask):
+                exchange.reply = exchange.ask(request, is_last_visit)
+            self._hook = "round"
+        if checks_form:
+            require_tree(server, "the server's state")
+            require_notes(context.notes)
+        self._require_initial_unchanged()
+        self._hook = ""
+        require_finite(server, f"{self._where}: the server's state")
+        next_state.server = moved(server, CPU)
+
+    def _next(self, requests: Requests, device: torch.device, exchange: "Exchange") -> Ask | Mix | None:
+        """The next request, all of it on the processor, in exchange for the reply to the last one; None: the end."""
+        reply = exchange.reply
+        if isinstance(reply, Replies) and device != CPU:
+            lists = {name: [t.to(device) for t in tensors] for name, tensors in reply.lists.items()}
+            reply = Replies(reply.ids, moved(reply.entries, device), moved(reply.weights, device), lists)
+        elif isinstance(reply, Tensor):
+            reply = reply.to(device)
+        try:
+            with creating_on(device):
+                request = requests.send(reply)
+        except StopIteration:
+            return None
+        phase = request.phase if isinstance(request, Ask) else "Mix"
+        if self._checks_form(str(phase), exchange.next_state.round):
+            try:
+                require_request(request, len(self.infos))
+            except ProtocolError as error:
+                place = yield_place(self.algorithm, requests)
+                raise ShoalError(f"{self._where}: {place}, in round(): {error}") from None
+        if device == CPU:
+            return request
+        if isinstance(request, Mix):
+            return replace(request, rows=request.rows.to(CPU))
+        private = {client: moved(tree, CPU) for client, tree in request.private.items()}
+        shared, score_with = moved(request.shared, CPU), moved(request.score_with, CPU)
+        return replace(request, shared=shared, private=private, score_with=score_with)
+
+    def _checks_form(self, phase: str, number: int) -> bool:
+        return self._checks_always or self._first_rounds.setdefault(phase, number) == number
 
     def client_scores(self) -> Columns:
         """The newest scores of every client; see `shoal.engine.rounds.evaluation`."""
         return client_scores(newest(self.state), self.job.metric)
 
     def _set_up(self) -> Tree:
-        with code_of(self.algorithm, "setup"):
+        try:
+            self._hook = "setup"
             with creating_on(self._device):
                 server = self.algorithm.setup(self._context(0))
             require_tree(server, "the server's state")
             self._require_initial_unchanged()
+            self._hook = ""
+        except BaseException as error:
+            raise_named(self.algorithm, self._hook, error)
         return server
 
     def _require_initial_unchanged(self) -> None:
@@ -140,6 +237,7 @@ class Server:
             )
 
     def _context(self, round_number: int, records: Tree | None = None) -> Context:
+        scheduled = self.job.train.schedule is not None
         return Context(
             clients=self.infos,
             scored=self._scored,
@@ -147,7 +245,7 @@ class Server:
             features=self._features,
             hops=self.job.hops,
             # Before the first round it is that of the first.
-            train=self.job.train.in_round(max(round_number, 1)),
+            train=self.job.train.in_round(max(round_number, 1)) if scheduled else self.job.train,
             models=self._models,
             initial=self._initial.to(self._device),
             build=self._build,
@@ -160,7 +258,7 @@ class Server:
         )
 
     def _build(self, name: str, number: int = 0) -> FlatModel:
-        """A model of its own for the method's server part, on the server's device."""
+        """A model for the method's server part, on the server's device; nothing else uses its memory."""
         built = self._built[name][number]
         # The first client of the kind, whose initial parameters are those of all unless each has its own.
         client = next((info.client for info in self.infos if info.model == number), 0)
@@ -168,3 +266,158 @@ class Server:
         model = built.flat.on(self._device)
         model.load(w)
         return model
+
+
+class Exchange:
+    """Runs phases and evaluations of one round on clients, and keeps what the next state gets of them.
+
+    Attributes:
+        cohort: Clients of the round, ascending; those that fail are taken out.
+        next_state: The state that the round works on.
+        reply: What the method's last request gave; None before the first.
+    """
+
+    def __init__(
+        self,
+        infos: Sequence[ClientInfo],
+        cell_size: int | str,
+        pool: Pool,
+        before: FederationState,
+        next_state: FederationState,
+        cohort: Sequence[int],
+        meter: Meter,
+    ) -> None:
+        """Of one round.
+
+        Args:
+            infos: Sizes of all clients, and of whole graphs that are evaluated.
+            cell_size: Clients of a cell, see `shoal.engine.messages.cell.form_cells`.
+            pool: Where cells run.
+            before: The state that the round started from.
+            next_state: A copy that the round changes.
+            cohort: Clients of the round.
+            meter: Counts.
+        """
+        self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
+        self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
+        self.reply: Replies | Tensor | None = None
+        # Uploads of `Reduce.MIX`, `[clients, …]`; a later one replaces an earlier one of its name.
+        self._held: Tree = {}
+
+    def ask(self, ask: Ask, is_last_visit: Callable[[int], bool]) -> Replies:
+        """Runs one phase, and gives what the server sees of it; entries of `Reduce.MIX` are held.
+
+        Args:
+            ask: What the method asks for.
+            is_last_visit: Whether a client does not train again before the next evaluation, so that it is evaluated
+                now, as it is after its last local step.
+
+        Raises:
+            ShoalError: No client answered.
+        """
+        next_state = self.next_state
+        ids = sorted(set(self.cohort if ask.to is None else ask.to) - self._meter.failures.keys())
+        score = frozenset(i for i in ids if ask.train and ask.score and is_last_visit(i))
+        cells = [
+            Cell(
+                next_state.round,
+                cell,
+                ask.phase,
+                ask.up,
+                ask.train,
+                private=_pick(ask.private, cell),
+                states=_pick(next_state.clients, cell),
+                inboxes=_pick(next_state.inboxes, cell),
+                score=score & frozenset(cell),
+                cost=self._cost(cell),
+                score_with=ask.score_with if score & frozenset(cell) else {},
+            )
+            for cell in form_cells(ids, self._infos, self._cell_size)
+        ]
+        self._meter.sent(ask, ids)
+        outcomes, sums = self._run(cells, ask.shared)
+        for outcome in outcomes:
+            next_state.clients.update(outcome.states)
+            next_state.touched.update({i: i in outcome.scores for i in outcome.ids})
+            trained = next_state.scores.setdefault("trained", {})
+            if ask.train:
+                # Those that come back are evaluated then; should they fail, no older counts stand for this training.
+                for i in outcome.ids:
+                    trained.pop(i, None)
+                self._meter.trained(outcome)
+            trained.update(outcome.scores)
+        answered = [outcome for outcome in outcomes if outcome.ids]
+        if ids and not answered:
+            line, detail = next(iter(outcomes[0].failures.values()))
+            raise ShoalError(f"no client of the cohort answered; the first: {line}", detail)
+        replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
+        self._held.update(held)
+        return replies
+
+    def mix(self, mix: Mix) -> Tensor:
+        """The product of a matrix with held uploads, `[rows, …]`; rows of clients are put into their inboxes.
+
+        Raises:
+            ShoalError: No client uploaded the entry, the matrix does not fit those that did, or it holds NaN.
+        """
+        if mix.entry not in self._held:
+            raise ShoalError(f"Mix({mix.entry!r}) before any Ask uploaded it as Reduce.MIX")
+        held = self._held[mix.entry]
+        flat = held.reshape(len(held), -1)
+        rows = mix.rows.to(flat.dtype)
+        require_finite({mix.entry: rows}, "the matrix of Mix")
+        if rows.shape[-1] != len(held) or (mix.dst is not None and rows.shape[:-1] != (len(mix.dst),)):
+            wanted = [len(held)] if mix.dst is None else [len(mix.dst), len(held)]
+            raise ShoalError(f"the matrix of Mix({mix.entry!r}) is {list(rows.shape)}, expected {wanted}")
+        result = torch.empty(*rows.shape[:-1], flat.shape[1])
+        for start in range(0, flat.shape[1], COLUMNS_AT_A_TIME):
+            result[..., start : start + COLUMNS_AT_A_TIME] = rows @ flat[:, start : start + COLUMNS_AT_A_TIME]
+        result = result.reshape(*rows.shape[:-1], *held.shape[1:])
+        require_finite({mix.entry: result}, "the result of Mix")
+        for row, client in enumerate(mix.dst or ()):
+            # A copy, so that a client's inbox does not hold the whole product in memory.
+            part = result[row].clone()
+            self.next_state.put_into_inbox(client, mix.entry, part)
+            self._meter.mixed(part.nbytes)
+        return result
+
+    def score(self, ids: Sequence[int], download: Tree, fresh: bool = False) -> dict[int, Any]:
+        """Counts of some clients after a download; `fresh` ones have neither state nor inbox."""
+        states = {} if fresh else self.next_state.clients
+        inboxes = {} if fresh else self.next_state.inboxes
+        cells = [
+            evaluation_cell(self.next_state.round, cell, states, inboxes, self._cost(cell))
+            for cell in form_cells(ids, self._infos, self._cell_size)
+        ]
+        outcomes, _ = self._run(cells, download)
+        return {i: counts for outcome in outcomes for i, counts in outcome.scores.items()}
+
+    def _run(self, cells: Sequence[Cell], shared: Tree) -> tuple[list[Outcome], Sums]:
+        outcomes: dict[int, Outcome] = {}
+        sums = Sums()
+        self._meter.expect(sum(len(cell.ids) for cell in cells))
+        with self._meter.waiting() as pause:
+            for position, outcome in self._pool.run_cells(cells, shared):
+                outcomes[position] = outcome
+                with pause.working():
+                    sums.take(position, outcome)
+                self._meter.ran(len(cells[position].ids), outcome)
+        for outcome in outcomes.values():
+            for client, failure in outcome.failures.items():
+                self._leave_out(client, failure)
+        return [outcomes[position] for position in range(len(cells))], sums
+
+    def _leave_out(self, client: int, failure: tuple[str, str]) -> None:
+        """A client that fails takes no further part in the round and is as it was before it."""
+        self._meter.failures[client] = failure
+        if client in self.cohort:
+            self.cohort.remove(client)
+        self.next_state.restore(client, self._before)
+
+    def _cost(self, ids: Sequence[int]) -> float:
+        infos = [self._infos[i] for i in ids]
+        return float(sum(info.nodes + 10 * info.train * info.nodes / max(info.items, 1) for info in infos))
+
+
+def _pick(trees: Mapping[int, Tree], ids: Sequence[int]) -> dict[int, Tree]:
+    return {i: trees[i] for i in ids if i in trees}

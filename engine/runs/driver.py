@@ -143,7 +143,7 @@ class Driver:
             raise
 
     def _ended_early(self) -> bool:
-        """Whether a callback ended the run: from the next evaluation on, so that it ends with one."""
+        """Whether a callback ended the run; it ends with the next evaluation."""
         lines = self.folder.metrics.lines if self._calls.running.stopped else []
         return "scopes" in lines[-1] if lines else False
 

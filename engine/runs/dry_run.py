@@ -19,7 +19,7 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
-from shoal.engine.hosts.job_context import ANALYTIC, trainers_of
+from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
 from shoal.engine.messages.cell import form_cells
 from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files

@@ -14,13 +14,12 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.config.config import load_config
-from shoal.engine.hosts.host import Host
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.host import Host, Visit
 from shoal.engine.messages.cell import evaluation_cell
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.records import checkpoint, inputs
+from shoal.engine.records.metrics import write_tensors
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
-from shoal.engine.records.tensors_file import write_tensors
 from shoal.engine.rounds.scoring import predicted_classes
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan
@@ -71,7 +70,7 @@ def export(run: Path, best: str | None = None) -> Path:
     if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
         raise ShoalError(f"{run}: {', '.join(changed)} changed since this run started; restore the content")
     host = Host()
-    # Wherever the run was trained, it can be exported here.
+    # Export runs on any machine, whatever device trained the run.
     host.open(replace(job, device="cpu", precision="float32"))
     with code_of(algorithm, "global_model"):
         global_model = algorithm.global_model(state.server)
@@ -169,18 +168,18 @@ def _named(visit: Visit, name: str, prefix: str) -> Iterator[tuple[str, Tensor]]
     """The parameters of a model, that of the config by their names alone, others below the name of the model."""
     below = prefix if name == MODEL else f"{prefix}{name}/"
     for key, p in visit.client.models[name].module.named_parameters():
-        # Row by row, in whatever order it lies in the model.
+        # Row-major, whatever the layout in the model.
         yield below + key, p.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _described(store: Store, split: str, number: int) -> dict[str, np.ndarray]:
-    """What names the items of a client or a whole graph, their labels and parts."""
+    """Ids of the items of a client or a whole graph, with labels and parts."""
     shard = store.shard(number)
     return {**_items(shard), "label": shard.item_label, "part": to_codes(store.split(split, number), shard.items)}
 
 
 def _items(shard: Shard) -> dict[str, np.ndarray]:
-    """What names the items of a shard, by the name of the column."""
+    """Ids of the items of a shard, by the name of the column."""
     if shard.pairs is None:
         return {"node" if shard.graph is None else "graph": shard.item}
     source, target = shard.node[shard.pairs.ends].T

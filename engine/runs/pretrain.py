@@ -1,4 +1,4 @@
-"""A GNN that has learnt from graphs without labels, for `model.pretrained`: all graphs on one device."""
+"""Pre-trains a GNN on graphs without labels, all on one device, for `model.pretrained`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -60,8 +60,8 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
         config: Its `data`, `partition`, `model`, `task`, `seed`, and where `engine` says to compute.
         out: The file, which is replaced when all epochs are done.
         options: How to train.
-        parts: Of a dataset of one graph: parts that it is cut into.
-        graphs: Of a dataset of small graphs: those of training items alone, or all.
+        parts: Number of parts that a single graph is cut into.
+        graphs: Which small graphs of a dataset: those of training items alone, or all.
 
     Raises:
         ShoalError: The model passes no messages or is not one, there are too few graphs, bad input as in a run, or the
@@ -160,7 +160,7 @@ def _data(config: Config, cache: Cache, device: torch.device) -> tuple[View, Man
 
 
 def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: int) -> tuple[SmallGraphs, str]:
-    """What is learnt from, and what that is."""
+    """The graphs to learn from, and a text that names them."""
     indptr, indices = data.csr
     if data.graph_ptr is not None:
         every = SmallGraphs(data.graph_ptr.cpu().numpy(), indptr, indices, np.arange(data.nodes))
@@ -168,15 +168,15 @@ def _graphs(data: View, manifest: Manifest, parts: int, graphs: Graphs, seed: in
             return every, f"all {len(every):,} graphs"
         return every.some(data.train.cpu().numpy()), f"the {len(data.train):,} training graphs"
     parts = min(parts, data.nodes)
-    nobody = np.full(data.nodes, -1)
-    graph = Graph(manifest.name, indptr.astype(np.int64), indices, np.empty((data.nodes, 0)), nobody, data.classes)
+    unlabelled = np.full(data.nodes, -1)
+    graph = Graph(manifest.name, indptr.astype(np.int64), indices, np.empty((data.nodes, 0)), unlabelled, data.classes)
     chosen = PartitionOptions(method="metis", clients=parts, seed=key(seed, "parts") % 2**31)
     nodes = f"the {data.nodes:,} training nodes" if TRAINING in manifest.identity else f"all {data.nodes:,} nodes"
     return cut_up(indptr, indices, partition(graph, chosen)), f"{nodes} in {parts} parts"
 
 
 def _train(training: GraphContrast, epochs: int) -> None:
-    """Runs all epochs, and says what became of the loss."""
+    """Runs all epochs, and reports the first and the last loss."""
     losses = []
     with progress("pretrain", epochs * training.steps, "steps") as step:
         for epoch in range(1, epochs + 1):

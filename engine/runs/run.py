@@ -8,13 +8,20 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.hosts.job_context import trainers_of
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import published_inputs
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
-from shoal.engine.records.run_folder import RunFolder, changed_keys, read_summary, run_path, unfinished_relatives
+from shoal.engine.records.run_folder import (
+    RunFolder,
+    changed_contents,
+    changed_keys,
+    read_summary,
+    run_path,
+    unfinished_relatives,
+)
 from shoal.engine.runs.driver import Driver, go_on_from
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.progress import say
@@ -40,8 +47,11 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
     config = plan.config
     folder = RunFolder(plan.folder)
     try:
-        read = plan.inputs | published_inputs(config)
-        _require_same_keys(folder, config, fresh)
+        read = inputs.contents(config) | published_inputs(config)
+        # A sweep may have made the plan hours ago.
+        _require_same(folder, plan.inputs, read)
+        if not fresh:
+            _require_same_keys(folder, config)
         if folder.finished and not fresh:
             _require_same(folder, read_summary(folder.path).get("inputs", {}), read)
             say(f"{folder.path}: already finished; --fresh runs it again")
@@ -138,13 +148,18 @@ def _require_early(folder: RunFolder) -> None:
         )
 
 
-def _require_same_keys(folder: RunFolder, config: Config, fresh: bool) -> None:
-    """Compares the whole config with that of the folder: another Shoal may have had other defaults.
+def _require_same_keys(folder: RunFolder, config: Config) -> None:
+    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults.
 
     Raises:
         ShoalError: A key that changes numbers has another value.
     """
-    if not fresh and (folder.started or folder.finished) and (changed := changed_keys(config, folder.path)):
+    try:
+        changed = changed_keys(config, folder.path) if folder.started or folder.finished else []
+    except ShoalError:
+        # A damaged config is written anew.
+        return
+    if changed:
         raise ShoalError(
             f"{folder.path}: was run with other values of {', '.join(changed)}; set those, or start over with --fresh"
         )
@@ -170,7 +185,7 @@ def _refuse_changed(config: Config) -> None:
         ShoalError: There is one; names what differs.
     """
     for relative in unfinished_relatives(config):
-        if changed := changed_keys(config, relative, must_read=True):
+        if changed := changed_keys(config, relative) + changed_contents(config, relative):
             raise ShoalError(
                 f"{relative}: the unfinished run differs from this config in {', '.join(changed)}; undo that to resume "
                 "it, or leave out --resume to start a run of this config"

@@ -1,4 +1,4 @@
-"""A store, with those that lie below it, or a run folder, against what was written of them."""
+"""Verifies the checksums of a store, with the stores below it, or of a run folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
 
 
 def verify_folder(path: Path) -> None:
-    """Checks every file there is; of a store, names those that belong to nothing.
+    """Checks every file; of a store, names the files that belong to nothing.
 
     Raises:
         ShoalError: A file is damaged or missing; the first one and how many more.
@@ -23,8 +23,8 @@ def verify_folder(path: Path) -> None:
     if not (path / NAME).exists() and is_run(path):
         faults = verify_run(path)
         if faults:
-            _refuse(faults, "shoal run with --resume goes on from what is sound")
-        console.print(f"{path}: all as the run wrote it", soft_wrap=True)
+            _refuse(faults, "shoal run with --resume continues from the files that are sound")
+        console.print(f"{path}: all files as the run wrote them", soft_wrap=True)
         return
     for folder in (path, *stores_below(path)):
         faults += _verify(Store(folder))

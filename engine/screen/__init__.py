@@ -1,1 +1,1 @@
-"""What a person sees: tables, a run at work, progress, interruption."""
+"""The terminal: tables, live view, progress, interruption."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run at work ends with its round; everything else, and a second signal, ends at once."""
+"""Ctrl-C and SIGTERM: a run at work ends with its round; everything else, and a second signal, ends immediately."""
 
 import os
 import signal
@@ -27,10 +27,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Whether the user, or a cluster that sends SIGTERM, asked the run to stop.
+    """A request to stop, by the user or by a cluster that sends SIGTERM.
 
     Attributes:
-        asked: Whether it was.
+        asked: Whether there was one.
         number: Of the signal.
     """
 
@@ -54,7 +54,7 @@ def graceful() -> Iterator[Interrupt]:
                 earlier(number, frame)
             raise Interrupted(number)
         interrupt.asked, interrupt.number = True, number
-        _print("stopping after this round; once more to stop at once")
+        _print("stopping after this round; press again to stop now")
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for each in SIGNALS:
@@ -67,7 +67,7 @@ def graceful() -> Iterator[Interrupt]:
 
 
 def listen() -> None:
-    """From now on a signal ends this process and all that it started at once; what is written then can be gone on with.
+    """From now on a signal ends this process and its children immediately; written files can be resumed from.
 
     No exception is thrown into whatever is at work: code that is not Python's own may not survive one.
     """

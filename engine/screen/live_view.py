@@ -13,12 +13,12 @@ from rich.table import Column
 from rich.text import Text
 
 from shoal.engine.config.sizes import size
-from shoal.engine.messages.live import Live
 from shoal.engine.records.summary import chosen, metric_of
+from shoal.engine.rounds.costs import Live
 from shoal.engine.rounds.scoring import RANKINGS
 from shoal.engine.screen.progress import SECONDS_BETWEEN_LINES, console, shows_bars
 
-# What a client would deploy is what most runs are about.
+# Most runs are about the model that a client would deploy.
 FIRST_SCOPE = "served"
 LONGEST_NAME = 20
 
@@ -50,7 +50,7 @@ class _NoteColumn(ProgressColumn):
 
 
 def columns() -> tuple[ProgressColumn, ...]:
-    """Of both bars: name, bar, count, time left, and what else there is room for, accuracy first."""
+    """Columns of both bars: name, bar, count, time left, and notes as there is room, accuracy first."""
     return (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -139,7 +139,7 @@ def _traffic(up: int, down: int, hosts: tuple[int, int], retries: int) -> list[s
 
 
 def _reached(line: dict[str, Any]) -> list[str]:
-    """What a round came to: accuracies, the loss, and what the method notes."""
+    """Results of a round: accuracies, the loss, and notes of the method."""
     parts = []
     scopes = line.get("scopes", {})
     for scope in sorted(scopes, key=lambda scope: scope != FIRST_SCOPE):

@@ -1,4 +1,4 @@
-"""How far a long step is: a bar on a terminal or in a notebook, plain lines elsewhere."""
+"""Progress of a long step: a bar on a terminal or in a notebook, plain lines elsewhere."""
 
 import importlib.util
 import sys
@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 def shows_bars() -> bool:
-    """Whether there is something that can show bars: a terminal, or a notebook that has widgets."""
+    """Whether bars can be shown: on a terminal, or in a notebook with widgets."""
     return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
 
 
@@ -78,5 +78,5 @@ def _short(rate: float) -> str:
 
 
 def say(line: str) -> None:
-    """One line to the user, beside the results."""
+    """Prints one line on standard error."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)

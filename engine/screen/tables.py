@@ -1,5 +1,6 @@
 """Tables for people."""
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,8 @@ from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.records.summary import PARTS, chosen, metric_of
 from shoal.engine.records.verify_run import require_whole_metrics
-from shoal.engine.rounds.domains import DOMAINS
+from shoal.engine.rounds.domains import BOTH, DOMAINS
 from shoal.engine.rounds.scoring import RANKINGS
-from shoal.engine.screen.domain_table import CAPTION as OF_DOMAINS
-from shoal.engine.screen.domain_table import domain_table
-from shoal.engine.screen.ranking_table import CAPTION as OF_RANKINGS
-from shoal.engine.screen.ranking_table import ranking_of, ranking_table
 from shoal.storage.store.manifest import Manifest
 from shoal.storage.store.masking import masks
 from shoal.storage.store.store import TRAINING
@@ -32,7 +29,7 @@ MOST_NAMED = 4
 # Wrapped by a narrow terminal, a table loses nothing; cut to its width it would.
 console = Console(width=None if Console().width >= NARROWEST else NARROWEST)
 
-# What is predicted, by task.
+# Predicted items, by task.
 ITEMS = {"node": "nodes", "edge": "pairs", "graph": "graphs"}
 SCOPES = ("trained", "served", "global", DOMAINS)
 CAPTION = (
@@ -98,7 +95,7 @@ def _models(config: dict[str, Any]) -> str:
 
 
 def show_next(config_path: str, task: str, models: int) -> None:
-    """What to try after a run of a task and so many models."""
+    """Prints commands to try after a run."""
     _line("next:")
     if models == 1:
         # Some that can train any graph, with weights or without.
@@ -111,7 +108,7 @@ def show_next(config_path: str, task: str, models: int) -> None:
 
 
 def show_store(path: Path, manifest: Manifest) -> None:
-    """What a store holds, and the quality of its partition."""
+    """Prints the content of a store, and the quality of its partition."""
     kind = " (synthetic)" if manifest.synthetic else ""
     entries = sum(client.entries for client in manifest.clients)
     table = Table(title=f"store {path}", show_header=False)
@@ -155,7 +152,7 @@ def show_store(path: Path, manifest: Manifest) -> None:
 
 
 def _made(dataset: dict[str, Any]) -> str:
-    """How features were made; empty: they are the dataset's own."""
+    """Options of made features; empty for the features of the dataset."""
     return ", ".join(f"{key} {value}" for key, value in dataset.get("made_features", {}).items())
 
 
@@ -186,7 +183,7 @@ def show_rounds(run: Path, last: int = 10) -> None:
             str(line["round"]),
             str(len(line["cohort"])),
             "-" if line["loss"] is None else f"{line['loss']:.4f}",
-            *("-" if value is None else _percent(value) for value in values),
+            *map(_percent, values),
             f"{line['seconds']['round']:.3f}",
             size(line["bytes_up"]),
             size(line["bytes_down"]),
@@ -194,13 +191,96 @@ def show_rounds(run: Path, last: int = 10) -> None:
     console.print(table)
 
 
+# Columns, by the names of rates and of their means over domains.
+RATES = {
+    "accuracy": ("accuracy", "clients"),
+    "F1": ("f1", "f1_clients"),
+    "balanced": ("balanced", "balanced"),
+    "AUC": ("auc", "auc"),
+    "majority": ("majority", "majority"),
+}
+OF_DOMAINS = (
+    "in %, of a whole graph with all its edges; F1 is the mean over classes, balanced the mean\n"
+    "recall, AUC the mean area under the ROC curve of each class against the others; majority:\n"
+    "the share of the domain's largest class; constant: one class for all domains"
+)
+
+
+def domain_table(scope: Mapping[str, Any]) -> Table:
+    """A row a domain, their mean, and the best constant class: of the best validation round, the last, the last five.
+
+    Args:
+        scope: The scope `domains` of a summary.
+    """
+    table = _numbers("the server's model on the whole graph of every domain")
+    table.add_column("rounds", no_wrap=True)
+    table.add_column("domain", no_wrap=True)
+    for name in RATES:
+        table.add_column(name, justify="right", no_wrap=True)
+    best, last, five = scope["best"], scope["last"], scope["last_five"]
+    rounds = five["rounds"]
+    blocks = [
+        (f"best val @{best['round']}, test" if best else "", (best or {}).get("test")),
+        (f"last @{last['round']}, test", last.get("test")),
+        (f"mean of {len(rounds)} to @{rounds[-1] if rounds else 0}, {BOTH}", five if rounds else None),
+    ]
+    for label, numbers in blocks:
+        if numbers is not None:
+            _add_block(table, label, numbers)
+    return table
+
+
+def _add_block(table: Table, label: str, numbers: Mapping[str, Any]) -> None:
+    for place, (name, rates) in enumerate(numbers[DOMAINS].items()):
+        table.add_row(label if place == 0 else "", name, *(_percent(rates[rate]) for rate, _ in RATES.values()))
+    table.add_row("", "mean", *(_percent(numbers[mean]) for _, mean in RATES.values()))
+    table.add_row("", f"constant {numbers['constant_class']}", _percent(numbers["constant"]))
+
+
+# Columns, by the names of weightings.
+LAST = {"tests": "rows", "clients": "clients", "min": "min", "median": "median", "max": "max"}
+OF_RANKINGS = (
+    "in %, of the test items of each client among themselves, and over the clients whose test\n"
+    "items are of both classes (ranked): last round and the round of the best on validation,\n"
+    "weighted by all items of a client, domains by their plain mean; last round weighted by\n"
+    "test items, plain mean over clients; minimum, median, maximum"
+)
+
+
+def ranking_of(scopes: Mapping[str, Any]) -> str | None:
+    """The metric of a summary's scopes if that is not accuracy, else None."""
+    found = {metric_of(part) for scope in scopes.values() for part in scope["last"].values() if isinstance(part, dict)}
+    return next((metric for metric in RANKINGS if metric in found), None)
+
+
+def ranking_table(scopes: Mapping[str, Any], metric: str) -> Table:
+    """A row a scope.
+
+    Args:
+        scopes: Those of a summary.
+        metric: The metric of the run.
+    """
+    table = _numbers(f"test {RANKINGS[metric]}")
+    table.add_column("scope")
+    for name in ("last", "best val", *LAST, "ranked"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for scope, numbers in scopes.items():
+        last, best = numbers["last"].get("test"), (numbers["best"] or {}).get("test")
+        if last is None:
+            continue
+        at_best = _percent(chosen(best, scope)) + f" @{numbers['best']['round']}" if best else "-"
+        rest = [_percent(last[metric][weighting]) for weighting in LAST.values()]
+        table.add_row(scope, _percent(chosen(last, scope)), at_best, *rest, str(last[metric]["ranked"]))
+    return table
+
+
 def _numbers(title: str) -> Table:
     """A table that stays readable on 80 columns."""
     return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def _line(text: str) -> None:

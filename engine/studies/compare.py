@@ -1,4 +1,4 @@
-"""What differs between two runs: in config, in inputs and environment, in results."""
+"""Compares two runs: config, inputs, environment and results."""
 
 from collections.abc import Mapping
 from dataclasses import replace

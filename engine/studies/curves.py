@@ -1,4 +1,4 @@
-"""What is drawn of runs: numbers over rounds with a band over seeds, of single clients, and of where time went.
+"""Data of figures: numbers over rounds with a band over seeds, of single clients, and times by part.
 
 Axes: T evaluated rounds, S runs that differ in seeds alone, B clients.
 """
@@ -28,7 +28,7 @@ class Curve:
     """A number over the evaluated rounds of one group.
 
     Attributes:
-        name: What tells the group from the others.
+        name: Distinguishes the group from the others.
         x: By name of an axis, float64 `[T]`: the round, bytes sent both ways so far and seconds of rounds so far, both
             means over the runs.
         middle: Mean over the runs, `[T]`.
@@ -134,10 +134,10 @@ def seconds_by_part(group: Group) -> dict[str, float]:
 
 
 def name_of(group: Group, keys: Sequence[str]) -> str:
-    """What tells a group from the others, in a line."""
-    said = [f"{key.rpartition('.')[2]} {group.columns[key]}" for key in keys if group.columns.get(key)]
+    """A line that distinguishes a group from the others."""
+    texts = [f"{key.rpartition('.')[2]} {group.columns[key]}" for key in keys if group.columns.get(key)]
     named = [key for key in keys if key in ("algorithm", "algorithm.name", "model", "model.name")]
-    short = [group.columns[key] if key in named else text for key, text in zip(_present(group, keys), said)]
+    short = [group.columns[key] if key in named else text for key, text in zip(_present(group, keys), texts)]
     return ", ".join(short) or "all runs"
 
 
@@ -155,10 +155,10 @@ def numeric(values: Sequence[str]) -> list[float] | None:
 
 
 def require_finished(groups: Sequence[Group]) -> None:
-    """Refuses to report nothing.
+    """Refuses a report without finished runs.
 
     Raises:
         ShoalError: No run is finished.
     """
     if not any(row.figures for group in groups for row in group.rows):
-        raise ShoalError("no run is finished; shoal run or shoal sweep goes on with them")
+        raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")

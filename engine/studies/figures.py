@@ -32,7 +32,7 @@ class Drawing:
     Attributes:
         name: Of its files.
         title: Above it.
-        text: What it shows, for who cannot see it.
+        text: Description for readers who cannot see it.
         svg: As text, without a declaration.
         png: As bytes.
     """
@@ -55,7 +55,7 @@ def _axes(found: list[Drawing], name: str, title: str, text: str, height: float 
 def _panels(
     found: list[Drawing], name: str, title: str, text: str, count: int, height: float
 ) -> Iterator[Sequence[Any]]:
-    """Axes side by side; the drawing is appended at the end."""
+    """Axes in a row; the drawing is appended at the end."""
     # It takes a second of every process that imports it. Without pyplot there is no window and no global state.
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -99,11 +99,11 @@ def over_key(
 ) -> None:
     """A figure over the values of a numeric key, a line for each combination of the others, with deviations."""
     title = f"{figure} by {key}"
-    said = "; ".join(
+    text = "; ".join(
         f"{name}: " + ", ".join(f"{x:g} gives {100 * y:.1f} %" for x, y, _ in zip(*line))
         for name, line in lines.items()
     )
-    with _axes(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {said}") as axes:
+    with _axes(found, f"{figure}-by-{key}".replace(".", "-"), title, f"{title}: {text}") as axes:
         for number, (name, (x, y, deviation)) in enumerate(lines.items()):
             percent, spread = 100 * np.array(y), 100 * np.array(deviation)
             axes.errorbar(x, percent, yerr=spread, label=name, capsize=3, **_line(number))
@@ -112,16 +112,16 @@ def over_key(
         _legend(axes, len(lines))
 
 
-def beside_ideal(
+def against_ideal(
     found: list[Drawing], key: str, lines: Mapping[str, tuple[list[float], list[float], list[float]]]
 ) -> None:
     """Seconds of a round over clients or hosts, and the ideal from the first on, both axes in powers."""
     title = f"seconds of a round by {key}"
-    said = "; ".join(
+    text = "; ".join(
         f"{name}: " + ", ".join(f"{x:g} takes {y:.3g} s, ideally {best:.3g} s" for x, y, best in zip(*line))
         for name, line in lines.items()
     )
-    with _axes(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {said}") as axes:
+    with _axes(found, f"seconds-by-{key}".replace(".", "-"), title, f"{title}: {text}") as axes:
         for number, (name, (x, seconds, best)) in enumerate(lines.items()):
             style = _line(number)
             axes.plot(x, seconds, label=name, **style)
@@ -138,11 +138,11 @@ def beside_ideal(
 def boxes(found: list[Drawing], accuracies: Mapping[str, np.ndarray], scope: str) -> None:
     """Test accuracy of single clients, a box for each combination."""
     title = f"test accuracy of single clients, scope {scope}, last round"
-    said = "; ".join(
+    text = "; ".join(
         f"{name}: median {100 * np.median(a):.1f} %, lowest {100 * a.min():.1f} %" for name, a in accuracies.items()
     )
     height = 1.4 + 0.4 * len(accuracies)
-    with _axes(found, f"{scope}-clients", title, f"{title}: {said}", height) as axes:
+    with _axes(found, f"{scope}-clients", title, f"{title}: {text}", height) as axes:
         axes.boxplot(
             [100 * a for a in accuracies.values()], orientation="horizontal", tick_labels=list(accuracies),
             medianprops={"color": COLOURS[1], "linewidth": 2}, flierprops={"markersize": 3},
@@ -156,8 +156,8 @@ def labels(found: list[Drawing], counts_BC: np.ndarray) -> None:
     share_BC = counts_BC / np.maximum(counts_BC.sum(1, keepdims=True), 1)
     largest = share_BC.max(1)
     title = f"labels of {len(counts_BC)} clients in {counts_BC.shape[1]} classes"
-    said = f"the largest class of a client has {100 * largest.min():.0f} to {100 * largest.max():.0f} % of its labels"
-    with _axes(found, "labels", title, f"{title}: {said}") as axes:
+    text = f"the largest class of a client has {100 * largest.min():.0f} to {100 * largest.max():.0f} % of its labels"
+    with _axes(found, "labels", title, f"{title}: {text}") as axes:
         image = axes.imshow(
             100 * share_BC.T, aspect="auto", cmap="Greys", vmin=0, vmax=100, interpolation="nearest", origin="lower"
         )
@@ -172,8 +172,8 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
     """Stacked bars: by combination, the parts of a whole."""
     names = list(parts)[:MOST_BARS]
     kinds = list(next(iter(parts.values())))
-    said = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
-    with _axes(found, name, title, f"{title}, in {unit}: {said}", 1.6 + 0.4 * len(names)) as axes:
+    text = "; ".join(f"{row}: " + ", ".join(f"{kind} {parts[row][kind]:.3g}" for kind in kinds) for row in names)
+    with _axes(found, name, title, f"{title}, in {unit}: {text}", 1.6 + 0.4 * len(names)) as axes:
         left = np.zeros(len(names))
         for number, kind in enumerate(kinds):
             values = np.array([parts[row][kind] for row in names])
@@ -188,21 +188,21 @@ def bars(found: list[Drawing], name: str, title: str, unit: str, parts: Mapping[
 
 
 def mixing(found: list[Drawing], name: str, rounds: Mapping[int, np.ndarray]) -> None:
-    """Who was given whose upload with which weight, in a few rounds side by side; all share one scale of grey."""
+    """Weights with which clients receive the uploads of others, a panel a round, on one scale of grey."""
     title = f"weights of mixing, {name}"
-    said = "; ".join(
+    text = "; ".join(
         f"round {number}: a client's own weight is {np.diagonal(weight_BB)[weight_BB.any(1)].mean():.2f} in the mean"
         for number, weight_BB in rounds.items()
     )
     most = max(float(weight_BB.max()) for weight_BB in rounds.values())
-    with _panels(found, f"mixing-{_plain(name)}", title, f"{title}: {said}", len(rounds), 2.9) as panels:
+    with _panels(found, f"mixing-{_plain(name)}", title, f"{title}: {text}", len(rounds), 2.9) as panels:
         for axes, (number, weight_BB) in zip(panels, rounds.items()):
             image = axes.imshow(weight_BB, cmap="Greys", vmin=0, vmax=most, interpolation="nearest")
             axes.grid(visible=False)
             _whole(axes.xaxis, axes.yaxis)
             axes.set_title(f"round {number}", fontsize=9)
             axes.set_xlabel("upload of client")
-        panels[0].set_ylabel("given to client")
+        panels[0].set_ylabel("received by client")
         panels[0].figure.colorbar(image, ax=panels, label="weight", shrink=0.8)
 
 

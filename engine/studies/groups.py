@@ -40,7 +40,7 @@ class Group:
     """Repetitions of one combination.
 
     Attributes:
-        columns: What they share, without seeds.
+        columns: Values that they share, without seeds.
         rows: The runs, in the order of the study.
     """
 
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def finished(self) -> int:
-        """How many of the runs have figures."""
+        """Number of runs with figures."""
         return sum(bool(row.figures) for row in self.rows)
 
     def values(self, figure: str) -> list[float]:
@@ -107,9 +107,9 @@ def baseline_of(group: Group, groups: Sequence[Group], baseline: Mapping[str, st
     # Options of one method are no columns of another.
     own = {key.partition(".")[0] for key in baseline}
     for other in groups:
-        beside = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in own}
+        others = {key for key in group.columns.keys() | other.columns.keys() if key.partition(".")[0] not in own}
         if all(other.columns.get(key) == value for key, value in baseline.items()) and all(
-            other.columns.get(key) == group.columns.get(key) for key in beside
+            other.columns.get(key) == group.columns.get(key) for key in others
         ):
             return other
     return None

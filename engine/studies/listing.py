@@ -1,4 +1,4 @@
-"""What lies in folders of runs and stores: found, described, and who else needs it."""
+"""Finds, describes and removes folders of runs, sweeps and stores."""
 
 import fcntl
 import shutil
@@ -50,7 +50,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def kept_in(root: Path) -> Iterator[Kept]:
-    """What lies in a folder, and in `sweeps` and `stores` of it; in the order of names."""
+    """Folders of Shoal in a folder, and in its `sweeps` and `stores`; in the order of names."""
     for folder in (root, root / "sweeps", root / "stores"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             kind = kind_of(path) if path.is_dir() else None
@@ -59,10 +59,10 @@ def kept_in(root: Path) -> Iterator[Kept]:
 
 
 def listed(found: list[Kept]) -> TextTable:
-    """A row each: kind, name, age, size, state, and what it is or came to. What is damaged says so in its row."""
+    """A row for each folder: kind, name, age, size, state, and content or result. Damage is in the row."""
     rows = [(each.kind, each.path.name, _age(each.path), size(each.bytes), *_state(each)) for each in found]
     heads = ("kind", "name", "age", "size", "state", "what")
-    return TextTable(heads, tuple(rows), len(heads), notes=() if rows else ("nothing is here",))
+    return TextTable(heads, tuple(rows), len(heads), notes=() if rows else ("no runs, sweeps or stores",))
 
 
 def _state(each: Kept) -> tuple[str, str]:
@@ -96,7 +96,7 @@ def _of_sweep(path: Path) -> tuple[str, str]:
 
 
 def _age(path: Path) -> str:
-    """Since the newest of its own files was written."""
+    """Time since its newest file was written."""
     names = (path / name for name in (SWEEP, MANIFEST, METRICS, CONFIG))
     newest = max((file.stat().st_mtime for file in names if file.exists()), default=path.stat().st_mtime)
     seconds = max(time.time() - newest, 0)
@@ -107,7 +107,7 @@ def _age(path: Path) -> str:
 
 
 def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
-    """Removes folders after asking once; of a sweep the runs, too, that are in no other sweep beside it.
+    """Removes folders after asking once; of a sweep also the runs that are in no other sweep.
 
     Returns:
         Whether they were removed.

@@ -15,8 +15,7 @@ h1 { font-size: 1.5rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid #999; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; white-space: nowrap; text-align: right; }
-th.key, td.key { text-align: left; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; white-space: nowrap; text-align: left; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem; }
 figure { margin: 0; overflow-x: auto; }
 figure svg { width: 100%; min-width: 33rem; height: auto; }
@@ -80,19 +79,5 @@ def _figure(drawing: Drawing) -> str:
 
 
 def _table(table: TextTable) -> str:
-    def cells(row: Sequence[str], tag: str, place: int | None) -> str:
-        found = []
-        for column, cell in enumerate(row):
-            kind = ' class="key"' if column < table.keys else ""
-            text = html.escape(cell)
-            if place is not None and (place, column) in table.best:
-                text = f"<strong>{text}</strong>"
-            found.append(f"<{tag}{kind}>{text}</{tag}>")
-        return "<tr>" + "".join(found) + "</tr>"
-
-    head = cells(table.heads, "th", None)
-    body = "\n".join(cells(row, "td", place) for place, row in enumerate(table.rows))
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
-    return (
-        f'<div class="wide" tabindex="0"><table>\n<thead>{head}</thead>\n<tbody>{body}</tbody>\n</table></div>\n{notes}'
-    )
+    return f'<div class="wide" tabindex="0">{table.html()}</div>\n{notes}'

@@ -27,16 +27,15 @@ from shoal.engine.studies.curves import (
 from shoal.engine.studies.figures import Drawing
 from shoal.engine.studies.groups import Group, Row, grouped, varied
 from shoal.engine.studies.page import Section, page
-from shoal.engine.studies.read_runs import rows_of
 from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
 from shoal.engine.studies.study_table import Layout, table_of
-from shoal.engine.studies.sweep_folder import SCOPES, is_sweep, title_of
+from shoal.engine.studies.sweep_folder import SCOPES, is_sweep, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.files.atomic import replacing
 from shoal.storage.store.manifest import NAME, read_manifest
 
 PAGE, FIGURES = "index.html", "figures"
-# More lines than that are not told apart.
+# A reader cannot tell more lines apart.
 MOST_CURVES = 12
 MIB = 1 << 20
 
@@ -138,7 +137,7 @@ def _by_key(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
 
 
 def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
-    """Seconds of a round over clients and hosts, with the ideal beside them."""
+    """Seconds of a round over clients and hosts, and the ideal."""
     found: list[Drawing] = []
     for key in (CLIENTS, HOSTS):
         if key not in keys:
@@ -151,7 +150,7 @@ def _scaling(groups: Sequence[Group], keys: Sequence[str]) -> list[Drawing]:
                 by_line.setdefault(name_of(group, others), []).append(group)
         lines = {name: ideal(several, key) for name, several in by_line.items() if len(several) > 1}
         if lines:
-            drawings.beside_ideal(found, key, lines)
+            drawings.against_ideal(found, key, lines)
     return found
 
 

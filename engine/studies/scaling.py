@@ -1,4 +1,4 @@
-"""How seconds, memory and bytes of a round grow with clients and hosts, beside what would be ideal."""
+"""Scaling of seconds, memory and bytes of a round with clients and hosts, and the ideal scaling."""
 
 from collections.abc import Sequence
 from pathlib import Path

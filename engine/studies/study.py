@@ -1,4 +1,4 @@
-"""What a sweep is asked to do: a config, axes, and a key that validation chooses; on the command line or in a file."""
+"""A study: a config, axes, and a key that validation chooses; from the command line or a file."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
     """`["a=1,2", "b=x,y"]` as all combinations, the last key changing fastest.
 
     - `algorithm=a{eps:0.5,0.9},b`: options of one method alone, every combination of theirs
-    - `partition.file+data.split_file=p0.npy+s0.npy,p1.npy+s1.npy`: keys that vary together
+    - `partition.file+data.split_file=p0.npy+s0.npy,p1.npy+s1.npy`: keys that vary in pairs
     - `partition.clients=[3,3],[4,2]`: commas within brackets belong to a value
     - `seeds=5`: `seed=0,1,2,3,4`; `draws=5`: partition and split are drawn anew with each of them
 
@@ -88,7 +88,7 @@ def _values(axis: str) -> list[Selection]:
     if not parts or not all(NAME.fullmatch(each) for each in keys):
         raise ShoalError(f"{_shown(axis)}: {FORM}")
     if len(keys) > 1:
-        return [_together(axis, keys, part) for part in parts]
+        return [_joint(axis, keys, part) for part in parts]
     return [choice for part in parts for choice in _named(axis, key, part)]
 
 
@@ -101,7 +101,7 @@ def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
     ]
 
 
-def _together(axis: str, keys: Sequence[str], part: str) -> Selection:
+def _joint(axis: str, keys: Sequence[str], part: str) -> Selection:
     values = part.split("+")
     if len(values) != len(keys):
         raise ShoalError(f"{_shown(axis)}: {part} has {len(values)} values for {len(keys)} keys; join them by +")
@@ -129,12 +129,12 @@ def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
 def _options(axis: str, part: str, text: str) -> dict[str, list[str]]:
     """`eps:0.5,0.9,orders:3` as `{"eps": ["0.5", "0.9"], "orders": ["3"]}`."""
     options: dict[str, list[str]] = {}
-    for piece in split(text) if text else ():
-        option, colon, value = piece.partition(":")
+    for part_of in split(text) if text else ():
+        option, colon, value = part_of.partition(":")
         if colon and NAME.fullmatch(option):
             options[option] = [value]
-        elif options and piece:
-            options[next(reversed(options))].append(piece)
+        elif options and part_of:
+            options[next(reversed(options))].append(part_of)
         else:
             raise ShoalError(f"{_shown(axis)}: {part}: options of one method have the form name{{option:a,b}}")
     return options
@@ -221,15 +221,15 @@ class Study:
         return found
 
     def folder(self, root: Path, name: str) -> Path:
-        """Where what came of it is written: beside the runs, named after them and after what varies."""
-        said: dict[str, Any] = {"config": name, "axes": self.axes}
+        """The folder of the sweep, in `sweeps` of the root of its runs; named after them and after its axes."""
+        named: dict[str, Any] = {"config": name, "axes": self.axes}
         if self.choose is not None:
-            said |= {"choose": self.choose, "seeds": self.choose_seeds, "by": self.choose_by}
-        return root / "sweeps" / f"{name}-{fingerprint_of(said)}"
+            named |= {"choose": self.choose, "seeds": self.choose_seeds, "by": self.choose_by}
+        return root / "sweeps" / f"{name}-{fingerprint_of(named)}"
 
 
 def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds: int, choose_by: Scope) -> Study:
-    """A study of a config and axes, or of a file that names both, whose config lies beside it.
+    """A study of a config and axes, or of a file that names both; its config is relative to that file.
 
     Raises:
         ShoalError: The file cannot be read or has a wrong key, or there are no axes.
@@ -254,7 +254,7 @@ def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds:
 
 
 def _mapping(path: str) -> dict[str, Any] | None:
-    """What a file holds, if it is a plain mapping; a config is read again, and found fault with, by its own reader."""
+    """The content of a file, if it is a plain mapping; the reader of configs reads and checks it again."""
     try:
         text = read_text(Path(path), MOST_BYTES)
         require_small(text)

@@ -9,8 +9,7 @@ from typing import Literal
 
 from shoal.engine.config.sizes import size
 from shoal.engine.studies.groups import Group, Row, Spread, Statistic, baseline_of, grouped, paired_p, spread_of, varied
-from shoal.engine.studies.read_runs import rows_of
-from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, require_figure, title_of
+from shoal.engine.studies.sweep_folder import SCOPES, is_share, read_rows, require_figure, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
@@ -18,7 +17,7 @@ from shoal.storage.files.atomic import replacing
 
 @dataclass(frozen=True)
 class Layout:
-    """What a table shows.
+    """The layout of a table.
 
     Attributes:
         figures: Names of figures; empty: validation and test of every scope at the best validation round, and costs.
@@ -56,7 +55,7 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
             )
     against = dict(layout.against)
     if against and not any(against.items() <= group.columns.items() for group in groups):
-        raise ShoalError(f"--against: no finished runs have {_said(against)}")
+        raise ShoalError(f"--against: no finished runs have {_listed(against)}")
     keys = list(layout.rows) or [key for key in varied(groups) if key != layout.columns]
     cells = _cells(groups, keys, layout.columns)
     numbers = _Numbers(layout.statistic, against, groups)
@@ -65,7 +64,7 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """How a figure of a group becomes a cell."""
+    """Turns a figure of a group into a cell."""
 
     statistic: Statistic
     against: Mapping[str, str]
@@ -96,11 +95,11 @@ def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> 
     for group in groups:
         row = tuple(group.columns.get(key, "-") for key in keys)
         value = "" if column is None else group.columns.get(column, "")
-        beside = cells.setdefault(row, {})
-        if value in beside:
-            shared = ", ".join(key for key in group.columns if beside[value].columns.get(key) != group.columns[key])
+        of_row = cells.setdefault(row, {})
+        if value in of_row:
+            shared = ", ".join(key for key in group.columns if of_row[value].columns.get(key) != group.columns[key])
             raise ShoalError(f"--rows: combinations that differ in {shared} would share a cell; name it, too")
-        beside[value] = group
+        of_row[value] = group
     return cells
 
 
@@ -156,24 +155,24 @@ def _best(
 def _note(numbers: _Numbers, runs: set[int], figures: Sequence[str]) -> str:
     most = max(runs)
     spread = "mean ± sample standard deviation" if numbers.statistic == "mean" else "median [lower, upper quartile]"
-    said = [f"{spread} over {most} runs" if len(runs) == 1 else spread] if most > 1 else []
+    notes = [f"{spread} over {most} runs" if len(runs) == 1 else spread] if most > 1 else []
     if any(map(is_share, figures)):
-        said.append("shares in %")
+        notes.append("shares in %")
     if any(".best." in figure for figure in figures):
-        said.append("best: at the best validation round of the scope")
+        notes.append("best: at the best validation round of the scope")
     if numbers.against:
-        said.append(
-            f"p: paired t-test over seeds against {_said(numbers.against)}, not corrected for several comparisons"
+        notes.append(
+            f"p: paired t-test over seeds against {_listed(numbers.against)}, not corrected for several comparisons"
         )
-    return "; ".join(said)
+    return "; ".join(notes)
 
 
-def _said(values: Mapping[str, str]) -> str:
+def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def _unasked(known: Mapping[str, float]) -> tuple[str, ...]:
-    """Validation beside test of every scope, then seconds and bytes."""
+    """Validation and test of every scope, then seconds and bytes."""
     scores = [f"{scope}.best.{part}" for scope in SCOPES for part in ("val", "test")]
     costs = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round")
     return tuple(figure for figure in (*scores, *costs) if figure in known)
@@ -220,7 +219,7 @@ def layout_of(
 
 
 def show_rows(rows: Sequence[Row], layout: Layout, title: str = "") -> None:
-    """The table of runs on the terminal, or as wide as it is where there is none; below it what failed."""
+    """The table of runs on the terminal, or as wide as it is where there is none; below it the failed runs."""
     print(on_screen(table_of(rows, layout, title)), end="")
     for row in rows:
         if row.error:

@@ -1,4 +1,4 @@
-"""A grid of runs on the same store and warm hosts, checked before the first starts; if one fails, the rest goes on."""
+"""Runs a grid on the same store and warm hosts: all are checked before the first starts, and a failed one is a row."""
 
 import subprocess
 import sys
@@ -26,8 +26,8 @@ from shoal.engine.studies.text_table import TextTable
 from shoal.storage.errors import MORE, ShoalError
 
 SHOAL = (sys.executable, "-m", "shoal")
-# What `shoal` begins its one line of a failure with.
-SAID = "shoal: "
+# The one line of a failure begins with it.
+PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
@@ -35,7 +35,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 class _Process:
     place: int
     process: "subprocess.Popen[bytes]"
-    said: Path
+    output: Path
 
 
 def run_parallel(
@@ -43,13 +43,13 @@ def run_parallel(
 ) -> None:
     """Runs `shoal` with the arguments of every command, at most `most` at a time, in their order.
 
-    Asked to stop, all at work end with their round and a checkpoint, and no more are started.
+    Interrupted, all running processes end with their round and a checkpoint, and no more are started.
 
     Args:
         commands: A number and the arguments of each; asked for when there is room for it.
         most: Processes at a time.
-        folder: Gets what every one says, as `<number>.txt`; made if it is not there.
-        ended: Called with the number of one that has ended, and with what it failed with; None if it did not.
+        folder: Gets the output of every process, as `<number>.txt`; made if it is not there.
+        ended: Called with the number of a process that ended, and its error; None if it succeeded.
 
     Raises:
         KeyboardInterrupt: The user stopped it.
@@ -57,7 +57,7 @@ def run_parallel(
     at_work: list[_Process] = []
     more = True
     with graceful() as interrupt:
-        told = False
+        signalled = False
         while more or at_work:
             while more and not interrupt.asked and len(at_work) < most:
                 command = next(commands, None)
@@ -65,14 +65,14 @@ def run_parallel(
                     more = False
                 else:
                     at_work.append(_start(*command, folder))
-            if interrupt.asked and not told:
-                told = True
+            if interrupt.asked and not signalled:
+                signalled = True
                 more = False
                 for each in at_work:
                     each.process.send_signal(interrupt.number)
             for each in [each for each in at_work if each.process.poll() is not None]:
                 at_work.remove(each)
-                if not told or not each.process.returncode:
+                if not signalled or not each.process.returncode:
                     ended(each.place, _failure(each))
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if interrupt.asked:
@@ -81,13 +81,13 @@ def run_parallel(
 
 def _start(place: int, arguments: Sequence[str], folder: Path) -> _Process:
     folder.mkdir(parents=True, exist_ok=True)
-    said = folder / f"{place}.txt"
-    with said.open("wb") as out:
-        # In a session of its own: Ctrl-C reaches it once, from here.
+    output = folder / f"{place}.txt"
+    with output.open("wb") as out:
+        # In a separate session, Ctrl-C reaches it once, from here.
         process = subprocess.Popen(
             [*SHOAL, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
-    return _Process(place, process, said)
+    return _Process(place, process, output)
 
 
 def _failure(each: _Process) -> str | None:
@@ -96,12 +96,12 @@ def _failure(each: _Process) -> str | None:
         return None
     if code < 0:
         return f"its process was killed by signal {-code}"
-    lines = [line for line in each.said.read_text(errors="replace").splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith(SAID)]
-    if not said:
-        return f"{each.said}: status {code}: {lines[-1] if lines else 'no word'}"
+    lines = [line for line in each.output.read_text(errors="replace").splitlines() if line.strip()]
+    failures = [line for line in lines if line.startswith(PREFIX)]
+    if not failures:
+        return f"{each.output}: status {code}: {lines[-1] if lines else 'no output'}"
     # A row names its run, and with that the log.
-    return said[-1].removeprefix(SAID).rsplit(MORE, 1)[0]
+    return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
 
 BACKEND_KEYS = {"engine", "resources", "ray"}
@@ -112,18 +112,18 @@ class Sweep:
     """The runs of a study.
 
     Attributes:
-        study: What was asked for.
+        study: What to run.
         plans: Every run, checked.
         folder: Where tables are written.
-        rows: What is known of every run.
+        rows: State and figures of every run.
     """
 
     def __init__(self, study: Study, at_once: int = 1) -> None:
         """Reads and checks the configs of all runs; starts and writes nothing.
 
         Args:
-            study: What is asked for.
-            at_once: Runs at a time: one in this process, on warm hosts, more in processes and on hosts of their own.
+            study: What to run.
+            at_once: Runs at a time: one in this process, on warm hosts; several in separate processes.
 
         Raises:
             ShoalError: Names, options or values of any run are wrong, or two runs are the same.
@@ -149,7 +149,7 @@ class Sweep:
 
         Raises:
             ShoalError: The tables cannot be written.
-            KeyboardInterrupt: The user stopped it; the same sweep goes on.
+            KeyboardInterrupt: The user stopped it; the same sweep continues.
         """
         write_sweep(self.folder, self.study, self.rows)
         try:
@@ -178,7 +178,7 @@ class Sweep:
             write_sweep(self.folder, self.study, self.rows)
 
     def _in_processes(self, places: Sequence[int]) -> None:
-        """Those that are finished are looked at here, the others run in processes of their own."""
+        """Checks the finished runs here, and runs the others in separate processes."""
         waiting = [place for place in places if not finished(self.plans[place].folder)]
         with _Hosts() as none:
             for place in places:
@@ -232,13 +232,13 @@ class Sweep:
         self.rows[place] = replace(row, figures=figures_of(read_summary(row.path)), state=FINISHED, error="")
 
     def _tried(self, place: int, work: Callable[[], None]) -> bool:
-        """Whether work for a run was done; if not, its row says why."""
+        """Whether work for a run succeeded; if not, its row has the error."""
         try:
             work()
         except ShoalError as error:
             self._failed(place, str(error))
         except Exception as error:
-            # The log of a run has those of its own errors.
+            # The log of a run has no other errors.
             say(traceback.format_exc())
             self._failed(place, f"{type(error).__name__}: {error}")
         else:
@@ -280,9 +280,9 @@ class Sweep:
             if values := group.values(figure):
                 found.setdefault(_others(group.rows[0], key), {})[group.columns[key]] = fmean(values)
         for others, scores in found.items():
-            said = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
-            beside = "".join(f"{name} {value}, " for name, value in others)
-            say(f"{beside}{key} chosen by {self.study.choose_by} validation: {said}")
+            scored = ", ".join(f"{value}: {100 * score:.2f} %" for value, score in scores.items())
+            shared = "".join(f"{name} {value}, " for name, value in others)
+            say(f"{shared}{key} chosen by {self.study.choose_by} validation: {scored}")
         return {others: max(scores, key=scores.__getitem__) for others, scores in found.items()}
 
 
@@ -347,7 +347,7 @@ def _others(row: Row, key: str) -> tuple[tuple[str, str], ...]:
 
 
 def span(seconds: float) -> str:
-    """A time as a person says it."""
+    """A duration for people."""
     minutes = round(seconds / 60)
     return f"{round(seconds)} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
 

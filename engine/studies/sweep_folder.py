@@ -1,4 +1,4 @@
-"""The folder of a sweep: which runs it has, and their figures as tables for other programs."""
+"""The folder of a sweep with its tables for other programs, and the rows of any runs and sweeps."""
 
 import json
 import os
@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import chosen
 from shoal.engine.studies.groups import Row
-from shoal.engine.studies.study import Study
+from shoal.engine.studies.study import Study, is_seed
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -54,12 +56,12 @@ def require_figure(figure: str, known: Mapping[str, float]) -> None:
     """Refuses a figure that no run has.
 
     Raises:
-        ShoalError: There is none of this name; says which are alike.
+        ShoalError: There is none of this name; names similar ones.
     """
     if figure not in known:
         last = figure.rpartition(".")[2]
-        alike = [name for name in known if name.endswith(last)] or list(known)
-        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(alike[:12])}")
+        similar = [name for name in known if name.endswith(last)] or list(known)
+        raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
 
 
 def _is_number(value: object) -> bool:
@@ -72,9 +74,9 @@ TABLES = ("table.csv", "table.parquet", "table.json")
 
 
 def write_sweep(folder: Path, study: Study, rows: Sequence[Row]) -> None:
-    """Writes what is known of a sweep, and the tables of its runs: one row each, in the order of the study.
+    """Writes the state of a sweep, and the tables of its runs: one row each, in the order of the study.
 
-    `runs` gets a link to the folder of every run, named by what sets it apart, which TensorBoard shows, too.
+    `runs` gets a link to the folder of every run, named by its values, which TensorBoard shows, too.
 
     Columns of the tables are the keys that vary, `state`, `error`, `run`, and all figures, which are empty where a run
     is not finished.
@@ -121,7 +123,7 @@ def _link(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def run_title(columns: Mapping[str, str]) -> str:
-    """What sets a run of a sweep apart, as the name of a file: `train.lr=0.1,seed=0`."""
+    """The values of a run of a sweep as the name of a file: `train.lr=0.1,seed=0`."""
     title = ",".join(f"{key}={value}" for key, value in columns.items())
     plain = re.sub(r"[^\w.,=+@ \[\]{}:-]", "_", title)
     if plain == title and len(plain.encode()) <= LONGEST_TITLE:
@@ -135,7 +137,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The runs of a sweep as they are now: one that was finished since, by itself, counts as finished.
+    """The runs of a sweep as they are now: one that was finished since counts as finished.
 
     Raises:
         ShoalError: The file was changed, or a finished run has no readable summary.
@@ -144,7 +146,7 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def title_of(folder: Path) -> str:
-    """What a sweep varies, in a line."""
+    """The axes of a sweep in a line."""
     return f"{Path(_read(folder)['config']).stem}: {'  '.join(_read(folder)['axes'])}"
 
 
@@ -169,7 +171,7 @@ def _row(run: dict[str, Any]) -> Row:
 
 def _columns(rows: Sequence[Row]) -> dict[str, pa.DataType]:
     text = [*dict.fromkeys(key for row in rows for key in row.columns), "state", "error", "run"]
-    # What a key says already, `rounds` for one, no figure says again.
+    # A key that varies, `rounds` for one, is no figure again.
     numbers = dict.fromkeys(key for row in rows for key in row.figures if key not in text)
     return {**{name: pa.string() for name in text}, **{name: pa.float64() for name in numbers}}
 
@@ -181,3 +183,38 @@ def _flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
         known = {**row.figures, **row.columns, "state": row.state, "error": row.error, "run": row.run}
         found.append({name: known.get(name) for name in names})
     return found
+
+
+# Keys of places and of records, which change no numbers.
+OF_PLACES = ("run.", "ray.", "data.root", "data.store", "data.options.scratch")
+
+
+def rows_of(paths: Sequence[Path]) -> list[Row]:
+    """The runs of sweeps as these have them, single runs by the keys in which their configs differ.
+
+    Raises:
+        ShoalError: A path is neither a run nor a sweep, or what lies there cannot be read.
+    """
+    rows = [row for path in paths if is_sweep(path) for row in read_rows(path)]
+    runs = [path for path in paths if not is_sweep(path)]
+    for path in runs:
+        if not (path / METRICS).exists():
+            raise ShoalError(f"{path}: neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
+    configs = [_keys(path) for path in runs]
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    differ = [name for name in names if len({config.get(name) for config in configs}) > 1]
+    if any(name != "name" and not is_seed(name) for name in differ):
+        # The name repeats the other keys in words.
+        differ = [name for name in differ if name != "name"]
+    for path, config in zip(runs, configs):
+        columns = {name: config[name] for name in differ if name in config}
+        done = finished(path)
+        figures = figures_of(read_summary(path)) if done else {}
+        rows.append(Row(columns, figures, str(path), "finished" if done else "waiting"))
+    # One that is in two sweeps is one.
+    return list({row.run: row for row in rows}.values())
+
+
+def _keys(run: Path) -> dict[str, str]:
+    flat = flatten(load_config(run).plain())
+    return {key: str(value) for key, value in flat.items() if not key.startswith(OF_PLACES)}

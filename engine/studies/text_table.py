@@ -1,15 +1,20 @@
-"""A table as text for a terminal, a paper or another program, which never cuts what stands in a cell."""
+"""A table as text, by tabulate: for a terminal, a paper, a page or another program. No cell is ever cut."""
 
 import csv
 import io
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
-GAP = "  "
-INDENT = "    "
+from tabulate import tabulate
+
 BEST = "*"
+# Enclose a marked cell until tabulate has escaped all cells.
+OPEN, CLOSE = "\ue000", "\ue001"
+# A last text is wrapped into no fewer characters.
+NARROWEST = 20
+# As wide as a table may be where there is no terminal.
+MOST = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -19,9 +24,9 @@ class TextTable:
     Attributes:
         heads: Name of every column.
         rows: Cells; all as many as heads.
-        keys: So many columns in front say which row it is; the others are numbers, which stand to the right. Where all
-            are keys, the last one is a text, which goes below its row where it does not fit beside it.
-        best: Rows and columns of the cells that are marked.
+        keys: Number of leading columns that name the row, aligned left; the others are numbers, aligned right. Where
+            all are keys, the last one is a text, which is wrapped where the terminal is too narrow.
+        best: Rows and columns of the marked cells.
         title: A line above; empty: none.
         notes: Lines below.
     """
@@ -34,39 +39,53 @@ class TextTable:
     notes: tuple[str, ...] = ()
 
     def text(self, width: int | None = None) -> str:
-        """For a terminal. What does not fit a width comes in blocks of columns below one another, each with the keys.
+        """For a terminal. A table that is too wide is split into blocks of columns, or else into lines of cells."""
+        rows = self._marked("", BEST)
+        body = self._wrapped(rows, width) or self._blocks(rows, width) or self._listed(rows)
+        title = [self.title] if self.title else []
+        return "\n".join([*title, *(line.rstrip() for line in body), *self.notes]) + "\n"
 
-        Where not even the keys and one number fit, every row is a list of its cells. Texts break at words.
-        """
-        cells = [self.heads, *(self._marked(place) for place in range(len(self.rows)))]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(self.heads))]
-        blocks = self._blocks(widths, width)
-        lines = [self.title] if self.title else []
-        if width is not None and self.keys == len(self.heads) and _total(range(self.keys), widths) > width:
-            lines += self._below(cells, widths, width)
-        elif blocks is None:
-            lines += self._listed(cells)
-        else:
-            for number, columns in enumerate(blocks):
-                lines += [""] if number else []
-                lines += [self._aligned(row, columns, widths) for row in cells]
-        return "\n".join([*lines, *self.notes]) + "\n"
+    def _wrapped(self, rows: list[list[str]], width: int | None) -> list[str]:
+        """Lines of the whole table, its last text wrapped; empty where it is too wide nevertheless."""
+        lines = self._made("plain", rows).splitlines()
+        over = max(map(len, lines)) - (width or MOST)
+        if over <= 0:
+            return lines
+        room = max(len(row[-1]) for row in (self.heads, *rows)) - over
+        if self.keys < len(self.heads) or room < NARROWEST:
+            return []
+        return self._made("plain", rows, maxcolwidths=[None] * (self.keys - 1) + [room]).splitlines()
+
+    def _blocks(self, rows: list[list[str]], width: int | None) -> list[str]:
+        """Lines of blocks below one another; empty where the keys and one number are too wide."""
+        lines: list[str] = []
+        first = self.keys
+        while first < len(self.heads):
+            for end in range(len(self.heads), first, -1):
+                shown = [*range(self.keys), *range(first, end)]
+                block = self._made("plain", rows, shown).splitlines()
+                if max(map(len, block)) <= (width or MOST):
+                    break
+            else:
+                return []
+            lines += ([""] if lines else []) + block
+            first = end
+        return lines
 
     def markdown(self) -> str:
-        """For a page, marked cells bold."""
-        kinds = ["---" if column < self.keys else "---:" for column in range(len(self.heads))]
-        lines = [self.heads, kinds, *(self._bold(place, "**", "**") for place in range(len(self.rows)))]
-        text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        """For a page; marked cells are bold."""
+        text = self._made("pipe", [[cell.replace("|", r"\|") for cell in row] for row in self._marked("**", "**")])
         return "\n\n".join([*([self.title] if self.title else []), text, *self.notes]) + "\n"
 
     def latex(self) -> str:
-        """For a paper: a tabular of the package booktabs, marked cells bold."""
-        kinds = "l" * self.keys + "r" * (len(self.heads) - self.keys)
-        rows = [self._bold(place, "\\textbf{", "}") for place in range(len(self.rows))]
-        body = [" & ".join(_latex(cell) for cell in row) + r" \\" for row in (self.heads, *rows)]
-        lines = [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
-        notes = [f"% {line}" for line in ([self.title] if self.title else []) + list(self.notes)]
-        return "\n".join([*notes, *lines, r"\end{tabular}"]) + "\n"
+        """For a paper: a tabular of the package booktabs; marked cells are bold."""
+        text = self._made("latex_booktabs", self._marked(OPEN, CLOSE))
+        text = text.replace(OPEN, r"\textbf{").replace(CLOSE, "}").replace("±", r"$\pm$")
+        return "\n".join([*(f"% {line}" for line in (self.title, *self.notes) if line), text]) + "\n"
+
+    def html(self) -> str:
+        """For a report; marked cells are strong."""
+        return self._made("html", self._marked(OPEN, CLOSE)).replace(OPEN, "<strong>").replace(CLOSE, "</strong>")
 
     def csv(self) -> str:
         """For another program, without marks, title and notes."""
@@ -74,74 +93,23 @@ class TextTable:
         csv.writer(out, lineterminator="\n").writerows([self.heads, *self.rows])
         return out.getvalue()
 
-    def _marked(self, place: int) -> tuple[str, ...]:
-        """A row whose best cells have a mark, and the others of a column with one have room for it."""
-        columns = {column for _, column in self.best}
-        return tuple(
-            cell + (BEST if (place, column) in self.best else " " if column in columns else "")
-            for column, cell in enumerate(self.rows[place])
-        )
+    def _made(self, form: str, rows: list[list[str]], columns: Sequence[int] | None = None, **options: Any) -> str:
+        """By tabulate, all columns or some."""
+        shown = range(len(self.heads)) if columns is None else columns
+        sides = ["left" if column < self.keys else "right" for column in shown]
+        cells, heads = [[row[column] for column in shown] for row in rows], [self.heads[column] for column in shown]
+        options |= {"colalign": sides} if rows else {}
+        made: str = tabulate(cells, heads, tablefmt=form, disable_numparse=True, **options)
+        return made
 
-    def _bold(self, place: int, left: str, right: str) -> tuple[str, ...]:
-        row = enumerate(self.rows[place])
-        return tuple(f"{left}{cell}{right}" if (place, column) in self.best else cell for column, cell in row)
-
-    def _blocks(self, widths: Sequence[int], width: int | None) -> list[list[int]] | None:
-        """Columns of every block; None where a row has to be listed."""
-        keys, numbers = list(range(self.keys)), list(range(self.keys, len(self.heads)))
-        blocks = [[*keys]]
-        for column in numbers:
-            blocks[-1].append(column)
-            if width is not None and _total(blocks[-1], widths) > width:
-                if len(blocks[-1]) == self.keys + 1:
-                    return None
-                blocks[-1].pop()
-                blocks.append([*keys, column])
-                if _total(blocks[-1], widths) > width:
-                    return None
-        return blocks
-
-    def _aligned(self, row: Sequence[str], columns: Sequence[int], widths: Sequence[int]) -> str:
-        cells = [
-            row[column].ljust(widths[column]) if column < self.keys else row[column].rjust(widths[column])
-            for column in columns
+    def _marked(self, left: str, right: str) -> list[list[str]]:
+        return [
+            [f"{left}{cell}{right}" if (place, column) in self.best else cell for column, cell in enumerate(row)]
+            for place, row in enumerate(self.rows)
         ]
-        return GAP.join(cells).rstrip()
 
-    def _below(self, cells: Sequence[Sequence[str]], widths: Sequence[int], width: int) -> list[str]:
-        """Every row with its last cell on lines of its own; a list of cells where the others do not fit either."""
-        others = range(self.keys - 1)
-        if _total(others, widths) > width:
-            return [line for text in self._listed(cells) for line in _broken(text, width) or [""]]
+    def _listed(self, rows: list[list[str]]) -> list[str]:
         lines = []
-        for row in cells:
-            lines += [self._aligned(row, others, widths), *_broken(row[-1], width, INDENT)]
-        return lines
-
-    def _listed(self, cells: Sequence[Sequence[str]]) -> list[str]:
-        lines = []
-        for row in cells[1:]:
+        for row in rows:
             lines += [f"{head}: {cell.strip()}" for head, cell in zip(self.heads, row) if cell.strip()] + [""]
         return lines[:-1]
-
-
-def _broken(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of a text; a word that is longer than a line is not broken."""
-    return textwrap.wrap(
-        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _total(columns: Sequence[int], widths: Sequence[int]) -> int:
-    return sum(widths[column] for column in columns) + len(GAP) * sum(1 for _ in pairwise(columns))
-
-
-LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$"}
-BOLD = "\\textbf{"
-
-
-def _latex(cell: str) -> str:
-    """Text as LaTeX prints it; what makes it bold stays."""
-    if cell.startswith(BOLD) and cell.endswith("}"):
-        return f"{BOLD}{_latex(cell[len(BOLD) : -1])}}}"
-    return "".join(LATEX.get(letter, letter) for letter in cell)

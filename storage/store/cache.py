@@ -2,11 +2,12 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -211,3 +212,60 @@ def ahead(make: Callable[[], T]) -> "Future[T]":
 @cache
 def _keeper(name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix=name)
+
+
+V = TypeVar("V")
+
+
+class OpenViews(Generic[V]):
+    """Views by client; the least recently visited are let go, and each can be opened again."""
+
+    def __init__(self, open_view: Callable[[int], V], most: int) -> None:
+        """Starts without any.
+
+        Args:
+            open_view: Opens a client's data; called in other threads.
+            most: How many stay open, beside those that are about to be visited.
+        """
+        self._open_view = open_view
+        self._most = most
+        self._views: OrderedDict[int, V] = OrderedDict()
+        self._coming: dict[int, Future[V]] = {}
+        self._next: Mapping[int, int] = {}
+        self._touch: Callable[[V], None] = lambda view: None
+
+    def plan(self, clients: Sequence[int], touch: Callable[[V], None]) -> None:
+        """Announces who is visited from now on, in this order.
+
+        Args:
+            clients: Clients, each once.
+            touch: Reads from the disk what a client's data is wanted for; called in another thread.
+        """
+        self._next = dict(pairwise(clients))
+        self._touch = touch
+
+    def get(self, client: int) -> V:
+        """The data of a client; begins to open that of the next one.
+
+        Raises:
+            ShoalError: A file is missing or damaged.
+        """
+        if client not in self._views:
+            coming = self._coming.pop(client, None)
+            self._views[client] = apart(lambda: self._open_view(client)) if coming is None else coming.result()
+            if len(self._views) > self._most:
+                self._views.popitem(last=False)
+        self._views.move_to_end(client)
+        following = self._next.get(client)
+        if following is not None and following not in self._views and following not in self._coming:
+            self._coming[following] = ahead(lambda: self._opened(following))
+        return self._views[client]
+
+    def opened(self, client: int) -> V | None:
+        """The data of a client that was visited, else None."""
+        return self._views.get(client)
+
+    def _opened(self, client: int) -> V:
+        view = self._open_view(client)
+        self._touch(view)
+        return view

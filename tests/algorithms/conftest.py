@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoal.algorithms.protocol import Tree
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.seeds import key
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

@@ -12,6 +12,7 @@ SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
 SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_store(kind: str, seeds: range) -> None:
@@ -19,6 +20,7 @@ def test_a_finished_store(kind: str, seeds: range) -> None:
     assert refused == 0 if kind in READ_BY_PREPARE_ONLY else refused > len(seeds) // 2
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
 def test_an_interrupted_prepare(kind: str, seeds: range) -> None:

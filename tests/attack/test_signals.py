@@ -107,6 +107,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return numbers(run(load_config(config(tmp_path_factory.mktemp("whole"), "local"))))
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("backend", "part"), [(backend, part) for backend in PARTS for part in range(PARTS[backend])])
 def test_at_any_moment(tmp_path: Path, expected: list[Any], backend: str, part: int) -> None:
     path = config(tmp_path, backend)

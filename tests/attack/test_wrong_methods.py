@@ -13,8 +13,8 @@ from attack.wrong_methods import CLASS, HEAD, WRONG, Wrong
 from shoal.engine.cli.main import command as main
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.live import unwatched
 from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError

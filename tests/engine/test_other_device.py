@@ -23,9 +23,7 @@ from shoal.algorithms import client_model
 from shoal.algorithms.base import Algorithm, Output, Tree
 from shoal.engine.hosts import host
 from shoal.engine.hosts.device import DeviceLost
-from shoal.engine.hosts.host import Host, _CellAtWork
-from shoal.engine.hosts.job_context import OpenedJob
-from shoal.engine.hosts.visit import Visit
+from shoal.engine.hosts.host import Host, OpenedJob, Visit, _CellAtWork
 from shoal.engine.messages.cell import Outcome
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
@@ -160,12 +158,14 @@ def assert_same_tree(there: Tree, here: Tree, name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=partial("{} {}: {}".format, name, entry))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(here: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method]}
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -> None:
     """The method's server part computes on the device, and leaves its state on the processor."""
@@ -175,6 +175,7 @@ def test_a_server_there(run: Run, here: Run, other: torch.device, method: str) -
     assert_same(there, here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", MODELS)
 def test_models(here: Run, run_there: Run, model: str) -> None:
     keys = {**KEYS, **MODELS[model]}
@@ -187,6 +188,7 @@ def test_weights_of_edges(here: Run, run_there: Run, weighted: dict[str, Any], m
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", GRAPHS)
 def test_graphs(here: Run, run_there: Run, graph_task: dict[str, Any], model: str) -> None:
     keys = {**KEYS, **graph_task, **GRAPHS[model]}
@@ -207,6 +209,7 @@ def test_pairs(here: Run, run_there: Run, edge_task: dict[str, Any], model: str)
     assert_same(run_there(keys), here(keys))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", [name for name in METHODS if "fedavg" not in name and name not in NO_DRAWN])
 def test_lists_of_models(here: Run, run_there: Run, method: str) -> None:
     keys = {**KEYS, **METHODS[method], **MIXED}
@@ -223,6 +226,7 @@ STREAMED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("room", "places"), [(0, {"cpu"}), (2000, {"cpu", "other"}), (2**20, {"other"})])
 @pytest.mark.parametrize("name", STREAMED)
 def test_hops_too_large_for_the_cache(

@@ -1,7 +1,8 @@
 """One in ten of an exhaustive test's cases by default; all of them with `--exhaustive` or `-m exhaustive`.
 
-`@pytest.mark.exhaustive` marks a parametrised test, or some cases of it, of which each alone says little. A loop inside
-a test takes `some(cases)`. The choice is seeded: the same on every machine and in every worker.
+`@pytest.mark.exhaustive` marks a parametrised test, or some cases of it, of which each alone says little;
+`@pytest.mark.exhaustive(3)` keeps one in three. A loop inside a test takes `some(cases)`. The choice is seeded: it is
+the same on every machine and in every worker.
 """
 
 import random
@@ -17,17 +18,18 @@ _every = False
 T = TypeVar("T")
 
 
-def some(cases: Iterable[T], name: str = "") -> list[T]:
+def some(cases: Iterable[T], name: str = "", one_in: int = ONE_IN) -> list[T]:
     """One in ten of the cases, at least one, in their order; all of them in an exhaustive run.
 
     Args:
         cases: All cases.
-        name: Of the choice; two lists of one length are chosen from alike if their names are.
+        name: Of the choice; another name chooses other cases of a list of the same length.
+        one_in: Another share.
     """
     every = list(cases)
     if _every or len(every) < 2:
         return every
-    chosen = random.Random(f"{SEED} {name}").sample(range(len(every)), -(-len(every) // ONE_IN))
+    chosen = random.Random(f"{SEED} {name}").sample(range(len(every)), -(-len(every) // one_in))
     return [every[i] for i in sorted(chosen)]
 
 
@@ -46,8 +48,8 @@ def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     marked = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("exhaustive"):
-            marked[item.nodeid.partition("[")[0]].append(item)
-    dropped = {item for name, cases in marked.items() for item in set(cases) - set(some(cases, name))}
+        if mark := item.get_closest_marker("exhaustive"):
+            marked[item.nodeid.partition("[")[0], *mark.args].append(item)
+    dropped = {item for names, cases in marked.items() for item in set(cases) - set(some(cases, *names))}
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -162,8 +163,23 @@ LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GIN
 GRAPHS = (*LAYERS, "gcnii")
 
 
+def classifier_of(model: Coupled) -> Any:
+    """Parameters of a classifier that passes messages, under the names of PyG's layer."""
+    linear: Any = model.head.linears[-1]
+    messages = model.head.messages
+    if messages is None:
+        return SimpleNamespace(lin=linear, bias=linear.bias)
+    if not hasattr(messages, "att_src"):
+        return SimpleNamespace(lin_l=SimpleNamespace(weight=messages.weight, bias=linear.bias), lin_r=linear)
+    vectors = {name: getattr(messages, name) for name in ("att_src", "att_dst", "negative_slope")}
+    return SimpleNamespace(lin=linear, bias=linear.bias, heads=1, out_channels=len(linear.bias), **vectors)
+
+
 class GraphGradients:
-    """The gradients of the mean cross-entropy of some nodes: those of the head, and, from there, of all layers."""
+    """The gradients of the mean cross-entropy of some nodes: those of the classifier, and, from there, of all layers.
+
+    A linear classifier reads the embeddings of these nodes; one that passes messages reads those of all nodes.
+    """
 
     def __init__(self, model: FlatModel) -> None:
         """Of a model whose backbone is coupled and reads the whole graph."""
@@ -178,14 +194,26 @@ class GraphGradients:
             self._body = layers(coupled, LAYERS[name])
         self._head: Any = coupled.head.linears[0]
         self._drops = bool(coupled.dropout) and coupled.head.drops_embedding
+        self._classifier: Layer | None = None
+        if coupled.conv_head:
+            self._classifier = LAYERS[name](classifier_of(coupled), Buffers(self._body.buffers("", 0, 0)))
 
     @torch.no_grad()
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are the client's whole graph, and the rows."""
         assert isinstance(inputs, Neighbourhood)
         assert inputs.rows is not None
-        rows, head, buffers = inputs.rows, self._head, self._body.buffers
         embedding = self._body.forward(inputs)
+        if self._classifier is None:
+            loss, of_embedding = self._by_rows(embedding, inputs.rows, label_N)
+        else:
+            loss, of_embedding = self._by_messages(self._classifier, embedding, inputs, label_N)
+        self._body.backward(of_embedding)
+        return loss
+
+    def _by_rows(self, embedding: Tensor, rows: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the gradient of the embedding of all nodes, `[N, H]`."""
+        head, buffers = self._head, self._body.buffers
         n, width = len(rows), embedding.shape[1]
         read = torch.index_select(embedding, 0, rows, out=buffers("read", n, width))
         if self._drops:
@@ -199,5 +227,22 @@ class GraphGradients:
         if self._drops:
             passed.mul_(buffers("kept", n, width))
         everywhere = buffers("everywhere", *embedding.shape).zero_()
-        self._body.backward(everywhere.index_add_(0, rows, passed))
-        return loss
+        return loss, everywhere.index_add_(0, rows, passed)
+
+    def _by_messages(
+        self, classifier: Layer, embedding: Tensor, around: Neighbourhood, label_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same of a classifier that passes messages; the embedding is overwritten by what the classifier reads."""
+        assert around.rows is not None
+        read, buffers = embedding.relu_(), self._body.buffers
+        if self._drops:
+            self._body.dropped(read)
+        of_all = classifier.forward(around.operators[-1], read)
+        n, width = len(around.rows), of_all.shape[1]
+        logits = torch.index_select(of_all, 0, around.rows, out=buffers("logits", n, width))
+        loss = to_gradient(logits, label_N)
+        everywhere = buffers("everywhere", *of_all.shape).zero_()
+        passed = classifier.backward(everywhere.index_add_(0, around.rows, logits.div_(n)), True)
+        assert passed is not None
+        let_through(passed, read)
+        return loss, passed.mul_(self._body.factor()) if self._drops else passed

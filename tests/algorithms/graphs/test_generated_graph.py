@@ -103,6 +103,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("keys", OPTIONS, ids=str)
 @pytest.mark.parametrize("pairs", [PAIRS, [], list(itertools.combinations(range(NODES), 2))], ids=["some", "no", "all"])
 @pytest.mark.parametrize("kernels", ["numba", "torch"])

@@ -83,6 +83,7 @@ def cut(
     return edges[kept_M], x * kept_F
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("r", [0.5, 0.2])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_view_is_the_graph_that_was_cut_by_hand(name: str, r: float, edges: np.ndarray, x: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.build import build
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.seeds import key
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError

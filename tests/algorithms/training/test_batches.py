@@ -163,6 +163,7 @@ def test_parts_are_rows_of_the_whole_graph(name: str, view: View, make_client: M
     assert torch.equal(client.model.logits_of("test"), torch.zeros_like(alone))
 
 
+@pytest.mark.exhaustive
 @every_backbone
 @pytest.mark.parametrize("method", ["local", "global", "fedavg", "fedgta"])
 def test_any_method_learns_with_any_backbone(start: Callable[..., Server], name: str, method: str) -> None:

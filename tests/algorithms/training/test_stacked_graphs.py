@@ -51,6 +51,7 @@ def views_of(make_view: Callable[..., View], weighted: bool) -> list[View]:
     return found
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("sparse", [False, True], ids=["", "sparse"])
 @pytest.mark.parametrize("case", MODULES)
 def test_equals_the_loop_over_two_visits(

@@ -147,7 +147,7 @@ def test_an_interruption_ends_with_130(
     assert status("run", tiny, "run.max_seconds=1e-6") == 130
     errors = capsys.readouterr().err
     (run,) = (tiny.parent / "runs").iterdir()
-    assert f"stopped after round 1; go on with: shoal run {run} --resume" in errors
+    assert f"stopped after round 1; continue with: shoal run {run} --resume" in errors
     assert "Traceback" not in errors
     assert status("run", run, "run.max_seconds=null", "--resume") == 0
     assert [line["round"] for line in read_metrics(run)] == [1, 2]

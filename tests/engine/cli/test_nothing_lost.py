@@ -289,9 +289,10 @@ def test_published_files_that_changed(
     first = only(tmp_path / "runs")
     expected = numbers(first)
     file = publish(1)
-    assert f"{first}: was run with another content of the file {COMPUTERS}" in refused("run", tiny, *ROUNDS)
+    changed = f"the file {COMPUTERS} changed since this run started; restore the content"
+    assert f"{first}: {changed}" in refused("run", tiny, *ROUNDS)
     cut_off(first)
-    assert f"another content of the file {COMPUTERS}" in refused("run", tiny, *ROUNDS, "--resume")
+    assert changed in refused("run", tiny, *ROUNDS, "--resume")
     assert f"made from another content of {COMPUTERS}" in refused("run", tiny, *ROUNDS, "seed=1")
     # A store needs its published files no more.
     file.unlink()
@@ -332,7 +333,5 @@ def test_another_store_is_neither_resumed_nor_exported(
     assert f"{other_store}: not the store that {finished} was run on" in refused("export", finished)
     cut_off(finished)
     before = contents(finished)
-    assert f"{finished}: was run with another content of the prepared store" in refused(
-        "run", tiny, *ROUNDS, "--resume"
-    )
+    assert f"{finished}: the prepared store changed since this run started" in refused("run", tiny, *ROUNDS, "--resume")
     assert contents(finished) == before

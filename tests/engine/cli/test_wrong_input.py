@@ -41,13 +41,14 @@ def given(*overrides: str) -> Callable[[Path], list[str]]:
     return lambda folder: list(overrides)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("attack", "says"),
     [
         (graph_with_an_absurd_label, "row 2 has label 2147483647"),
         (graph_with_a_boastful_header, "y.npy: cannot be read"),
         (nested, "nested more than 32 deep"),
-        (pipe, "split.npy: cannot be read: Is no file"),
+        (pipe, "split.npy: data.split_file cannot be read (Is no file)"),
         (given("partition.clients=1000000000000"), "partition.clients"),
         (given("model.name=mlp", "model.layers=3", "model.hidden=16000000"), "parameters take"),
         (given("data.options.nodes=2000000000"), "data.nodes: 2000000000 of 8 features: it needs"),

@@ -15,18 +15,18 @@ NAMES = [
     (
         "cora",
         [],
-        ("cora-a33b96aa", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-30e0d2c6", "cora-louvain10-c4c76723", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         [],
-        ("pubmed-84b91b5a", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-bcf83ee5", "pubmed-louvain10-d9a63476", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         [],
         (
-            "quickstart-90585441",
+            "quickstart-bac154fd",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -35,13 +35,13 @@ NAMES = [
     (
         "sbm-200",
         [],
-        ("sbm-200-dc007b3f", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-b6d6508d", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "cora-heterogeneous",
         ["model.1.name=gin", "model.1.hidden=32", "heterogeneity.rule=random", "heterogeneity.seed=3"],
         (
-            "cora-heterogeneous-21cc2d5a",
+            "cora-heterogeneous-a49199f2",
             "cora-louvain10-c4c76723",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -51,7 +51,7 @@ NAMES = [
         "quickstart",
         ["propagation.hops=2", "propagation.r=0", "propagation.dtype=float16", "propagation.rows=labelled"],
         (
-            "quickstart-4c7359e0",
+            "quickstart-b82cb246",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.0-k2-float16-labelled",
@@ -61,7 +61,7 @@ NAMES = [
         "quickstart",
         ["data.split=per_client", "data.split_seed=3", "data.fractions=[0.6,0.2,0.2]"],
         (
-            "quickstart-09f9a4bf",
+            "quickstart-70dfae91",
             "digits-louvain10-9f9415de",
             "per_client-60-20-20-seed3",
             "r0.5-k3-float32",
@@ -71,7 +71,7 @@ NAMES = [
         "quickstart",
         ["train.lr=1", "train.batch_size=64", "participation.ratio=0.3", "participation.trace=FILE"],
         (
-            "quickstart-1dc57519",
+            "quickstart-1c2ae6f1",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -81,7 +81,7 @@ NAMES = [
         "quickstart",
         ["model.name=gcn", "model.init=own", "model.layers=3", "algorithm.name=fedavg", "engine.threads=2"],
         (
-            "quickstart-16111b49",
+            "quickstart-5b330fb5",
             "digits-louvain10-9f9415de",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -91,7 +91,7 @@ NAMES = [
         "sbm-200",
         ["partition.method=semi-external", "partition.imbalance=1.1", "partition.seed=5", "engine.memory_limit=8GiB"],
         (
-            "sbm-200-4d14d19a",
+            "sbm-200-9945552f",
             "sbm-semi-external200-3199cccf",
             "stratified-20-40-40-seed0",
             "r0.5-k3-float32",
@@ -100,28 +100,28 @@ NAMES = [
     (
         "sbm-200",
         ["partition.method=file", "partition.file=FILE"],
-        ("sbm-200-f30197d0", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-46402789", "sbm-file200-2bc0e121", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
-    # The names of runs and stores without a key for the layout, when all features were dense.
+    # Stores of dense features have the same names by whatever key.
     (
         "cora",
         ["data.layout=dense"],
-        ("cora-8de4e081", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("cora-ffbd082b", "cora-louvain10-0a44b7a9", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "pubmed",
         ["data.layout=dense"],
-        ("pubmed-6ddf84eb", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
+        ("pubmed-3b3a99e5", "pubmed-louvain10-f707a647", "per_client-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "quickstart",
         ["data.layout=dense"],
-        ("quickstart-4a8c024b", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("quickstart-7cbff139", "digits-louvain10-1b5ca882", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
     (
         "sbm-200",
         ["data.layout=dense"],
-        ("sbm-200-dc007b3f", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
+        ("sbm-200-3eb695b1", "sbm-metis200-309ef85f", "stratified-20-40-40-seed0", "r0.5-k3-float32"),
     ),
 ]
 

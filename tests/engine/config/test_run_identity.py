@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.recorded_defaults import RECORDED, REMEDY, all_defaults
 
 from shoal.engine.config.config import parse_config
-from shoal.engine.config.run_identity import changes_numbers, fingerprint_of, flatten, identity_keys
+from shoal.engine.config.run_identity import (
+    NUMBERS,
+    changes_numbers,
+    defaults,
+    fingerprint_of,
+    flatten,
+    identity_keys,
+    name_digits,
+)
 
 PLAIN: dict[str, Any] = {"name": "keys", "data": {"dataset": "sbm"}, "algorithm": {"name": "fedavg"}}
 VALUES = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2))
@@ -70,43 +79,71 @@ def test_an_empty_section_is_a_value() -> None:
     assert flatten({"a": {}, "b": {"c": {}}}) == {"a": {}, "b.c": {}}
 
 
-def test_a_key_that_came_later_counts_only_where_it_says_something() -> None:
-    default, served = (
-        identity_keys(parse_config({**PLAIN, "resources": {"server_gpus": share}}, "test").plain())
-        for share in (0.0, 0.25)
-    )
-    assert "resources.server_gpus" not in default
-    assert served == {**default, "resources.server_gpus": 0.25}
-    assert default["train.lr"] == 0.01
-    without = identity_keys(parse_config({**PLAIN, "evaluation": {"domains": False}}, "test").plain())
-    assert "evaluation.domains" not in default
-    assert without == {**default, "evaluation.domains": False}
-    by_area = identity_keys(parse_config({**PLAIN, "evaluation": {"metric": "roc_auc"}}, "test").plain())
-    assert "evaluation.metric" not in default
-    assert by_area == {**default, "evaluation.metric": "roc_auc"}
-    started = identity_keys(parse_config({**PLAIN, "model": {"pretrained": "/gnn"}}, "test").plain())
-    assert "model.pretrained" not in default
-    assert started == {**default, "model.pretrained": "/gnn"}
-    masked = identity_keys(
-        parse_config({**PLAIN, "data": {"dataset": "sbm", "sparsity": {"edges": 0.5}}}, "test").plain()
-    )
-    assert not any(key.startswith("data.sparsity") for key in default)
-    assert masked == {**default, "data.sparsity.edges": 0.5}
-    inductive = identity_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "inductive": True}}, "test").plain())
-    assert "data.inductive" not in default
-    assert inductive == {**default, "data.inductive": True}
-    dropped = identity_keys(parse_config({**PLAIN, "data": {"dataset": "sbm", "edge_weights": "drop"}}, "test").plain())
-    assert "data.edge_weights" not in default
-    assert dropped == {**default, "data.edge_weights": "drop"}
-    scheduled = identity_keys(
-        parse_config({**PLAIN, "train": {"schedule": {"name": "StepLR", "step_size": 2}}}, "test").plain()
-    )
-    assert "train.schedule" not in default
-    assert scheduled == {**default, "train.schedule.name": "StepLR", "train.schedule.step_size": 2}
-    called = ["csv", {"name": "early_stopping", "patience": 3}, "wandb"]
-    ended = identity_keys(parse_config({**PLAIN, "callbacks": called}, "test").plain())
-    assert ended == {**default, "callbacks.0.name": "early_stopping", "callbacks.0.patience": 3}
-    assert not any(key.startswith(("ray", "run.", "data.root")) for key in default)
+def named(keys: dict[str, Any] | None = None, inputs: dict[str, str] | None = None) -> str:
+    return name_digits(parse_config({**PLAIN, **(keys or {})}, "test").plain(), inputs or {})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"seed": 0},
+        {"task": "node"},
+        {"model": {"name": "gamlp", "pretrained": None}},
+        {"resources": {"server_gpus": 0.0, "gpus_per_host": 1.0}},
+        {"evaluation": {"domains": True, "metric": "accuracy"}},
+        {"data": {"dataset": "sbm", "sparsity": {"edges": 0.0}, "inductive": False}},
+        {"callbacks": ["csv", "wandb"]},
+        {"engine": {"hosts": 7}},
+    ],
+)
+def test_name_digits_keys_at_their_defaults_change_nothing(keys: dict[str, Any]) -> None:
+    assert named(keys) == named()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"seed": 1},
+        {"model": {"name": "gamlp", "hidden": 3}},
+        {"model": [{"name": "gcn"}, {"name": "sgc"}]},
+        {"resources": {"server_gpus": 0.25}},
+        {"evaluation": {"domains": False}},
+        {"data": {"dataset": "sbm", "sparsity": {"edges": 0.5}}},
+        {"data": {"dataset": "sbm", "inductive": True}},
+        {"data": {"dataset": "digits"}},
+        {"train": {"schedule": {"name": "StepLR", "step_size": 2}}},
+        {"algorithm": {"name": "fedavg", "weight": "train"}},
+        {"callbacks": [{"name": "early_stopping", "patience": 3}]},
+    ],
+)
+def test_name_digits_other_values_change_the_name(keys: dict[str, Any]) -> None:
+    assert named(keys) != named()
+
+
+def test_name_digits_equal_a_hash_by_hand() -> None:
+    values = {"algorithm.name": "fedavg", "data.dataset": "sbm", "numbers": NUMBERS, "seed": 3}
+    assert named({"seed": 3}) == hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def test_name_digits_take_the_content_of_a_file_for_its_path() -> None:
+    here, there = ({"data": {"dataset": "sbm", "path": path}} for path in ("/here", "/there"))
+    assert named(here, {"data.path": "abc"}) == named(there, {"data.path": "abc"})
+    assert named(here, {"data.path": "abc"}) != named(here, {"data.path": "abd"})
+
+
+def test_identity_keys_are_all_keys_that_change_numbers() -> None:
+    found = identity_keys(parse_config({**PLAIN, "callbacks": ["csv", {"name": "early_stopping"}]}, "test").plain())
+    assert found["train.lr"] == 0.01
+    assert found["callbacks.0.name"] == "early_stopping"
+    assert not any(key.startswith(("ray", "run.", "data.root")) for key in found)
+    assert defaults().items() <= found.items()
+
+
+def test_recorded_defaults_are_those_of_today() -> None:
+    recorded, now = json.loads(RECORDED.read_text()), all_defaults()
+    changed = [f"{key}: {old} -> {now.get(key)}" for key, old in recorded["defaults"].items() if now.get(key) != old]
+    assert not changed, f"a default changed, so raise NUMBERS; then {REMEDY}"
+    assert recorded == {"numbers": NUMBERS, "defaults": now}, f"NUMBERS or a new key is not recorded: {REMEDY}"
 
 
 def test_the_digits_follow_from_the_values_in_any_order() -> None:

@@ -9,7 +9,7 @@ import torch
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import LocalBackend, server_device
-from shoal.engine.messages.live import Live, unwatched
+from shoal.engine.rounds.costs import Live, unwatched
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.plan import plan_of
 from shoal.storage.errors import ShoalError

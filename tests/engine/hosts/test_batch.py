@@ -83,8 +83,8 @@ def test_uploads_are_of_every_client(start: Callable[..., Server]) -> None:
         (RuntimeError("two\n  lines"), "RuntimeError: two lines"),
         (ValueError(), "ValueError:"),
         (
-            torch.OutOfMemoryError("wanted"),
-            "OutOfMemoryError: wanted; a larger resources.gpus_per_host or a smaller engine.cell_size may help",
+            torch.OutOfMemoryError("expected"),
+            "OutOfMemoryError: expected; a larger resources.gpus_per_host or a smaller engine.cell_size may help",
         ),
     ],
 )

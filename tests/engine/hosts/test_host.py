@@ -35,7 +35,7 @@ class Visits(FedAvg):
     where: str = ""
 
     def receive(self, client: Client, down: Tree) -> Received:
-        self._maybe(client, "begin")
+        self._maybe(client, "receive")
         if client.info.client == self.client:
             if self.where == "writes":
                 down["w"].mul_(0.9)
@@ -65,7 +65,7 @@ class Visits(FedAvg):
         if client.info.client == self.client and where == self.where:
             raise RuntimeError("no\n luck")
         if client.info.client == self.client and f"{where}, memory" == self.where:
-            raise torch.OutOfMemoryError("3 GiB wanted")
+            raise torch.OutOfMemoryError("3 GiB expected")
 
 
 def cell(ids: Sequence[int], **more: Any) -> Cell:
@@ -136,10 +136,10 @@ def test_every_client_leaves_its_own_and_the_next_does_not_overwrite_it(job_of: 
 
 def test_numbers_do_not_depend_on_what_the_host_ran_before(job_of: Callable[..., Job]) -> None:
     job, host = job_of(), Host()
-    wanted = cell([1, 2], score=frozenset({1}))
-    fresh = run(job, [wanted])[0]
+    expected = cell([1, 2], score=frozenset({1}))
+    fresh = run(job, [expected])[0]
     run(job, [cell([0, 1, 2, 3]), evaluation_cell(1, [1, 2], {}, {})], host=host)
-    assert_same(run(job, [cell([3]), wanted], host=host)[1], fresh)
+    assert_same(run(job, [cell([3]), expected], host=host)[1], fresh)
 
 
 def test_what_is_sent_stays_as_it_is(job_of: Callable[..., Job]) -> None:
@@ -211,7 +211,7 @@ def test_opened_again_and_for_another_job(job_of: Callable[..., Job]) -> None:
 
 
 @pytest.mark.parametrize("path", ["autograd", "batched"])
-@pytest.mark.parametrize("where", ["begin", "upload", "predict"])
+@pytest.mark.parametrize("where", ["receive", "upload", "predict"])
 def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: str, path: str) -> None:
     job = job_of(client=2, where=where, engine__trainer=path)
     with pytest.raises(
@@ -222,7 +222,7 @@ def test_a_client_that_fails_ends_the_call(job_of: Callable[..., Job], where: st
 
 
 @pytest.mark.parametrize("path", ["autograd", "batched"])
-@pytest.mark.parametrize("where", ["begin", "upload", "predict"])
+@pytest.mark.parametrize("where", ["receive", "upload", "predict"])
 def test_a_client_that_is_left_out_leaves_nothing(job_of: Callable[..., Job], where: str, path: str) -> None:
     job = job_of(client=2, where=where, engine__trainer=path, engine__on_client_error="skip")
     outcome, after = run(job, [cell([1, 2, 3], score=frozenset({1, 2, 3})), cell([0])])
@@ -275,7 +275,7 @@ def test_predictions_that_are_nan_are_not_counted(job_of: Callable[..., Job], sc
 
 def test_lack_of_memory_says_what_may_help(job_of: Callable[..., Job]) -> None:
     with pytest.raises(
-        ShoalError, match=r"client 1: OutOfMemoryError: 3 GiB wanted; a larger resources\.gpus_per_host or"
+        ShoalError, match=r"client 1: OutOfMemoryError: 3 GiB expected; a larger resources\.gpus_per_host or"
     ):
         run(job_of(client=1, where="train, memory"), [cell([0, 1])])
 

@@ -10,8 +10,8 @@ from support.other_device.device_counts import DeviceCounts
 
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.engine.hosts import host
+from shoal.engine.hosts.gpu import Deferred
 from shoal.engine.hosts.host import Host
-from shoal.engine.hosts.transfer import NextCell
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.server import Server
@@ -77,7 +77,7 @@ def order(outcomes: Callable[..., Iterator[Outcome]], monkeypatch: pytest.Monkey
         events = Events(load())
         with monkeypatch.context() as patch:
             if not ahead:
-                patch.setattr(NextCell, "bring", lambda self, cell: None)
+                patch.setattr(Deferred, "_bring", lambda self: None)
             assert [outcome.ids for outcome in outcomes(job, room, events)] == CELLS
         return events.order.split("|")[:-1]
 
@@ -98,15 +98,15 @@ def test_no_more_is_brought_than_may_pass(
     start: Run, order: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, room: int, clients: int
 ) -> None:
     """Without room values alone; what is one client's data may be more than an eighth of the cache."""
-    brought, gathered = [], NextCell._gathered
+    brought, gathered = [], Deferred._gathered
 
-    def noted(self: NextCell, client: int) -> Inputs:
+    def noted(self: Deferred, client: int) -> Inputs:
         brought.append(client)
         return gathered(self, client)
 
     job = start(KEYS).job
     plain = order(job, room, ahead=False)
-    monkeypatch.setattr(NextCell, "_gathered", noted)
+    monkeypatch.setattr(Deferred, "_gathered", noted)
     found = order(job, room)
     assert brought == [client for cell in CELLS[1:] for client in cell[:clients]]
     assert len(found[0]) - len(plain[0]) == 1 + 3 * clients
@@ -136,7 +136,7 @@ def test_no_number_changes(
 ) -> None:
     job = start(KEYS).job
     found = list(outcomes(job, room, score=frozenset({1, 4})))
-    monkeypatch.setattr(NextCell, "bring", lambda self, cell: None)
+    monkeypatch.setattr(Deferred, "_bring", lambda self: None)
     plain = list(outcomes(job, room, score=frozenset({1, 4})))
     for one, other in zip(found, plain, strict=True):
         assert one.ids == other.ids

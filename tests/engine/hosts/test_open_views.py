@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.engine.hosts.job_context import MAPS_OF_A_VIEW, OpenViews, most_views
+from shoal.engine.hosts.host import MAPS_OF_A_VIEW, OpenViews, most_views
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Client, Received
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.engine.hosts import host, scored
+from shoal.engine.hosts import gpu, host
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 
@@ -55,7 +55,7 @@ def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyP
     other = load()
     with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         patch.setattr(host, "take_device", lambda name, share, precision: other)
-        patch.setattr(scored, "NUMBERS_OF_A_PASS", numbers)
+        patch.setattr(gpu, "NUMBERS_OF_A_PASS", numbers)
         patch.setattr("shoal.algorithms.training.batched.size_groups.NO_MATTER", 0)
         away = run({**EVERY, **keys}, rounds=2)
     assert away.state.scores.keys() == here.state.scores.keys()

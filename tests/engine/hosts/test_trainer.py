@@ -14,7 +14,7 @@ from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.job_context import trainers_of
+from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.errors import ShoalError
@@ -129,7 +129,7 @@ def test_formulas_with_loops_of_our_own_are_of_a_processor(name: str) -> None:
         (
             "batched",
             {"algorithm": {"name": "fedpg", "alignment": "prototype", "attention": "node"}},
-            "other options of FedPG; use autograd",
+            "a method of plain cross-entropy, which FedPG is not; use autograd",
         ),
         ("analytic", {"model": {"name": "gamlp", "attention": "recursive"}}, "another model.attention"),
     ],

@@ -7,7 +7,7 @@ from support.other_device.device_counts import DeviceCounts
 from torch import Tensor
 
 from shoal.algorithms.protocol import Reduce
-from shoal.engine.hosts.transfer import brought, fetched, sent
+from shoal.engine.hosts.gpu import brought, fetched, sent
 from shoal.engine.messages.cell import Cell
 
 

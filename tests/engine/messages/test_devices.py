@@ -2,7 +2,7 @@
 
 import torch
 
-from shoal.engine.messages.devices import CPU, copied, creating_on, moved
+from shoal.algorithms.rng import CPU, copied, creating_on, moved
 
 META = torch.device("meta")
 

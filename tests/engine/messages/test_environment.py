@@ -32,8 +32,7 @@ def test_the_processor_has_a_name() -> None:
 
 def test_other_code_is_another_environment(tmp_path: Path) -> None:
     root = Path(environment_module.__file__).parents[2]
-    for name in environment_module.PACKAGES:
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root, tmp_path / "shoal", ignore=shutil.ignore_patterns("__pycache__"))
     ask = "from shoal.engine.messages.environment import environment; print(environment('cpu')['shoal'])"
 
     def answer() -> str:
@@ -41,7 +40,7 @@ def test_other_code_is_another_environment(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
 
     assert answer() == environment("cpu")["shoal"]
-    file = tmp_path / "algorithms" / "methods" / "fedavg.py"
+    file = tmp_path / "shoal" / "algorithms" / "methods" / "fedavg.py"
     file.write_text(file.read_text() + "# changed\n")
     assert answer() != environment("cpu")["shoal"]
 

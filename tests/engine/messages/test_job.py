@@ -139,7 +139,7 @@ def test_initial_parameters(start: Callable[..., Server]) -> None:
         assert torch.equal(job.initial(built, MODEL, 3), job.initial(built, MODEL, 0))
         # Another model of the same client, and clients that each have their own.
         assert torch.equal(job.initial(built, "copilot", 3), drawn(key(4, "init", "copilot")))
-        own = replace(built, choice=built.choice.model_copy(update={"init": "own"}))
+        own = replace(built, spec=built.spec.model_copy(update={"init": "own"}))
         assert torch.equal(job.initial(own, MODEL, 3), drawn(key(4, "init", 3)))
         assert torch.equal(job.initial(own, "copilot", 3), drawn(key(4, "init", "copilot", 3)))
 

@@ -61,10 +61,10 @@ def initials(config: Config, clients: list[int]) -> list[dict[str, Tensor]]:
     """Parameters by name that clients start from."""
     store = prepare(config)
     job = make_job(config, store, "job")
-    built = job.build_models(store, job.algorithm())[MODEL]
+    models = job.build_models(store, job.algorithm())[MODEL]
     found = []
     for client in clients:
-        built = built[job.model_of[client]]
+        built = models[job.model_of[client]]
         w = job.initial(built, MODEL, client)
         assert torch.equal(w, built.flat.w.detach())
         parts = zip(built.flat.module.named_parameters(), built.flat.parts(w), strict=True)
@@ -164,7 +164,7 @@ def test_a_whole_run_starts_from_the_file(configured: Configure, tensors: dict[s
         for name, tensor in tensors.items():
             torch.testing.assert_close(found[f"client/{client:05d}/{name}"], tensor, rtol=0, atol=1e-6)
     save_file({**tensors, "convs.0.bias": tensors["convs.0.bias"] + 1}, file)
-    with pytest.raises(ShoalError, match=r"was run with another content of model\.pretrained; bring that back$"):
+    with pytest.raises(ShoalError, match=r"model\.pretrained changed since this run started; restore the content$"):
         export(folder)
     file.unlink()
     with pytest.raises(ShoalError, match=rf"^model\.pretrained: {file}: cannot be read: No such file"):

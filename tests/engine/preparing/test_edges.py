@@ -92,7 +92,7 @@ def test_hops_are_those_of_the_training_edges_alone(make: Configure) -> None:
 
 def test_the_whole_graph_has_the_pairs_of_all_clients_and_hides_the_same_edges(make: Configure) -> None:
     config = make()
-    whole = prepare(config, whole=True)
+    whole = prepare(config, centralized=True)
     clients = prepare(config)
     assert whole.path.name == WHOLE
     wanted: dict[Pair, tuple[int, int]] = {}

@@ -162,7 +162,7 @@ def test_a_given_split_that_does_not_fit(make: Callable[..., Config], tmp_path: 
 
 def test_the_whole_dataset_is_split_as_its_clients_are(make: Callable[..., Config]) -> None:
     config = make()
-    whole = prepare(config, whole=True)
+    whole = prepare(config, centralized=True)
     assert whole.path.name == WHOLE
     assert_holds(whole, 0, list(range(GRAPHS)), config)
     clients = prepare(config)

@@ -296,7 +296,7 @@ def test_every_node_a_client(
 
 def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., Config]) -> None:
     config = make_config()
-    whole = prepare(config, whole=True)
+    whole = prepare(config, centralized=True)
     graph = read_graph(config)
     clients = Store(whole.path.parent)
     assert whole.clients == 1
@@ -308,7 +308,7 @@ def test_the_whole_graph_is_split_as_its_clients_are(make_config: Callable[..., 
         parts = [clients.shard(c).node[getattr(clients.split(name, c), part)] for c in range(5)]
         np.testing.assert_array_equal(np.sort(shard.node[getattr(split, part)]), np.sort(np.concatenate(parts)))
     before = times(clients.path)
-    assert prepare(config, whole=True).manifest == whole.manifest
+    assert prepare(config, centralized=True).manifest == whole.manifest
     assert times(clients.path) == before
     assert verify(whole) == verify(clients) == []
 
@@ -318,7 +318,7 @@ def test_a_whole_graph_above_the_memory_limit(make_config: Callable[..., Config]
     # 400 rows of 5 features and of two hops, and 2400 neighbours, at 4 bytes each.
     numbers = r"the whole graph takes 32\.8 KiB, engine\.memory_limit is 24\.0 KiB"
     with pytest.raises(ShoalError, match=rf"^algorithm\.name fedavg: {numbers}; raise the limit or .*$"):
-        prepare(config, whole=True)
+        prepare(config, centralized=True)
     prepare(config)
 
 

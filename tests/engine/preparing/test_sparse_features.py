@@ -32,7 +32,7 @@ def test_a_sparse_store_holds_what_a_dense_one_does(
 ) -> None:
     changes = with_words(tmp_path, data__dtype=dtype)
     stores = [
-        prepare(make_config(**changes, data__store=str(tmp_path / layout), data__layout=layout), whole=True)
+        prepare(make_config(**changes, data__store=str(tmp_path / layout), data__layout=layout), centralized=True)
         for layout in ("auto", "sparse", "dense")
     ]
     for sparse, dense in ((stores[0], stores[2]), (stores[1], stores[2])):

@@ -64,7 +64,7 @@ def part(store: Store, split: str, number: int) -> set[int]:
 def test_clients_and_whole_graph_lack_the_same(make: MakeConfig, layout: str) -> None:
     full = prepare(make(data__layout=layout))
     config = make(data__layout=layout, data__sparsity=MASKS)
-    whole, store = prepare(config, whole=True), prepare(config)
+    whole, store = prepare(config, centralized=True), prepare(config)
     assert verify(store) == verify(whole) == []
     np.testing.assert_array_equal(np.load(store.path / "assignment.npy"), np.load(full.path / "assignment.npy"))
     kept, all_edges = edges(store), edges(full)
@@ -96,7 +96,7 @@ def test_training_labels_alone_are_taken_away_in_a_store_that_stays(make: MakeCo
     full = prepare(make())
     shards = {path: path.read_bytes() for path in (full.path / "clients").iterdir()}
     config = make(data__sparsity={"labels": 0.4, "seed": 1})
-    whole, store = prepare(config, whole=True), prepare(config)
+    whole, store = prepare(config, centralized=True), prepare(config)
     assert store.path == full.path
     assert {path: path.read_bytes() for path in (store.path / "clients").iterdir()} == shards
     name = config.data.split_name

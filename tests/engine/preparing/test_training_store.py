@@ -28,7 +28,7 @@ def contents(store: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_every_client_is_what_its_training_nodes_induce(make_config: MakeConfig, whole: bool) -> None:
-    store = prepare(make_config(data__inductive=True), whole=whole)
+    store = prepare(make_config(data__inductive=True), centralized=whole)
     training = store.training(SPLIT)
     assert training.clients == store.clients == (1 if whole else 5)
     trained = 0

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from shoal.engine.config import run_identity
 from shoal.engine.config.config import Config, load_config
-from shoal.engine.config.run_identity import fingerprint_of, identity_keys
 from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import Checkpoint
-from shoal.engine.records.inputs import contents
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import (
     CHECKPOINTS,
@@ -24,6 +23,7 @@ from shoal.engine.records.run_folder import (
     LOG,
     SUMMARY,
     RunFolder,
+    changed_contents,
     changed_keys,
     read_summary,
     run_path,
@@ -74,10 +74,10 @@ def test_its_name_is_of_the_keys_that_change_numbers(config_of: MakeConfig, tmp_
     assert len(others | {path}) == 5
 
 
-def test_runs_of_before_the_order_of_sums_changed_have_another_name(config_of: MakeConfig, tmp_path: Path) -> None:
-    config = config_of()
-    before = fingerprint_of(identity_keys(config.plain()) | contents(config))
-    assert run_path(config) != tmp_path / f"small-{before}"
+def test_run_path_of_another_version_of_numbers_differs(config_of: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_path(config_of())
+    monkeypatch.setattr(run_identity, "NUMBERS", run_identity.NUMBERS + 1)
+    assert run_path(config_of()) != path
 
 
 def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(
@@ -250,15 +250,21 @@ def test_changed_keys(folder: RunFolder, config_of: MakeConfig) -> None:
     assert changed_keys(config_of(engine__hosts=9), folder.path) == []
 
 
-def test_a_key_that_an_older_run_does_not_have(folder: RunFolder, config_of: MakeConfig) -> None:
-    """Features were dense, and servers without a GPU, before there were keys for it."""
-    cora = {"data__dataset": "cora", "data__options": {}}
-    folder.begin(config_of(**cora, data__layout="dense"))
+def test_changed_keys_fill_what_an_older_config_lacks_with_defaults(folder: RunFolder, config_of: MakeConfig) -> None:
+    folder.begin(config_of())
     path = folder.path / CONFIG
-    older = [line for line in path.read_text().splitlines() if "layout" not in line and "server_gpus" not in line]
+    older = [line for line in path.read_text().splitlines() if "inductive" not in line and "server_gpus" not in line]
     path.write_text("\n".join(older))
-    assert changed_keys(config_of(**cora, data__layout="dense"), folder.path) == []
-    assert changed_keys(config_of(**cora), folder.path) == ["data.layout (None -> auto)"]
+    assert changed_keys(config_of(), folder.path) == []
+    assert changed_keys(config_of(data__inductive=True), folder.path) == ["data.inductive (False -> True)"]
+
+
+def test_changed_keys_read_earlier_names(folder: RunFolder, config_of: MakeConfig) -> None:
+    folder.begin(config_of())
+    path = folder.path / CONFIG
+    path.write_text(path.read_text().replace("trainer: auto", "path: loop"))
+    assert changed_keys(config_of(engine__trainer="autograd"), folder.path) == []
+    assert changed_keys(config_of(), folder.path) == ["engine.trainer (autograd -> auto)"]
 
 
 def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
@@ -271,7 +277,8 @@ def test_changed_contents(config_of: MakeConfig, tmp_path: Path) -> None:
     kept = Checkpoint(FederationState(round=1), {}, {"participation.trace": "another digest"}, "")
     checkpoint.save(folder.checkpoints, kept, keep=1)
     folder.close()
-    assert changed_keys(config, folder.path) == ["the content of participation.trace"]
+    assert changed_keys(config, folder.path) == []
+    assert changed_contents(config, folder.path) == ["the content of participation.trace"]
     trace.rename(moved)
     assert run_path(config_of(participation__trace=str(moved))) == folder.path
     moved.write_text("2")

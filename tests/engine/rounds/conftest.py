@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.messages.live import Watch, unwatched
-from shoal.engine.rounds.costs import Meter
-from shoal.engine.rounds.exchange import Exchange
-from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.costs import Meter, Watch, unwatched
+from shoal.engine.rounds.server import Exchange, Server
 
 
 @pytest.fixture(scope="session")

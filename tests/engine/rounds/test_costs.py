@@ -8,8 +8,7 @@ import torch
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Ask
 from shoal.engine.messages.cell import Outcome
-from shoal.engine.messages.live import Live
-from shoal.engine.rounds.costs import Meter
+from shoal.engine.rounds.costs import Live, Meter
 from shoal.engine.rounds.server import Server
 
 NAN = float("nan")

@@ -12,9 +12,8 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Received, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
-from shoal.engine.messages.live import Live
-from shoal.engine.rounds.exchange import Exchange
-from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.costs import Live
+from shoal.engine.rounds.server import Exchange, Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 

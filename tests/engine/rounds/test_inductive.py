@@ -156,6 +156,7 @@ METHODS: dict[str, Keys] = {
 }
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", METHODS)
 def test_other_nodes_leave_no_trace_in_training(start: Start, places: dict[str, Keys], name: str) -> None:
     plain, others = (start({**METHODS[name], **places[which]}) for which in ("plain", "others"))

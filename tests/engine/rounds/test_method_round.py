@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +10,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Context, Mix, Received, Requests, Tree, Upload
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Ask, Reduce
-from shoal.engine.rounds.exchange import Exchange
-from shoal.engine.rounds.method_round import MethodRound
-from shoal.engine.rounds.mixing import Mixer
-from shoal.engine.rounds.server import Server
+from shoal.engine.rounds.server import Exchange, Server
 from shoal.storage.errors import ShoalError
 
 Start = Callable[..., Server]
@@ -113,17 +109,10 @@ def lengths(tensors: list[Tensor]) -> Tensor:
     return torch.tensor([len(t) for t in tensors])
 
 
-def method_round(server: Server, exchange_of: Callable[..., Exchange], cohort: list[int]) -> tuple[Exchange, Any]:
-    """The next round's part of the method alone, without what the server does after it."""
-    exchange = exchange_of(server, cohort)
-    mixer = Mixer(exchange.next_state, exchange._meter, "here")
-    return exchange, MethodRound(server.algorithm, exchange, mixer, "here")
-
-
 def test_answers_of_phases_and_products_reach_the_generator(start: Start, exchange_of: Callable[..., Exchange]) -> None:
     server = start({"algorithm.name": f"{__file__}:Talks"})
-    exchange, method = method_round(server, exchange_of, [0, 1, 3, 4])
-    method.run(server._context(1), lambda client: False)
+    exchange = exchange_of(server, [0, 1, 3, 4])
+    server.run_method(exchange, server._context(1), lambda client: False)
     state = {name: t.tolist() for name, t in exchange.next_state.server.items() if name != "w"}
     assert state == {
         "cohort": [0, 1, 3, 4],
@@ -156,6 +145,6 @@ def test_the_server_computes_on_its_device(
 
     server = start({"algorithm.name": f"{__file__}:Talks"})
     monkeypatch.setattr(type(server.algorithm), "round", round_there)
-    _, method = method_round(server, exchange_of, [0, 1])
-    method.run(replace(server._context(1), device=meta), lambda client: False)
+    context = replace(server._context(1), device=meta)
+    server.run_method(exchange_of(server, [0, 1]), context, lambda client: False)
     assert devices == dict.fromkeys(("state", "kept", "product", "list", "made"), meta)

@@ -36,7 +36,7 @@ def test_sums_and_mixtures_are_of_floats(how: Reduce, dtype: torch.dtype) -> Non
 def test_other_entries_are_of_real_numbers(how: Reduce) -> None:
     for dtype in (torch.int8, torch.bool, torch.float16, torch.float64):
         require_form(Upload({"z": torch.ones(2).to(dtype)}), {"z": how}, SHAPES)
-    with pytest.raises(ProtocolError, match=r"^gives 'z' as complex64, wanted real numbers$"):
+    with pytest.raises(ProtocolError, match=r"^gives 'z' as complex64, expected real numbers$"):
         require_form(Upload({"z": torch.ones(2).cfloat()}), {"z": how}, SHAPES)
 
 
@@ -56,8 +56,8 @@ def test_parameters_are_those_of_the_model(w: Tensor, how: Reduce) -> None:
         (torch.tensor([1.0, 1, 1, 1, -1]), "weighs 'w' by a negative number"),
         (torch.ones(4), "weighs 'w' by float32 [4], which does not broadcast to [5]"),
         (torch.ones(1, 5), "weighs 'w' by float32 [1, 5], which does not broadcast to [5]"),
-        (None, "weighs 'w' by None, wanted a number or a tensor"),
-        ([1.0], "weighs 'w' by a list, wanted a number or a tensor"),
+        (None, "weighs 'w' by None, expected a number or a tensor"),
+        ([1.0], "weighs 'w' by a list, expected a number or a tensor"),
     ],
 )
 def test_weights_that_cannot_be(weight: object, line: str) -> None:

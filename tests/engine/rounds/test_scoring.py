@@ -177,5 +177,5 @@ def test_a_row_in_which_no_class_wins(
 def test_scores_of_another_shape(
     scores: object, found: str, make_view: Callable[..., View], make_client: Callable[..., Client]
 ) -> None:
-    with pytest.raises(ShoalError, match=rf"in predict\(\): gives {found} for 'all', wanted scores \[2, 3\]$"):
+    with pytest.raises(ShoalError, match=rf"in predict\(\): gives {found} for 'all', expected scores \[2, 3\]$"):
         classes_of(scores, make_view, make_client)

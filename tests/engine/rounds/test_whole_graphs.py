@@ -14,7 +14,7 @@ from shoal.algorithms.base import Context, Received, Requests, Tree
 from shoal.algorithms.client import Client
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.rounds.pool import Pool
+from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL

@@ -11,10 +11,10 @@ import yaml
 from shoal.engine.cluster.ray_backend import RayBackend
 from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.messages.job import Job
-from shoal.engine.messages.live import Watch
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import LOG, SUMMARY
+from shoal.engine.rounds.costs import Watch
 from shoal.engine.rounds.sampling import Plan
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs import driver
@@ -100,6 +100,7 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
     assert len(list((folder / "checkpoints").iterdir())) == 4
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
     tiny: Path, limited: Callable[..., tuple[int, str]], limit: int

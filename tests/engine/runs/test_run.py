@@ -16,7 +16,9 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from shoal.engine.config import run_identity
 from shoal.engine.config.config import load_config, parse_config
+from shoal.engine.config.config_text import SEAL, with_seal
 from shoal.engine.records.metrics import METRICS, read_metrics
 from shoal.engine.records.run_folder import SUMMARY, read_summary
 from shoal.engine.runs.plan import plan_of
@@ -148,6 +150,28 @@ def test_a_run_of_another_config_is_not_resumed(config: Path) -> None:
         ShoalError, match=rf"{folder.name}: the unfinished run differs from this config in seed \(0 -> 1\)"
     ):
         run(load_config(config, ["seed=1"]), resume=True)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_run_of_a_folder_with_other_defaults_is_refused(config: Path, finished: bool) -> None:
+    folder = run(load_config(config))
+    if not finished:
+        (folder / SUMMARY).unlink()
+    kept = (folder / "config.yaml").read_text().rpartition(SEAL)[0]
+    (folder / "config.yaml").write_text(with_seal(kept.replace("lr: 0.01", "lr: 0.5")))
+    line = rf"^{folder}: was run with other values of train\.lr \(0\.5 -> 0\.01\); set those, or start over"
+    with pytest.raises(ShoalError, match=line):
+        run(load_config(config), resume=not finished)
+    assert run(load_config(config), fresh=True) == folder
+
+
+def test_resume_of_a_run_with_other_numbers_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run(load_config(config))
+    (folder / SUMMARY).unlink()
+    monkeypatch.setattr(run_identity, "NUMBERS", run_identity.NUMBERS + 1)
+    with pytest.raises(ShoalError, match=rf"^{folder}: the unfinished run was made by a version of Shoal with other n"):
+        run(load_config(config), resume=True)
+    assert run(load_config(config)) != folder
 
 
 @pytest.mark.parametrize(

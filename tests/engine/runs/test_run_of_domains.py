@@ -75,7 +75,7 @@ def test_other_whole_graphs_are_no_way_on(config_of: Callable[..., Config]) -> N
     record = graphs.manifest.splits["public"]
     manifest = replace(graphs.manifest, splits={"public": replace(record, unreachable=record.unreachable + 1)})
     manifest.write(graphs.path)
-    line = r"was run with another content of the prepared whole graphs; bring that back, or --fresh runs it again"
+    line = r"the prepared whole graphs changed since this run started; restore the content, or start over with --fresh"
     with pytest.raises(ShoalError, match=line):
         run(config, resume=True)
     # Made again they are what they were.

@@ -54,7 +54,7 @@ def test_from_raw_files_to_the_best_round(config: Config) -> None:
     for client in range(3):
         visit = host.visit(client, evaluation_cell(8, [client], {}, {}), {"w": kept.state.server["w"]})
         rows = visit.client.data.test
-        score = scores_of(job.algorithm(), visit.client, visit.given, "test", len(rows)).detach().double().numpy()
+        score = scores_of(job.algorithm(), visit.client, visit.received, "test", len(rows)).detach().double().numpy()
         label = visit.client.data.label[rows].numpy()
         areas += [roc_auc_score(label, score[:, 1] - score[:, 0])] if len(set(label)) == 2 else []
     summary = read_summary(folder)["scopes"]["global"]

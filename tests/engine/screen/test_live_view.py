@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from shoal.engine.messages.live import Live
+from shoal.engine.rounds.costs import Live
 from shoal.engine.screen import live_view
 from shoal.engine.screen.live_view import LiveView, columns
 

@@ -187,34 +187,36 @@ LISTED = TextTable(
 
 
 @pytest.mark.parametrize("width", [None, 200, 80, 60, 25])
-def test_a_text_goes_below_its_row(width: int | None) -> None:
-    text = LISTED.text(width)
-    words = [word for row in (LISTED.heads, *LISTED.rows) for word in " ".join(row).split()]
-    assert sorted(word for word in text.split() if not word.endswith(":") or word == "0:") == sorted(
-        words if width != 25 else [word for word in words if word not in LISTED.heads]
-    )
-    lines = text.splitlines()
-    assert len(lines) == {None: 3, 200: 3, 80: 7, 60: 7, 25: 12}[width]
-    if width is not None:
+def test_text_last_text_is_wrapped_to_the_width(width: int | None) -> None:
+    lines = LISTED.text(width).splitlines()
+    assert len(lines) == {None: 3, 200: 3, 80: 4, 60: 5, 25: 9}[width]
+    if width is not None and width > 25:
         assert max(map(len, lines)) <= width
-    if width in (80, 60):
-        assert lines[:2] == ["kind   name             age", "    what"]
-        assert lines[3].startswith("    fedgta on cora, 10 clients, seed 0: 81.23 %")
-        assert lines[-2:] == ["store  cora-89abcdef    12 min", "    cora"]
+    words = [word for row in LISTED.rows for word in " ".join(row).split()]
+    assert not [word for word in words if word not in " ".join(lines)]
+    if width == 80:
+        assert lines[1].endswith("3 h     fedgta on cora, 10 clients, seed 0: 81.23 %")
+        assert lines[2].split() == ["served,", "as", "long", "as", "a", "line", "of", "it", "is"]
     if width == 25:
         assert lines[:3] == ["kind: run", "name: papers-01234567", "age: 3 h"]
 
 
-def test_for_a_page_and_a_paper_and_a_program() -> None:
-    markdown = WIDE.markdown().splitlines()
+def test_markdown_latex_html_and_csv_mark_the_best() -> None:
+    markdown = [" ".join(line.split()) for line in WIDE.markdown().splitlines()]
     assert markdown[2] == "| algorithm | dataset | served.best.val | served.best.test | seconds |"
-    assert markdown[3] == "| --- | --- | ---: | ---: | ---: |"
+    assert [part[0] + part[-1] for part in markdown[3].strip("|").split("|")] == [":-", ":-", "-:", "-:", "-:"]
     assert markdown[5] == "| fedgta & co_1 | cora | **82.00 ± 1.40** | - | 1.250 |"
-    latex = WIDE.latex()
+    latex = " ".join(WIDE.latex().split())
     assert r"\begin{tabular}{llrrr}" in latex
     assert r"fedgta \& co\_1 & cora & \textbf{82.00 $\pm$ 1.40} & - & 1.250 \\" in latex
-    assert latex.startswith("% a title\n% a note\n")
+    assert WIDE.latex().startswith("% a title\n% a note\n")
+    assert "fedgta &amp; co_1" in WIDE.html()
+    assert WIDE.html().count("<strong>") == WIDE.html().count("</strong>") == 2
     assert list(csv.reader(io.StringIO(WIDE.csv()))) == [list(WIDE.heads), *map(list, WIDE.rows)]
+
+
+def test_markdown_escapes_bars() -> None:
+    assert r"a\|b" in TextTable(("x", "y"), (("a|b", "1"),), 1).markdown()
 
 
 def test_any_number_of_a_summary(tmp_path: Any) -> None:

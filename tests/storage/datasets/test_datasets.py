@@ -59,6 +59,7 @@ def test_unknown_name_lists_the_known() -> None:
         load(DataSource("coraa"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("name", RAW_FILES)
 def test_missing_file_offline_is_one_line(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

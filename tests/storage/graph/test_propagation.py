@@ -161,6 +161,7 @@ def test_float16_is_read_exactly_and_written_to_nearest_even() -> None:
 WIDTHS = (1, 3, 7, 8, 9, 16, 31, 32, 33, 63, 100, 128)
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("out_dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(("r", "pointer"), [(r, np.int64) for r in (0.0, 0.25, 0.5, 1.0)] + [(0.25, np.int32)])

@@ -131,6 +131,7 @@ while True:
 """
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("at_sync", "at_block", "kills"), [(0, 0, 0), (317, 0, 5), (750, 0, 2), (0, 9, 2), (400, 5, 5)]
 )

@@ -252,8 +252,8 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     ("cls", "line", "reason"),
     [
         ("Absent", None, "has no class Absent; it has Mine, Typed, Bare, Thawed, Stranger, Roundless, Curt"),
-        ("Bare", "class Bare", "Bare is no frozen dataclass; write @dataclass(frozen=True) above it"),
-        ("Thawed", "class Thawed", "Thawed is no frozen dataclass; write @dataclass(frozen=True) above it"),
+        ("Bare", "class Bare", "Bare is not a frozen dataclass; write @dataclass(frozen=True) above it"),
+        ("Thawed", "class Thawed", "Thawed is not a frozen dataclass; write @dataclass(frozen=True) above it"),
         ("Stranger", "class Stranger", f"a class Stranger is no method; {DERIVE}"),
         ("number", None, f"a int is no method; {DERIVE}"),
         (
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         (
             "Curt",
             "    def upload(self, client):",
-            "Curt.upload cannot be called as upload(self, client, given, phase): too many positional arguments",
+            "Curt.upload cannot be called as upload(self, client, received, phase): too many positional arguments",
         ),
     ],
 )

@@ -50,6 +50,7 @@ def check(model: FlatModel, closed: AnalyticGradient, inputs: list[Features], ro
     torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("attention", BY_FORMULA)
 @pytest.mark.parametrize(("layers", "dropout"), [(1, 0.5), (2, 0.0), (3, 0.5)])
 @pytest.mark.parametrize("hops", [0, 2])

@@ -24,7 +24,8 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 
 FEATURES, CLASSES, NODES = 9, 4, 30
-MODELS = (*GRAPHS, "gcn jumping", "gcn head_dropout", "gcnii head_dropout")
+CONV_HEADS = ("gcn head", "sage head", "gat head", "gcn head head_dropout", "gcn head jumping")
+MODELS = (*GRAPHS, "gcn jumping", "gcn head_dropout", "gcnii head_dropout", *CONV_HEADS)
 
 
 @pytest.fixture
@@ -39,10 +40,11 @@ def view(make_view: Callable[..., View]) -> View:
 
 
 def model_of(name: str, dropout: float, layers: int, by_column: bool = False) -> FlatModel:
+    """`layers` hidden ones; a classifier that passes messages is one more."""
     backbone, *more = name.split()
-    options: dict[str, Any] = {"hidden": 8, "layers": layers}
+    options: dict[str, Any] = {"hidden": 8, "layers": layers + ("head" in more)}
     for option in more:
-        options[option] = {"jumping": "max", "head_dropout": False}[option]
+        options[option] = {"jumping": "max", "head_dropout": False, "head": "conv"}[option]
     module = build(backbone, FEATURES, CLASSES, 0, dropout, options)
     model = FlatModel(module, sparse=by_column)
     model.initial(layers)
@@ -54,7 +56,7 @@ def model_of(name: str, dropout: float, layers: int, by_column: bool = False) ->
 def inputs_of(model: FlatModel, view: View, as_sparse: bool) -> Neighbourhood:
     coupled = model.coupled
     assert coupled is not None
-    around = all_nodes(view, coupled.operator, len(coupled.convs))._replace(rows=view.train)
+    around = all_nodes(view, coupled.operator, coupled.depth)._replace(rows=view.train)
     return around._replace(x_NF=sparse(view.x)) if as_sparse else around
 
 
@@ -67,6 +69,7 @@ def by_autograd(model: FlatModel, inputs: Neighbourhood, label: Tensor) -> tuple
     return loss.detach(), model.w.grad.clone()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -154,6 +157,11 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
         ("gcn", {"fanouts": [2, 2]}, "the whole graph in every step"),
         ("gcn", {"jumping": "max", "layers": 4}, None),
         ("gat", {}, None),
+        ("gcn", {"head": "conv"}, None),
+        ("sage", {"head": "conv"}, None),
+        ("gat", {"head": "conv"}, None),
+        ("gin", {"head": "conv"}, "model.head: linear"),
+        ("gcnii", {"head": "conv"}, "model.head: linear"),
         ("gin", {"head_dropout": False}, None),
         ("sgc", {"head_dropout": False, "layers": 2}, "dropout before the classifier"),
         ("mlp", {"head_dropout": True}, None),

@@ -63,6 +63,7 @@ def gradient(model: FlatModel) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts if part is not None])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("as_sparse", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -194,6 +195,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_whole_runs(run: Callable[..., Server], name: str) -> None:
     """Clients that come and go, one without training rows among them; `auto` is closed form on a processor."""

@@ -70,6 +70,7 @@ def views(make_view: Callable[..., View]) -> list[View]:
     ]
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODULES)
 def test_equals_the_loop_over_two_visits(

@@ -19,6 +19,7 @@ from shoal.storage.progress import Advance, watched_by
 TWINS = [("products-like", "ogbn-products", 0.002), ("papers100m-like", "ogbn-papers100m", 0.0002)]
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize(("twin", "original", "scale"), TWINS)
 def test_layout_read_back_is_the_twin(tmp_path: Path, twin: str, original: str, scale: float, compress: bool) -> None:

@@ -191,6 +191,7 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, part: str, text: str,
     assert "\n" not in caught.value.line
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("name", "nodes", "edges", "labels"),
     [

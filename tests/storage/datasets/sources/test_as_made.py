@@ -38,6 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return note.parent
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [flip, lambda path: os.truncate(path, 3), lambda path: path.write_bytes(b"")])
 def test_a_damaged_one_is_named(options: DataSource, tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
@@ -59,6 +60,7 @@ def test_a_deleted_one_is_made_again(options: DataSource, tmp_path: Path, name: 
         load(options)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["contents.json", "source.json"])
 @pytest.mark.parametrize("text", ["", "{}", '{"csr/indptr.npy": "0"}', "\x00"])
 def test_damaged_notes_delete_nothing(options: DataSource, tmp_path: Path, name: str, text: str) -> None:

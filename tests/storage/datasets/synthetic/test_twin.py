@@ -56,6 +56,7 @@ def test_counts_are_the_original_s_times_the_scale(name: str) -> None:
     assert len(np.unique(labels[labels >= 0])) > 0.3 * classes
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", ORIGINALS)
 @pytest.mark.parametrize("homophily", [0.0, 0.6, 1.0])
 def test_edges_are_distinct_even_without_direction(name: str, homophily: float) -> None:
@@ -65,6 +66,7 @@ def test_edges_are_distinct_even_without_direction(name: str, homophily: float) 
     assert len(np.unique(low * twin.nodes + high)) == twin.edges
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", ORIGINALS)
 @pytest.mark.parametrize("homophily", [0.3, 0.6, 0.8])
 def test_homophily_is_as_asked(name: str, homophily: float) -> None:
@@ -103,6 +105,7 @@ def test_degrees_follow_a_power_law(name: str) -> None:
     assert np.median(degree) < 0.8 * degree.mean()
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_communities_exist_and_can_be_found(name: str) -> None:
     """Louvain's modularity is above that of the same degrees wired at random, and grows with homophily."""

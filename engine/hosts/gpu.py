@@ -1,0 +1,447 @@
+"""What a host does on a GPU to wait for it seldom. Not measured on a GPU.
+
+Values of a cell come in one copy, results of its clients go back in one copy, and their predictions are counted
+together. On a processor nothing of this runs.
+
+Axes: J parts of clients, S items of all of them one behind the other, C classes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.algorithms.base import Algorithm, Received
+from shoal.algorithms.client import Client
+from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.models.build import name_of
+from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.protocol import MODEL, Tree, Upload
+from shoal.algorithms.training.batched.batched_inputs import batched_inputs, numbers_of_row, padded
+from shoal.algorithms.training.batched.batched_model import evaluated, outputs
+from shoal.algorithms.training.batched.size_groups import size_groups
+from shoal.algorithms.training.local_training import finite_loss
+from shoal.engine.messages.cell import Cell
+from shoal.engine.rounds.scoring import ACCURACY, KINDS, PARTS, class_label, require_winner, scores_in_form
+from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.store.cache import PASSING_SHARE, Cache
+
+# Bytes of results on the device; more are fetched before the end of a cell.
+MAX_RESULT_BYTES = 2**28
+
+
+class Visited(Protocol):
+    """See `shoal.engine.hosts.host.Visit`."""
+
+    received: Received
+
+    @property
+    def scored(self) -> Client: ...
+
+    @property
+    def is_graph(self) -> bool: ...
+
+    def received_to_score(self) -> Received: ...
+
+
+class Deferred:
+    """The cells of one call on a host with a GPU."""
+
+    def __init__(self, opened: Any, cache: Cache) -> None:
+        """Of the host's job (`shoal.engine.hosts.host.OpenedJob`) and its cache."""
+        self._opened, self._cache = opened, cache
+        self._results: list[ClientResult] = []
+        self._scored: dict[int, Scored] = {}
+        self._next: Cell | None = None
+        self._begun = False
+        self._values: Cell | None = None
+
+    def sent(self, tree: Tree) -> Tree:
+        """Copies of a download on the device."""
+        return dict(zip(tree, sent(list(tree.values()), self._opened.device)))
+
+    def receive(self, cell: Cell, following: Cell | None) -> Cell:
+        """A cell as its clients are given it, with its values on the device.
+
+        Args:
+            cell: The cell.
+            following: The next one, for which values are brought at the end of this one.
+        """
+        values, begun = self._values, self._begun
+        self._values, self._begun, self._next = None, False, following
+        if not begun:
+            self._cache.begin_turn()
+        return brought(cell, self._opened.device) if values is None else values
+
+    def scores_later(self, visit: Visited) -> bool:
+        """Takes what a client predicts, or what that needs; False: it is to be scored now."""
+        opened = self._opened
+        if opened.job.metric != ACCURACY or visit.is_graph:
+            return False
+        received, client = visit.received_to_score(), visit.scored
+        scored: Scored
+        if may_wait(opened.algorithm, client):
+            scored = Held(client, client.model.snapshot())
+        else:
+            with opened.creating:
+                scored = predicted(opened.algorithm, client, received)
+        self._scored[client.info.client] = scored
+        return True
+
+    def keep(
+        self, client: int, loss: float | Tensor, upload: Upload | None, state: Tree, counts: np.ndarray | None
+    ) -> None:
+        """Keeps a result on the device until `flush`."""
+        self._results.append(ClientResult(client, loss, upload, state, counts))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether results take so much memory that they are to be fetched."""
+        return sum(result.bytes for result in self._results) > MAX_RESULT_BYTES
+
+    def flush(
+        self,
+        take: Callable[[int, float, Upload | None, Tree, np.ndarray | None], None],
+        fail: Callable[[int, Exception], None],
+        seconds: dict[str, float],
+        last: bool = False,
+    ) -> None:
+        """Waits for the device and hands over the results, in the order of clients.
+
+        Args:
+            take: Called with each result.
+            fail: Called with a client whose result is not sound, or with all if nothing can be fetched.
+            seconds: Time by step.
+            last: They are the last of the cell: what the next one trains on is sent before the wait.
+        """
+        began = time.perf_counter()
+        waiting, self._results = self._results, []
+        scored, self._scored = self._scored, {}
+        try:
+            if scored:
+                classes = self._opened.infos[0].classes
+                counts = dict(zip(scored, counts_of(list(scored.values()), classes)))
+                waiting = [replace(one, counts=counts.get(one.client, one.counts)) for one in waiting]
+            if last:
+                before = time.perf_counter()
+                self._bring()
+                spent = time.perf_counter() - before
+                seconds["train"] += spent
+                seconds["upload"] -= spent
+            away = {id(t): t for one in waiting for t in one.tensors() if t.device.type != "cpu"}
+            here = dict(zip(away, fetched(list(away.values()))))
+            found = [one.mapped(lambda t: here.get(id(t), t)) for one in waiting]
+        except Exception as error:
+            # Which client is at fault cannot be known.
+            for one in waiting:
+                fail(one.client, error)
+            return
+        for one in found:
+            try:
+                take(one.client, one.loss_value(), one.upload, one.state, one.counts_value())
+            except Exception as error:
+                fail(one.client, error)
+        seconds["upload"] += time.perf_counter() - began
+
+    def _bring(self) -> None:
+        """Sends values and training data of the next cell, where its clients are trained in batches.
+
+        Of the data at most the cache's probation share. Errors are ignored here and raised when the cell runs. A device
+        works in the order of its queue: no number can change.
+        """
+        opened, cell = self._opened, self._next
+        if cell is None or not cell.train or opened.kinds[opened.infos[cell.ids[0]].model].batched is None:
+            return
+        self._cache.begin_turn()
+        self._begun = True
+        room = PASSING_SHARE * self._cache.limit
+        with suppress(Exception):
+            self._values = brought(cell, opened.device)
+            for client in cell.ids:
+                if room <= 0:
+                    break
+                room -= self._cache.size_of(self._gathered(client))
+
+    def _gathered(self, client: int) -> Inputs:
+        """What the client's model reads to train; the cache keeps it."""
+        opened = self._opened
+        flat = opened.kinds[opened.infos[client].model].models[MODEL]
+        # Nothing is drawn: models that draw neighbours are not trained in batches.
+        return ClientModel(flat, opened.views.get(client), lambda purpose: 0).gathered("train")
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """The result of one client; nothing writes into its tensors any more.
+
+    Attributes:
+        client: Its number.
+        loss: A float, NaN if the method reports none, or a device scalar not yet synchronised.
+        upload: What it sends; None where it was only evaluated.
+        state: What it keeps.
+        counts: Of its predictions, where it was evaluated; a tensor as `counts_of` gives it.
+    """
+
+    client: int
+    loss: float | Tensor
+    upload: Upload | None
+    state: Tree
+    counts: np.ndarray | Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.tensors())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them, wherever they are."""
+        yield from self.state.values()
+        yield from (t for t in (self.counts, self.loss) if isinstance(t, Tensor))
+        if self.upload is not None:
+            yield from self.upload.entries.values()
+            yield from (w for w in self.upload.weight.values() if isinstance(w, Tensor))
+
+    def loss_value(self) -> float:
+        """The loss.
+
+        Raises:
+            ShoalError: It is a scalar that is NaN or infinite.
+        """
+        return finite_loss(float(self.loss)) if isinstance(self.loss, Tensor) else self.loss
+
+    def counts_value(self) -> np.ndarray | None:
+        """The counts.
+
+        Raises:
+            ShoalError: A row's largest score was not finite.
+        """
+        return without_lost(self.counts.numpy()) if isinstance(self.counts, Tensor) else self.counts
+
+    def mapped(self, to: Callable[[Tensor], Tensor]) -> "ClientResult":
+        """The same with other tensors."""
+        upload = self.upload
+        if upload is not None:
+            weight = {name: to(w) if isinstance(w, Tensor) else w for name, w in upload.weight.items()}
+            upload = replace(upload, entries={name: to(t) for name, t in upload.entries.items()}, weight=weight)
+        loss = to(self.loss) if isinstance(self.loss, Tensor) else self.loss
+        counts = to(self.counts) if isinstance(self.counts, Tensor) else self.counts
+        return replace(
+            self, loss=loss, upload=upload, state={name: to(t) for name, t in self.state.items()}, counts=counts
+        )
+
+
+# Bytes; where a tensor starts on a device.
+APART = 64
+
+
+def sent(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Asynchronous copies to the device; the results do not alias for version counting."""
+    if not tensors:
+        return []
+    *starts, size = accumulate((-(-t.nbytes // APART) * APART for t in tensors), initial=0)
+    bytes_here = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+    for tensor, place in zip(tensors, _places(bytes_here, tensors, starts)):
+        place.copy_(tensor)
+    bytes_there = bytes_here.to(device, non_blocking=True)
+    # Views count their writes together; `data` begins a count of its own.
+    return [place.data for place in _places(bytes_there, tensors, starts)]
+
+
+def brought(cell: Cell, device: torch.device) -> Cell:
+    """The cell with all values of its clients on a device, in one copy."""
+    trees = [*cell.private.values(), *cell.states.values(), *cell.inboxes.values(), cell.score_with]
+    copies = iter(sent([t for tree in trees for t in tree.values()], device))
+
+    def of_clients(by_client: Mapping[int, Tree]) -> dict[int, Tree]:
+        return {client: {name: next(copies) for name in tree} for client, tree in by_client.items()}
+
+    return replace(
+        cell,
+        private=of_clients(cell.private),
+        states=of_clients(cell.states),
+        inboxes=of_clients(cell.inboxes),
+        score_with={name: next(copies) for name in cell.score_with},
+    )
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of a device's tensors on the processor, with one wait."""
+    if not tensors:
+        return []
+    # Wide numbers first: so each tensor starts at a multiple of its numbers' width.
+    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
+    ordered = [tensors[i] for i in order]
+    *starts, size = accumulate((t.nbytes for t in ordered), initial=0)
+    bytes_there = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in ordered])
+    bytes_here = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=bytes_there.device.type == "cuda")
+    bytes_here.copy_(bytes_there)
+    # Each for itself: a client's state must not hold the memory of its cell.
+    places = [place.clone() for place in _places(bytes_here, ordered, starts)]
+    return [place for _, place in sorted(zip(order, places), key=lambda pair: pair[0])]
+
+
+def _places(bundle: Tensor, tensors: Sequence[Tensor], starts: Sequence[int]) -> list[Tensor]:
+    """Views of a bundle, in the types and shapes of tensors."""
+    return [bundle[start : start + t.nbytes].view(t.dtype).view(t.shape) for t, start in zip(tensors, starts)]
+
+
+# Beside the kinds of `scoring`: items whose largest score is not finite, which have no class.
+LOST = KINDS
+
+
+class Predicted(NamedTuple):
+    """Predictions of one part of a client, on its device.
+
+    Attributes:
+        label_N: Labels, int64.
+        class_N: Predicted classes, int64.
+        best_N: The scores of these.
+    """
+
+    label_N: Tensor
+    class_N: Tensor
+    best_N: Tensor
+
+
+def predicted(algorithm: Algorithm, client: Client, received: Received) -> list[Predicted]:
+    """Predictions of the parts that are scored, not yet known to be finite.
+
+    Raises:
+        ShoalError: The method's code failed, or gave scores of another shape.
+    """
+    found = []
+    for part in PARTS:
+        label_N = class_label(client.data, part)
+        scores_NC = label_N.new_empty(0, client.info.classes, dtype=torch.float32)
+        if len(label_N):
+            scores_NC = scores_in_form(algorithm, client, received, part, len(label_N)).detach()
+        found.append(Predicted(label_N, scores_NC.argmax(1), scores_NC.amax(1)))
+    return found
+
+
+def batched_counts(parts_J: Sequence[Predicted], classes: int) -> Tensor:
+    """Counts of every part, int64 `[J, 4, C]`: those of `scoring`, and in one place how many are `LOST`."""
+    label_S, class_S, best_S = (torch.cat(parts) for parts in zip(*parts_J))
+    number_J = torch.arange(len(parts_J), device=label_S.device)
+    number_S = torch.cat([number_J[j : j + 1].expand(len(part.label_N)) for j, part in enumerate(parts_J)])
+    first_S = number_S * ((LOST + 1) * classes)
+    places = [first_S + label_S, first_S + classes + class_S, first_S + 2 * classes + label_S]
+    places.append(first_S + LOST * classes)
+    ones_S = torch.ones_like(label_S)
+    found = [ones_S, ones_S, (label_S == class_S).long(), (~best_S.isfinite()).long()]
+    counts = label_S.new_zeros(len(parts_J) * (LOST + 1) * classes)
+    return counts.index_add_(0, torch.cat(places), torch.cat(found)).view(len(parts_J), LOST + 1, classes)
+
+
+def without_lost(counts_PKC: np.ndarray) -> np.ndarray:
+    """Counts of a client's parts, int64 `[parts, 3, C]`.
+
+    Raises:
+        ShoalError: A row's largest score was not finite.
+    """
+    for part, lost in zip(PARTS, counts_PKC[:, LOST, 0]):
+        require_winner(part, not lost)
+    return counts_PKC[:, :KINDS]
+
+
+# Of hops that a pass reads, in float32: 256 MB.
+NUMBERS_OF_A_PASS = 2**26
+
+
+@dataclass(frozen=True)
+class Held:
+    """A client that waits for a pass.
+
+    Attributes:
+        client: On the data that it is scored on.
+        w: Its parameters, `[P]`, which do not change any more.
+    """
+
+    client: Client
+    w: Tensor
+
+
+# Predictions of the parts, or what is needed for them.
+Scored = Sequence[Predicted] | Held
+
+
+def may_wait(algorithm: Algorithm, client: Client) -> bool:
+    """Whether a client's predictions are what its one model makes of rows of dense hops, or of a graph that may lie
+    beside others, and nothing else.
+    """
+    plain, model = type(algorithm).predict is Algorithm.predict, client.model
+    if not plain or model.items is not None or model.pattern.prompted or name_of(model.pattern.module) is None:
+        return False
+    if model.coupled is not None:
+        return model.coupled.stacks and not model.answered
+    return not any(isinstance(client.data.hop(k), SparseMatrix) for k in model.pattern.inputs)
+
+
+def counts_of(scored: Sequence[Scored], classes: int) -> list[Tensor]:
+    """Counts of every client, int64 `[parts, 4, C]`; see `batched_counts`."""
+    held = [one for one in scored if isinstance(one, Held)]
+    if held and held[0].client.model.coupled is not None:
+        found = iter(_predicted_on_graphs(held))
+    else:
+        found = iter(list(zip(*(_predicted(held, part) for part in PARTS))))
+    parts = [part for one in scored for part in (next(found) if isinstance(one, Held) else one)]
+    return list(batched_counts(parts, classes).unflatten(0, (len(scored), len(PARTS))))
+
+
+def _predicted(held: Sequence[Held], part: str) -> list[Predicted]:
+    """Predictions of a part of clients of one model."""
+    found: list[Predicted] = []
+    for group in _groups(held, part):
+        labels = [class_label(one.client.data, part) for one in group]
+        model = group[0].client.model.pattern
+        hops = [padded(list(rows), 0) for rows in zip(*(one.client.model.gathered(part) for one in group))]
+        logits_BNC = evaluated(model, torch.stack([one.w for one in group]), hops)
+        class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
+        found += [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BN, best_BN)]
+    return found
+
+
+def _predicted_on_graphs(held: Sequence[Held]) -> list[tuple[Predicted, ...]]:
+    """Predictions of every part of clients of one model that passes messages: one pass for all parts."""
+    model = held[0].client.model
+    gathered = [one.client.model.gathered("all") for one in held]
+    rows, numbers = zip(*(numbers_of_row(inputs, model.coupled) for inputs in gathered))
+    found: dict[int, tuple[Predicted, ...]] = {}
+    for places in size_groups(rows, 4 * numbers[0], 4 * len(held[0].w), 4 * NUMBERS_OF_A_PASS):
+        group = [held[i] for i in places]
+        inputs = batched_inputs([gathered[i] for i in places])
+        logits_BNC = outputs(model.pattern, torch.stack([one.w for one in group]), inputs).logits_NC.float()
+        class_BN, best_BN = logits_BNC.argmax(2), logits_BNC.amax(2)
+        of_parts = [_chosen(group, part, class_BN, best_BN) for part in PARTS]
+        found |= zip(places, zip(*of_parts))
+    return [found[i] for i in range(len(held))]
+
+
+def _chosen(group: Sequence[Held], part: str, class_BN: Tensor, best_BN: Tensor) -> list[Predicted]:
+    """Of predictions for all nodes those of a part."""
+    labels = [class_label(one.client.data, part) for one in group]
+    row_BT = padded([getattr(one.client.data, part) for one in group], 0)
+    class_BT, best_BT = class_BN.gather(1, row_BT), best_BN.gather(1, row_BT)
+    return [Predicted(y, c[: len(y)], best[: len(y)]) for y, c, best in zip(labels, class_BT, best_BT)]
+
+
+def _groups(held: Sequence[Held], part: str) -> Iterator[list[Held]]:
+    """Neighbouring clients, as many as a pass may have."""
+    group: list[Held] = []
+    most = 0
+    for one in held:
+        data, hops = one.client.data, len(one.client.model.pattern.inputs)
+        rows = len(getattr(data, part))
+        if group and (len(group) + 1) * max(most, rows) * data.features * hops > NUMBERS_OF_A_PASS:
+            yield group
+            group, most = [], 0
+        group.append(one)
+        most = max(most, rows)
+    if group:
+        yield group

@@ -1,0 +1,110 @@
+"""A plan is checked once, and every command takes it."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shoal
+from shoal.engine.config.config import Config, load_config
+from shoal.engine.messages import models
+from shoal.engine.preparing import prepare as preparing
+from shoal.engine.runs import plan as planning
+from shoal.engine.runs.dry_run import expected
+from shoal.engine.runs.export import export
+from shoal.engine.runs.plan import RunPlan
+from shoal.engine.runs.run import run
+from shoal.engine.studies.study import Study
+from shoal.engine.studies.sweep import Sweep
+from shoal.storage.errors import ShoalError
+
+CHECKS = ("describe", "load", "require_supported", "require_mixable", "load_callbacks", "require_known")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the checks of plans, and how often all models are built: as shapes on `meta`, and with values."""
+    found: Counter[str] = Counter()
+
+    def count(module: Any, name: str, label: Callable[[], str]) -> None:
+        plain = getattr(module, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            found[label()] += 1
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for name in CHECKS:
+        count(planning, name, lambda name=name: name)  # type: ignore[misc]
+    count(preparing, "require_known", lambda: "require_known")
+    count(models, "_built", lambda: "shapes" if torch.empty(0).is_meta else "models")
+    return found
+
+
+# Shapes: of one feature before data is read, then of the data. Values: of the server, and of the one host.
+OF_A_RUN = Counter(dict.fromkeys(CHECKS, 1) | {"shapes": 2, "models": 2})
+
+
+def test_run_checks_everything_once(tiny: Path, calls: Counter[str]) -> None:
+    folder = run(load_config(tiny))
+    assert calls == OF_A_RUN
+    calls.clear()
+    export(folder)
+    assert calls == OF_A_RUN - Counter(load_callbacks=1, shapes=1, models=1)
+    calls.clear()
+    assert shoal.run(load_config(tiny)).path == folder
+    assert calls == OF_A_RUN - Counter(shapes=1, models=2)
+
+
+def test_sweep_checks_every_run_once(tiny: Path, calls: Counter[str]) -> None:
+    sweep = Sweep(Study(str(tiny), ("seed=0,1",)))
+    assert calls["shapes"] == 2
+    assert sweep.go()
+    assert calls == OF_A_RUN + OF_A_RUN
+
+
+def test_dry_run_and_prepare_check_everything_once(tiny: Path, calls: Counter[str]) -> None:
+    expected(RunPlan.of(load_config(tiny)))
+    assert calls == OF_A_RUN - Counter(models=1)
+    calls.clear()
+    shoal.prepare(load_config(tiny))
+    assert calls == OF_A_RUN - Counter(load_callbacks=1, shapes=1, models=2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"algorithm.name": "fedsgd"}, r"algorithm\.name: 'fedsgd' is unknown"),
+        ({"task": "graph", "algorithm.name": "fedgta"}, "task: fedgta is for node"),
+        ({"model": [{"name": "gcn"}, {"name": "sgc"}]}, "fedavg needs the same model"),
+        ({"model.depth": 1}, r"model\.depth"),
+        ({"engine.precision": "tf32"}, "tf32 is of GPUs"),
+        ({"data.split": "file", "data.split_file": "/gone.npy"}, "data.split_file"),
+    ],
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_of_refuses_an_impossible_run_for_every_command(
+    configure: Callable[..., Config], keys: dict[str, Any], line: str, trains: bool
+) -> None:
+    with pytest.raises(ShoalError, match=line):
+        RunPlan.of(configure(keys), trains=trains)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"participation.trace": "/gone.npy"}, r"participation\.trace cannot be read"),
+        ({"callbacks": [{"name": "tensorbord"}]}, "callbacks: 'tensorbord' is unknown"),
+        ({"train.schedule": {"name": "StepLR", "step_size": 1, "gamma": 1e-300}, "rounds": 9}, "train.schedule"),
+    ],
+)
+def test_of_without_rounds_needs_nothing_of_rounds(
+    configure: Callable[..., Config], keys: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ShoalError, match=line):
+        RunPlan.of(configure(keys))
+    assert RunPlan.of(configure(keys), trains=False).callbacks == {}
