@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from cli_page import PAGE, page
+from pages import DOCS, PAGES
 
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
@@ -114,8 +114,9 @@ def test_catalogue_is_complete() -> None:
         assert f"`{name}`" in catalogue, name
 
 
-def test_page_of_commands_is_current() -> None:
-    assert PAGE.read_text() == page(), "python tests/cli_page.py --write"
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_page_is_current(name: str) -> None:
+    assert (DOCS / name).read_text() == PAGES[name](), "python tests/pages.py --write"
 
 
 def test_pages_are_in_the_navigation() -> None:
