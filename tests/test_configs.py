@@ -61,7 +61,7 @@ def test_without_files_of_ogb_a_twin_stands_in(name: str) -> None:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_every_run_of_a_study_is_possible(path: Path) -> None:
     study = read_study(str(path), (), None, 2, "served")
-    assert len(Sweep(study).configs) >= 20
+    assert len(Sweep(study).plans) >= 20
     assert path.read_text().startswith("# "), "a study says in its first line what it is"
 
 
