@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 from pages import DOCS, PAGES
+from rooms import ORDER
 
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
@@ -117,6 +118,14 @@ def test_catalogue_is_complete() -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_page_is_current(name: str) -> None:
     assert (DOCS / name).read_text() == PAGES[name](), "python tests/pages.py --write"
+
+
+def test_architecture_page_has_every_room() -> None:
+    """Folders of the packages; those inside a room may stand in its line."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for package, rooms in ORDER.items():
+        for room in {name.split("/")[0] for name in rooms} - {package}:
+            assert f"`{package}/{room}/`" in text or (package == "partition" and f"`{room}/`" in text), room
 
 
 def test_pages_are_in_the_navigation() -> None:
