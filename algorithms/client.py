@@ -71,11 +71,11 @@ class Client:
 
     @property
     def model(self) -> ClientModel:
-        """The one model of most methods; of several, the one that the config's `model` names."""
+        """The client's model; if it has several, the one of the config's `model`."""
         return self.models[MODEL]
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A random stream of its own for every purpose of a visit."""
+        """A separate random stream for every purpose of a visit."""
         return generator_on(self.data.device).manual_seed(self.random(purpose))
 
 

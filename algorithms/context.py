@@ -1,4 +1,4 @@
-"""What the server's part of a method is given."""
+"""The context of a method's server hooks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Context:
         rounds: Rounds of the run.
         seed: Seed of the run.
         random: Seed of a purpose of the server in this round.
-        notes: Numbers that a method wants to see beside the round's metrics, by name.
+        notes: Numbers that a method adds to the round's metrics, by name.
         records: Tensors for a report, by name; None where the run keeps none of this round.
     """
 
@@ -81,7 +81,7 @@ class Context:
         return kinds[self.clients[client].model if len(kinds) > 1 else 0]
 
     def record_mixing(self, receivers: Sequence[int], senders: Sequence[int], rows_KJ: Tensor) -> None:
-        """Records who was given whose upload with which weight; does nothing where the run keeps no records.
+        """Records the weights by which uploads were mixed; does nothing where the run keeps no records.
 
         Args:
             receivers: Clients, one a row.
@@ -107,5 +107,5 @@ class Context:
             self.records["prototype_client"], self.records["prototype_class"] = torch.tensor(clients)[row], c
 
     def rng(self, purpose: str) -> torch.Generator:
-        """A random stream of its own for every purpose of a round."""
+        """A separate random stream for every purpose of a round."""
         return generator_on(self.device).manual_seed(self.random(purpose))

@@ -125,11 +125,6 @@ class FlatModel:
         return [] if messages is None else list(messages.parameters())  # type: ignore
 
     @property
-    def embedding_width(self) -> int:
-        """H, what the last linear layer reads."""
-        return self._classifier()[0].shape[1]
-
-    @property
     def has_body(self) -> bool:
         """Whether a layer, or messages along edges, lie between the features and the classifier."""
         return all(p is not self._classifier()[0] for p in self._first_weights())

@@ -1,4 +1,4 @@
-"""The words in which a federated method speaks to the engine.
+"""The protocol between a federated method and the engine.
 
 The server's part of a round is one generator. It yields an `Ask` (run a phase on clients and come back with their
 `Replies`) or a `Mix` (multiply what clients uploaded and the engine holds by a matrix), as often as it likes: once for
@@ -37,7 +37,7 @@ class Reduce(Enum):
 
     MEAN = "sum"  # weighted mean over clients; cells send partial sums
     STACK = "keep"  # the server sees the tensor of every client, all of one shape
-    GATHER = "list"  # the same, of a size of its own for every client
+    GATHER = "list"  # the same, of any size for every client
     MIX = "mix"  # the engine holds the tensor of every client and multiplies where it likes
 
 
@@ -54,8 +54,8 @@ class Ask:
         to: Clients to ask; the cohort by default.
         score: Where they train and an evaluation is due, they are evaluated as `trained` after it: not so in a phase
             that is followed by another one of their training.
-        score_with: What evaluation as `trained` reads beside what a client holds, by `Algorithm.receive`, as a part of
-            the model that never leaves the server. It is no message of the method: nobody counts it as sent.
+        score_with: What evaluation as `trained` reads besides a client's state, by `Algorithm.receive`, as a part of
+            the model that never leaves the server. It is no message of the method and does not count as sent.
     """
 
     phase: str
@@ -108,8 +108,8 @@ class Replies:
 
     Attributes:
         ids: Clients that answered, ascending.
-        entries: `Reduce.MEAN`: the weighted mean, zero where nobody has weight. `Reduce.STACK`: tensors stacked along
-            a new first axis in the order of `ids`. Entries of `Reduce.MIX` are held by the engine.
+        entries: `Reduce.MEAN`: the weighted mean, zero where no client has weight. `Reduce.STACK`: tensors stacked
+            along a new first axis in the order of `ids`. Entries of `Reduce.MIX` are held by the engine.
         weights: Total weight of every `Reduce.MEAN` entry, float64: a scalar, or the shape of the clients' weights.
         lists: `Reduce.GATHER`: the tensor of every client, in the order of `ids`.
     """

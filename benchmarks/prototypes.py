@@ -30,9 +30,8 @@ from shoal.algorithms.client import Client, ClientInfo
 from shoal.algorithms.client_model import ClientModel
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.losses.prototypes import pack
-from shoal.algorithms.methods.fedpg.annotation import annotate
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
-from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
+from shoal.algorithms.methods.fedpg.hop_prototypes import annotate, hop_prototypes, hop_weights
 from shoal.algorithms.methods.local import Local
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL, Tree

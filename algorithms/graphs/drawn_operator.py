@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.graphs import pair_kernels
-from shoal.algorithms.graphs.pairs import compiled, cross_dots
+from shoal.algorithms.graphs.pairs import compiled, cross_dots, symmetric_rows
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.storage.graph.propagation import propagate
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -112,7 +111,7 @@ class _Product(torch.autograd.Function):
 def _rows(pairs_2S: Tensor, found_S: Tensor, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Row starts and columns of A."""
     low, high = pairs_2S.numpy()
-    return pair_kernels.symmetric_rows(low, high, found_S.numpy(), nodes)
+    return symmetric_rows(low, high, found_S.numpy(), nodes)
 
 
 def _by_torch(pairs_2S: Tensor, found_S: Tensor, nodes: int) -> tuple[Tensor, SparseMatrix]:

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.algorithms.graphs.candidates import Candidates, draw_candidates
-from shoal.algorithms.graphs.completed_graph import CompletedGraph
+from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, draw_candidates
 from shoal.algorithms.graphs.drawn_operator import DrawnOperator
 from shoal.algorithms.graphs.pairs import PairDots
 
@@ -21,8 +20,8 @@ class EdgeOptions:
     """How likely an edge is, and how it is drawn.
 
     Attributes:
-        random_pairs: Pairs of every node with a random other one that may become edges beside those of A'.
-        lam: Lambda: the weight of A' beside the similarity of two nodes, in [0, 1].
+        random_pairs: Pairs of every node with a random other one that may become edges in addition to those of A'.
+        lam: Lambda: the weight of A' against the similarity of two nodes, in [0, 1].
         similarity: Omega: `cosine`, relu(cos(F_i, F_j)); or `max`, <F_i, F_j> over the largest one (authors' code).
         temperature: T of the relaxation; the drawn edges do not depend on it.
         draw: `logistic`: an edge is there with probability B. `gumbel`: equation 7 as it is written, 1 - exp(-B).

@@ -1,6 +1,6 @@
 """Views of many small graphs for augmentation (You et al., NeurIPS 2020, table 1): fewer nodes, or other edges.
 
-All graphs of a batch are altered at once; each loses its own share, rounded down.
+All graphs of a batch are altered in one pass; each loses its own share, rounded down.
 """
 
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ def adjacency_of(source: np.ndarray, target: np.ndarray, nodes: int) -> tuple[np
 
 
 def cut_up(indptr: np.ndarray, indices: np.ndarray, part: np.ndarray) -> SmallGraphs:
-    """The parts of one graph as graphs of their own; edges between them are lost.
+    """The parts of one graph as separate graphs; edges between them are lost.
 
     Args:
         indptr: Row starts of its adjacency, `[N + 1]`.

@@ -2,27 +2,31 @@
 
 import math
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
-
-from shoal.algorithms.graphs import nearest_kernels
-from shoal.algorithms.graphs.nearest_by_torch import margin_of, nearest_by_torch
 
 EXACT_UP_TO = 50_000
 # Rows and columns of a tile of cosines: 8 MB, which stay in the cache between the product and the pass over it.
 TILE = 1024, 2048
 # Lists that a row is compared with above the limit.
 PROBED = 16
-# Rows that are scaled, or searched for, at once.
+# Rows of a block that is scaled, or searched for.
 BLOCK = 65_536
+# By torch: cosines at a time, 512 MB, and pairs of a block whose rows are gathered.
+COSINES, PAIRS = 2**27, 2**18
+# Numbers of a tile that are looked through before any is compared.
+CHUNK = 64
+# Relative error of a float32 operation.
+ROUNDING = 2.0**-24
 
 
 def nearest(z_NH: Tensor, k: int, exact_up_to: int = EXACT_UP_TO) -> Tensor:
     """The k other rows of the largest cosine for every row, int32 `[N, k]`, the most similar first, where the rows are.
 
     Of equally similar ones the lowest number comes first. -1 stands where there are not enough. A row of zeros has no
-    neighbours, and is nobody's. The same rows give the same bits for any number of threads.
+    neighbours, and is no row's neighbour. The same rows give the same bits for any number of threads.
 
     Args:
         z_NH: Rows, float32; no gradient is made.
@@ -65,7 +69,7 @@ def _exact(unit_NH: Tensor, who: np.ndarray) -> None:
             left = unit_NH[row : row + rows]
             near = room[: len(left) * right.shape[1]].view(len(left), -1)
             torch.mm(left, right, out=near)
-            nearest_kernels.update(near.numpy(), row, column, z, margin, best, who, least)
+            update(near.numpy(), row, column, z, margin, best, who, least)
 
 
 def _approximate(unit_NH: Tensor, who: np.ndarray) -> None:
@@ -85,4 +89,126 @@ def _approximate(unit_NH: Tensor, who: np.ndarray) -> None:
     best = np.full(who.shape, -np.inf)
     for start in range(0, nodes, BLOCK):
         _, found = index.search(z[start : start + BLOCK], who.shape[1] + 1)
-        nearest_kernels.offer_all(z, start, found, best, who)
+        offer_all(z, start, found, best, who)
+
+
+def margin_of(width: int) -> float:
+    """How far a float32 product of two rows of length one, summed in any order, may be from the true one."""
+    return (width + 4) * ROUNDING
+
+
+def nearest_by_torch(unit_NH: Tensor, k: int) -> Tensor:
+    """The k other rows of the largest cosine, the lowest number first among equals, int64 `[N, k]`; -1 where none is.
+
+    Args:
+        unit_NH: Rows of length one, float32, at least two.
+        k: How many, at least one.
+    """
+    nodes, device = len(unit_NH), unit_NH.device
+    found = torch.full((nodes, k), -1, dtype=torch.int64, device=device)
+    step = max(COSINES // nodes, 1)
+    for start in range(0, nodes, step):
+        near = unit_NH[start : start + step] @ unit_NH.t()
+        own = torch.arange(len(near), device=device)
+        near[own, own + start] = -torch.inf
+        # Candidates for the k nearest, as products are rounded; the diagonal never is one.
+        least = near.topk(min(k, nodes - 1)).values[:, -1:] - 2 * margin_of(unit_NH.shape[1])
+        row, other = torch.nonzero(near >= least, as_tuple=True)
+        value = torch.cat([_cosines(unit_NH, i + start, j) for i, j in zip(row.split(PAIRS), other.split(PAIRS))])
+        # Sorted by row, then by cosine, then by number.
+        order = value.argsort(descending=True, stable=True)
+        order = order[row[order].argsort(stable=True)]
+        row, other = row[order], other[order]
+        place = torch.arange(len(row), device=device) - torch.searchsorted(row, row)
+        best = place < k
+        found[row[best] + start, place[best]] = other[best]
+    return found
+
+
+def _cosines(unit_NH: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (unit_NH[i].double() * unit_NH[j].double()).sum(1)
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def cosine(z: np.ndarray, i: int, j: int) -> float:
+    """<z_i, z_j>, summed in float64 and so the same whatever block a pair is met in; symmetric to the bit."""
+    total = 0.0
+    for column in range(z.shape[1]):
+        total += np.float64(z[i, column]) * np.float64(z[j, column])
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def offer(best: np.ndarray, who: np.ndarray, row: int, value: float, other: int) -> None:
+    """Puts a row among the best of another if it belongs there: the larger value, or the lower number, is better."""
+    place = best.shape[1]
+    while place and (value > best[row, place - 1] or (value == best[row, place - 1] and other < who[row, place - 1])):
+        place -= 1
+        if place + 1 < best.shape[1]:
+            best[row, place + 1], who[row, place + 1] = best[row, place], who[row, place]
+        best[row, place], who[row, place] = value, other
+
+
+@numba.njit(cache=True, nogil=True)
+def update(
+    near: np.ndarray,
+    first_row: int,
+    first_column: int,
+    z: np.ndarray,
+    margin: np.float32,
+    best: np.ndarray,
+    who: np.ndarray,
+    least: np.ndarray,
+) -> None:
+    """Takes a tile of cosines into account, for the rows and for the columns it stands for; i < j are read only.
+
+    The tile's own numbers depend on how a library multiplies: they only tell which pairs need `cosine`.
+
+    Args:
+        near: Cosines to within `margin`, float32 `[R, C]`.
+        first_row: Number of the tile's first row.
+        first_column: Of its first column; not below the row's.
+        z: Rows of length one, float32 `[N, H]`.
+        margin: How far a number of the tile may be from `cosine`.
+        best: The k largest cosines of every row, float64 `[N, k]`, descending; changed.
+        who: Whose they are, int32 `[N, k]`; changed.
+        least: What a number of a tile must reach to matter, float32 `[N]`; changed.
+    """
+    rows, columns = near.shape
+    last = best.shape[1] - 1
+    for r in range(rows):
+        i = first_row + r
+        start = max(0, i + 1 - first_column)
+        for low in range(start, columns, CHUNK):
+            high = min(low + CHUNK, columns)
+            own = least[i]
+            found = 0
+            for c in range(low, high):
+                found += (near[r, c] >= own) | (near[r, c] >= least[first_column + c])
+            if not found:
+                continue
+            for c in range(low, high):
+                j = first_column + c
+                if near[r, c] >= least[i] or near[r, c] >= least[j]:
+                    value = cosine(z, i, j)
+                    offer(best, who, i, value, j)
+                    offer(best, who, j, value, i)
+                    least[i] = np.float32(best[i, last]) - margin
+                    least[j] = np.float32(best[j, last]) - margin
+
+
+@numba.njit(cache=True, nogil=True)
+def offer_all(z: np.ndarray, first: int, found: np.ndarray, best: np.ndarray, who: np.ndarray) -> None:
+    """Takes what a library found into account.
+
+    Args:
+        z: Rows of length one, float32 `[N, H]`.
+        first: Number of the first row that it searched for.
+        found: Rows, int64 `[n, K]`; -1, and the row itself, count for nothing.
+        best: As for `update`; changed.
+        who: As for `update`; changed.
+    """
+    for r in range(len(found)):
+        for j in found[r]:
+            if j >= 0 and j != first + r:
+                offer(best, who, first + r, cosine(z, first + r, j), j)

@@ -1,24 +1,30 @@
-"""Products of rows over pairs of nodes, with gradients: what a graph is drawn by.
+"""Passes over pairs of nodes: products of their rows with gradients, and graphs made of pairs.
 
-Nothing here is larger than the pairs or the rows: where torch computes, pairs are taken a block at a time.
+Nothing here is larger than the pairs or the rows. On the processor numba compiles the loops, on one core; elsewhere
+torch takes pairs a block at a time.
 
-Axes: S pairs i < j, ascending by i and then by j; N nodes, rows of width H.
+Axes: S pairs i < j, ascending by i and then by j, so that row i stays in the cache; N nodes, rows of width H.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.graphs import pair_kernels
+from shoal.storage.kernels.prefetch import prefetch
 
-# Pairs whose rows torch gathers at once: 128 MB at width 128.
+# Pairs of a block whose rows torch gathers: 128 MB at width 128.
 BLOCK = 2**18
+# Pairs between a prefetch of a row and its use, and numbers in a cache line.
+AHEAD, LINE = 12, 16
+FAST = {"reassoc", "contract", "nsz"}
 
 
 def compiled(tensor: Tensor) -> bool:
-    """Whether our own loops, which are for one core, take a tensor."""
+    """Whether the compiled loops take a tensor: it is on the processor."""
     return tensor.device.type == "cpu"
 
 
@@ -30,7 +36,7 @@ class PairDots(torch.autograd.Function):
         ctx.save_for_backward(x_NH, pairs_2S)
         if compiled(x_NH):
             out_S = torch.empty(pairs_2S.shape[1])
-            pair_kernels.dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH), out_S.numpy())
+            _dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH), out_S.numpy())
             return out_S
         return _joined(x_NH, [(x_NH[i] * x_NH[j]).sum(1) for i, j in _blocks(pairs_2S)])
 
@@ -40,7 +46,7 @@ class PairDots(torch.autograd.Function):
         (weight_S,) = gradients
         out_NH = torch.zeros_like(x_NH, memory_format=torch.contiguous_format)
         if compiled(x_NH):
-            pair_kernels.add_rows(*_arrays(pairs_2S[0], pairs_2S[1], weight_S, x_NH), out_NH.numpy())
+            _add_rows(*_arrays(pairs_2S[0], pairs_2S[1], weight_S, x_NH), out_NH.numpy())
             return out_NH, None
         for (i, j), w in zip(_blocks(pairs_2S), weight_S.split(BLOCK)):
             out_NH.index_add_(0, i, w[:, None] * x_NH[j])
@@ -52,7 +58,7 @@ def cross_dots(x_NH: Tensor, y_NH: Tensor, pairs_2S: Tensor) -> Tensor:
     """<x_i, y_j> + <x_j, y_i>, float32 `[S]`, without gradients."""
     if compiled(x_NH):
         out_S = torch.empty(pairs_2S.shape[1])
-        pair_kernels.cross_dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH, y_NH), out_S.numpy())
+        _cross_dots(*_arrays(pairs_2S[0], pairs_2S[1], x_NH, y_NH), out_S.numpy())
         return out_S
     return _joined(x_NH, [(x_NH[i] * y_NH[j] + x_NH[j] * y_NH[i]).sum(1) for i, j in _blocks(pairs_2S)])
 
@@ -67,3 +73,117 @@ def _joined(like: Tensor, parts: list[Tensor]) -> Tensor:
 
 def _arrays(*tensors: Tensor) -> list[Any]:
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+
+@numba.njit(inline="always")
+def _fetch_row(flat: np.ndarray, nodes: np.ndarray, pair: int, width: int) -> None:
+    """Starts to load the row that a loop over pairs reads `AHEAD` pairs later."""
+    if pair + AHEAD < len(nodes):
+        first = np.int64(nodes[pair + AHEAD]) * width
+        for column in range(0, width, LINE):
+            prefetch(flat, first + column)
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    """out = <x_i, x_j>, float32 `[S]`."""
+    width = x.shape[1]
+    flat = x.reshape(-1)
+    for pair in range(len(low)):
+        _fetch_row(flat, high, pair, width)
+        i, j = low[pair], high[pair]
+        total = np.float32(0)
+        for column in range(width):
+            total += x[i, column] * x[j, column]
+        out[pair] = total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _cross_dots(low: np.ndarray, high: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """out = <x_i, y_j> + <x_j, y_i>, float32 `[S]`."""
+    width = x.shape[1]
+    flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+    for pair in range(len(low)):
+        _fetch_row(flat_x, high, pair, width)
+        _fetch_row(flat_y, high, pair, width)
+        i, j = low[pair], high[pair]
+        total = np.float32(0)
+        for column in range(width):
+            total += x[i, column] * y[j, column] + x[j, column] * y[i, column]
+        out[pair] = total
+
+
+@numba.njit(cache=True, nogil=True, fastmath=FAST)
+def _add_rows(low: np.ndarray, high: np.ndarray, weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    """out_i += w x_j and out_j += w x_i for every pair, float32 `[N, H]`."""
+    width = x.shape[1]
+    flat_x, flat_out = x.reshape(-1), out.reshape(-1)
+    for pair in range(len(low)):
+        _fetch_row(flat_x, high, pair, width)
+        _fetch_row(flat_out, high, pair, width)
+        w = weight[pair]
+        if w == 0:
+            continue
+        i, j = low[pair], high[pair]
+        for column in range(width):
+            out[i, column] += w * x[j, column]
+        for column in range(width):
+            out[j, column] += w * x[i, column]
+
+
+@numba.njit(cache=True, nogil=True)
+def merged(
+    low: np.ndarray, high: np.ndarray, keys: np.ndarray, nodes: int, out_2S: np.ndarray, known_S: np.ndarray
+) -> int:
+    """Pairs of a graph and other ones in one ascending order, each pair once.
+
+    Args:
+        low: i of the graph's pairs, int32 `[M]`.
+        high: Their j, int32.
+        keys: i N + j of the others, int64, ascending; may repeat, and may name pairs of the graph.
+        nodes: N.
+        out_2S: Written, int32 `[2, M + keys]`.
+        known_S: Written: whether a pair is the graph's.
+
+    Returns:
+        How many pairs there are.
+    """
+    count, at = 0, 0
+    for pair in range(len(low) + 1):
+        last = pair == len(low)
+        key = np.int64(nodes) * nodes if last else np.int64(low[pair]) * nodes + high[pair]
+        while at < len(keys) and keys[at] <= key:
+            if keys[at] != key and (at == 0 or keys[at] != keys[at - 1]):
+                out_2S[0, count], out_2S[1, count] = keys[at] // nodes, keys[at] % nodes
+                known_S[count] = False
+                count += 1
+            at += 1
+        if not last:
+            out_2S[0, count], out_2S[1, count] = low[pair], high[pair]
+            known_S[count] = True
+            count += 1
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def symmetric_rows(low: np.ndarray, high: np.ndarray, kept: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row starts and columns, int32, ascending in a row, of the graph of the kept pairs, each both ways."""
+    starts = np.zeros(nodes + 1, dtype=np.int32)
+    for pair in range(len(low)):
+        if kept[pair]:
+            starts[low[pair] + 1] += 1
+            starts[high[pair] + 1] += 1
+    for node in range(nodes):
+        starts[node + 1] += starts[node]
+    columns = np.empty(starts[nodes], dtype=np.int32)
+    heads = starts[:-1].copy()
+    # Those left of the diagonal come first in their rows.
+    for pair in range(len(low)):
+        if kept[pair]:
+            columns[heads[high[pair]]] = low[pair]
+            heads[high[pair]] += 1
+    for pair in range(len(low)):
+        if kept[pair]:
+            columns[heads[low[pair]]] = high[pair]
+            heads[low[pair]] += 1
+    return starts, columns

@@ -1,4 +1,4 @@
-"""How embeddings are drawn towards target prototypes: node by node, or prototype by prototype."""
+"""Losses that draw embeddings towards target prototypes, by node or by prototype."""
 
 import torch
 from torch import Tensor
@@ -40,11 +40,7 @@ class NodeAlignment:
 
     def __call__(self, z_NH: Tensor) -> Tensor:
         """The sum, a scalar, for embeddings of the rows."""
-        return self.by_row(z_NH).sum()
-
-    def by_row(self, z_NH: Tensor) -> Tensor:
-        """What every row adds, `[N]`."""
-        return self._weight_N.to(z_NH.dtype) * (z_NH - self._target_NH).square().sum(1)
+        return (self._weight_N.to(z_NH.dtype) * (z_NH - self._target_NH).square().sum(1)).sum()
 
 
 def prototype_alignment(

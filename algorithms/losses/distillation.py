@@ -43,12 +43,12 @@ def distilled_from_neighbours(
     with torch.no_grad():
         log_q_NH = teacher_NH.log_softmax(1)
         q_NH = log_q_NH.exp()
-        said = torch.cat([q_NH, (q_NH * log_q_NH).sum(1, keepdim=True)], dim=1)
-        heard = SparseMatrix(data.adjacency) @ said + said
+        sent = torch.cat([q_NH, (q_NH * log_q_NH).sum(1, keepdim=True)], dim=1)
+        received = SparseMatrix(data.adjacency) @ sent + sent
         if norm == "mean":
-            heard /= data.degree[:, None]
-    heard_NH, negative_entropy_N = heard[:, :-1], heard[:, -1]
-    return (negative_entropy_N - (heard_NH * student_NH.log_softmax(1)).sum(1)).mean()
+            received /= data.degree[:, None]
+    sum_NH, negative_entropy_N = received[:, :-1], received[:, -1]
+    return (negative_entropy_N - (sum_NH * student_NH.log_softmax(1)).sum(1)).mean()
 
 
 def embedding_distance(teacher_NH: Tensor, student_NH: Tensor, rows: Literal["unit", "raw"]) -> Tensor:

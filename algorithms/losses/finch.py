@@ -27,7 +27,7 @@ def finch(points_NH: Tensor, least: int = 4) -> Tensor:
 
     Args:
         points_NH: Points, up to some thousands: all pairs are compared, in blocks of rows.
-        least: Fewer points are each a cluster of its own; 1 clusters any number, as published.
+        least: Fewer points are each their own cluster; 1 clusters any number, as published.
 
     Returns:
         The cluster of every point, int64 `[N]`, numbered from 0 in the order of their first points.
@@ -68,7 +68,7 @@ def class_clusters(proto_PH: Tensor, class_P: Tensor, classes: int, least: int =
 
 
 def _merged(points: np.ndarray, partition: np.ndarray) -> np.ndarray:
-    """The next partition, numbered in the order of first points as the given one is."""
+    """The next partition, numbered in the order of first points as the present one is."""
     # Sums point where means do.
     sums = np.zeros((partition.max() + 1, points.shape[1]))
     np.add.at(sums, partition, points)

@@ -1,7 +1,7 @@
 """Class prototypes: mean embeddings of the classes a client has, and a mask that says which those are.
 
-A prototype array is padded to all classes, `[C, H]` or `[L, C, H]` with L levels (hops), beside a mask `[C]` or
-`[L, C]`. Rows outside the mask are zero, and nothing may read them: a zero vector is no prototype.
+A prototype array is padded to all classes, `[C, H]` or `[L, C, H]` with L levels (hops), with a mask `[C]` or
+`[L, C]`. Rows outside the mask are zero and must not be read: a zero vector is no prototype.
 """
 
 import math
@@ -85,7 +85,7 @@ def bits(present: Tensor) -> Tensor:
 
 
 def from_bits(sent: Tensor, *shape: int) -> Tensor:
-    """The mask that `bits` was given, of this shape, where the bits lie."""
+    """The mask of `bits`, of this shape, on the device of the bits."""
     if sent.device.type == "cpu":
         found = np.unpackbits(sent.numpy(), count=math.prod(shape)).astype(bool)
         return torch.from_numpy(found).view(shape)

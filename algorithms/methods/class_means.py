@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +37,7 @@ class ClassMeans(Local):
     """
 
     # It hands on a node with the features of an average one; there is no such graph.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     hops: int = 2
     at_least: int = 2
     noise: float = 0.0

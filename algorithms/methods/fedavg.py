@@ -16,7 +16,7 @@ class FedAvg(Algorithm):
 
     Attributes:
         weight: n_i counts all `nodes` of a client (as OpenFGL and the FedGTA paper's code do), its `train` nodes, or
-            every client once (`uniform`); in graph tasks graphs in the place of nodes.
+            every client once (`uniform`); in graph tasks graphs instead of nodes.
     """
 
     weight: Literal["nodes", "train", "uniform"] = "nodes"

@@ -25,7 +25,7 @@ class FedDC(FedAvg):
     by `weight`. OpenFGL's linear term lacks g, and its drift lags a round.
 
     With an optimizer other than plain SGD an update is no multiple of a gradient: `variate: gradient` has the negative
-    mean gradient of the loss in the place of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
+    mean gradient of the loss instead of g_i / (lr K). Down: w and g, `[P]` each. Up: w_i + h_i and g_i, and n_i.
 
     Each of its three parts has a switch: the penalty `alpha: 0`, the linear term `variate: off` (no g is kept or sent),
     the drift in what is averaged `sends: off`. Without all of them it is FedAvg, to the bit by autograd.

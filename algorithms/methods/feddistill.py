@@ -1,7 +1,6 @@
 """FedDistill: clients share the mean logits of every class instead of parameters."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,7 +17,7 @@ class FedDistill(ClassRows):
     rows of KL(softmax(g_{y_v}) || softmax(logits_v)), on rows whose class has mean logits; in round 1 none has.
 
     Up: the g_ic of the C_i classes the client trains on and all counts, C_i C + C scalars. Down: the known g_c and a
-    bit for every class. A class that nobody in the cohort has keeps its g_c. Logits of the upload are those of
+    bit for every class. A class that no client of the cohort has keeps its g_c. Logits of the upload are those of
     evaluation mode after training; published code averages those of the training steps, dropout and all. The paper
     takes the receiver's own part out of what it is taught; here it stays in. gamma = 0 trains as Local.
 
@@ -26,8 +25,8 @@ class FedDistill(ClassRows):
         gamma: Weight of the distillation; 1 in FedGen's code.
     """
 
-    # Logits are what is told and taught.
-    reads_embedding: ClassVar[bool] = False
+    # Clients share logits.
+    reads_embedding = False
     gamma: float = 1.0
 
     def __post_init__(self) -> None:

@@ -11,10 +11,12 @@ from torch.nn.utils import skip_init
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.losses.distillation import distilled
-from shoal.algorithms.losses.kept_network import STATE, train_kept
+from shoal.algorithms.losses.prototype_generator import STATE, train_kept
 from shoal.algorithms.losses.prototype_losses import distances
 from shoal.algorithms.losses.prototypes import bits, from_bits
-from shoal.algorithms.methods.lg_fedavg import LGFedAvg, as_layer, require_weight
+from shoal.algorithms.methods.lg_fedavg import LGFedAvg
+from shoal.algorithms.methods.shared.body import as_layer
+from shoal.algorithms.methods.shared.requirements import require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
 
 
@@ -87,7 +89,7 @@ WIDEST = 4096
 
 @dataclass(frozen=True)
 class Taught:
-    """What a client is given once there is a generator.
+    """What a client receives once there is a generator.
 
     Attributes:
         generator: G, which is not trained here.

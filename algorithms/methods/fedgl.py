@@ -1,7 +1,6 @@
 """FedGL: clients also learn from what is predicted of their unlabelled nodes."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,17 +21,17 @@ class PseudoLabels(Algorithm):
 
         CE + pseudo * CE over the unlabelled nodes that have a pseudo label
 
-    The class beside it averages models.
+    The other base class averages models.
 
     In the paper the clients' graphs overlap: they send predictions and embeddings of all their nodes, with the nodes'
     ids, and the server labels a node by the mean of its owners' confident predictions. Here a node has one owner, so
     that this mean is the owner's own prediction, and nothing of it needs to be sent: a client keeps the parameters that
     its last training left, from which it knows what it predicted then, in evaluation mode. A node outside of the
     training rows has a pseudo label, the class of its largest probability, if that is `threshold` at least. At a
-    client's first visit there is none. Edges between nodes of like embeddings, which the paper's server adds, are left
-    out; OpenFGL has them off, and gives clients the pseudo labels of the first round for ever.
+    client's first visit there is none. Edges between nodes of similar embeddings, which the paper's server adds, are
+    left out; OpenFGL has them off, and gives clients the pseudo labels of the first round for ever.
 
-    Where every node that training sees is a training node, as with `data.inductive`, there is nobody to label, and the
+    Where every node that training sees is a training node, as with `data.inductive`, there is no node to label, and the
     method is refused.
 
     All pseudo labels are read in every step, whatever rows its cross-entropy has. Nothing is sent for them. With a
@@ -44,7 +43,7 @@ class PseudoLabels(Algorithm):
     """
 
     # Unlabelled nodes belong to the graph that is trained on; small graphs and pairs of the test are not seen there.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     pseudo: float = 0.1
     threshold: float = 0.5
 

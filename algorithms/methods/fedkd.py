@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Ask, Client, Context, Received, Requests, Trainer, Tree, Upload
+from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.losses.distillation import distilled, embedding_distance
-from shoal.algorithms.methods.low_rank import compressed, expanded
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.models.build import width_of
 from shoal.algorithms.protocol import MODEL, Reduce
@@ -32,7 +32,7 @@ class FedKD(TaughtRows):
 
     and the mentee s on the same with the two exchanged: CE_s + [KL(mentor || mentee) + MSE(z_m, W z_s)] / (CE_m +
     CE_s). CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`), the MSE that over rows and the
-    width of the mentor's embedding z_m. What the other said, and the denominator, are detached (our choice: the
+    width of the mentor's embedding z_m. The other model's output and the denominator are detached (our choice: the
     authors' code detaches neither). W, `[H_m, H_s]`, stays at the client; after both steps it takes its own on the two
     MSE terms, by the optimizer of the config. It starts as the identity if it is square, else Xavier-uniform. Losses of
     attention maps are left out. The mentor predicts.
@@ -40,7 +40,7 @@ class FedKD(TaughtRows):
     The copilot travels as changes, every matrix in them truncated to the least rank that holds a share of its squared
     singular values: T = energy_start + (energy_end - energy_start) t / rounds in round t. A client sends what training
     changed; the server adds up the mean over the cohort, weighted by nodes (the paper: by samples), truncates it again,
-    and applies what is left, so that it and its clients hold the same to the bit.
+    and applies the truncated change, so that it and its clients hold the same to the bit.
 
     Up: for an `[a, b]` matrix of rank r the smaller of r (a + b + 1) and a b scalars, other parameters as they are, and
     the weight. Down: T, and the last round's change to clients that took part in that round, all P parameters to
@@ -99,8 +99,8 @@ class FedKD(TaughtRows):
         scale = (labels[MODEL] + labels[COPILOT]).detach().clamp_min(torch.finfo(torch.float32).eps)
         z = {name: out.embedding_NH for name, out in outputs.items()}
         z[OTHER[learner]] = z[OTHER[learner]].detach()
-        heard = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
-        return labels[learner] + (heard + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
+        taught = distilled(outputs[OTHER[learner]].logits_NC, outputs[learner].logits_NC)
+        return labels[learner] + (taught + embedding_distance(z[MODEL], z[COPILOT] @ w.t(), "raw")) / scale
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         copilot = client.models[COPILOT]
@@ -136,3 +136,51 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
     client.state[PROJECTION] = w.detach()
     if trainer.options.opt_state == "keep":
         keep_moments(client.state, PROJECTION, optimizer.state[w])
+
+
+def truncated(matrix: Tensor, energy: float) -> Tensor:
+    """The message for a matrix `[A, B]`: factors of rank R, or the matrix itself where these take as much.
+
+    The rank is the least whose squared singular values hold a share of the sum of all: at least 1 for a matrix that is
+    not zero, 0 for one that is. What is no matrix, or not finite, stays as it is.
+
+    Args:
+        matrix: float32, of any number of axes.
+        energy: The share, in (0, 1].
+
+    Returns:
+        Factors `[R, A + B + 1]`, a row being a left singular vector, the right one, and their singular value; or a
+        copy of the matrix. float32 on its device.
+    """
+    if matrix.dim() == 2 and bool(matrix.isfinite().all()):
+        # On the processor and in float64: squares of small numbers do not vanish, and no device rounds otherwise.
+        left, s, right = torch.linalg.svd(matrix.cpu().double(), full_matrices=False)
+        held = s.square().cumsum(0)
+        rank = int((held < energy * held[-1]).sum()) + 1 if s[0] > 0 else 0
+        if rank * (sum(matrix.shape) + 1) < matrix.numel():
+            parts = left[:, :rank].t(), right[:rank], s[:rank, None]
+            return torch.cat(parts, dim=1).float().to(matrix.device)
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def restored(part: Tensor, shape: torch.Size) -> Tensor:
+    """A matrix of a shape from what `truncated` gave, the same to the bit wherever it is computed, float32."""
+    if part.shape == shape:
+        return part
+    rows, columns = shape
+    left, right, s = part.cpu().double().split([rows, columns, 1], dim=1)
+    # What libraries round otherwise in float64 does not reach the float32.
+    return (left.t() @ (s * right)).float().to(part.device)
+
+
+def compressed(model: FlatModel, change: Tensor, energy: float) -> Tree:
+    """A change of a model's parameters, `[P]`, as it is sent: `change.<k>` is what goes of the k-th parameter."""
+    return {f"change.{k}": truncated(part, energy) for k, part in enumerate(model.parts(change))}
+
+
+def expanded(model: FlatModel, sent: Tree) -> Tensor:
+    """The change of the parameters, `[P]`, from what `compressed` gave; other entries are not read."""
+    change = torch.empty_like(model.w.detach())
+    for k, part in enumerate(model.parts(change)):
+        part.copy_(restored(sent[f"change.{k}"], part.shape))
+    return change

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +10,9 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
 from shoal.algorithms.losses.prototypes import class_means, direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.lg_fedavg import as_layer, require_body, require_weight
-from shoal.algorithms.methods.shared.body import body_of, together
+from shoal.algorithms.methods.shared.body import as_layer, body_of, joined
 from shoal.algorithms.methods.shared.class_prototypes import rows_upload, training_embeddings
+from shoal.algorithms.methods.shared.requirements import require_body, require_weight
 from shoal.algorithms.protocol import MODEL, Reduce
 
 
@@ -60,8 +59,8 @@ class FedNH(FedAvg):
 
         W_c <- unit(rho W_c + (1 - rho) unit(sum_i n_ic mu_ic / sum_i n_ic))
 
-    over the cohort; a class that nobody has keeps its W_c. Parameters of the model's own classifier are neither sent
-    nor trained to any end; in their place lies W without bias, so that the model alone predicts the same class.
+    over the cohort; a class that no client has keeps its W_c. Parameters of the model's own classifier are neither sent
+    nor trained to any end; W without bias replaces them, so that the model alone predicts the same class.
 
     Down: the body, `[P - P_h]`, and W. Up: the body, n_i, the mu_ic of the C_i classes that the client trains on, and
     all counts: P - P_h + 1 + C_i H + C scalars. The paper's code averages bodies with `weight: uniform`.
@@ -71,7 +70,7 @@ class FedNH(FedAvg):
         rho: Share of W_c that stays; 0.9 in the paper.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     scale: float = 20.0
     rho: float = 0.9
@@ -86,7 +85,7 @@ class FedNH(FedAvg):
         kind = ctx.models[MODEL][0]
         model = ctx.build(MODEL, 0)
         require_body(model, kind, "FedNH has a classifier that is not trained")
-        require_weight(model, kind, "FedNH puts directions in the place of the classifier's weight")
+        require_weight(model, kind, "FedNH replaces the classifier's weight by directions")
         return {"w": body_of(model, ctx.initial), "classes": spread(ctx.classes, kind.width, ctx.rng("classifier"))}
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
@@ -106,7 +105,7 @@ class FedNH(FedAvg):
             return None
         classes_CH = down["classes"]
         classifier = torch.cat([classes_CH.flatten(), classes_CH.new_zeros(len(classes_CH))])
-        client.model.load(together(client.model.flat, down["w"], classifier))
+        client.model.load(joined(client.model.flat, down["w"], classifier))
         return classes_CH
 
     def loss(self, out: Output, y: Tensor, w: Tensor, received: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedOPT: the server steps along the mean change of its clients by an optimizer of its own."""
+"""FedOPT: the server steps along the mean change of its clients by its own optimizer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,19 +1,19 @@
 """FedProc: embeddings are contrasted with the global prototypes first, and classified later."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Context, Output, Tree
 from shoal.algorithms.losses.prototype_losses import contrast
-from shoal.algorithms.methods.fedavg_with_prototypes import AveragedRows
+from shoal.algorithms.methods.fedproto import AveragedRows
 
 
 @dataclass(frozen=True)
 class Contrasted:
-    """What a client is given once two classes have a prototype.
+    """What a client receives once two classes have a prototype.
 
     Attributes:
         proto_BH: The known prototypes.
@@ -43,7 +43,7 @@ class FedProc(AveragedRows):
         temperature: Of the contrast; FGGP's code has none, which is 1.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     alpha: float = 1.0
     schedule: Literal["falling", "constant"] = "falling"
@@ -55,9 +55,9 @@ class FedProc(AveragedRows):
         if self.temperature <= 0:
             raise ValueError("temperature must be positive")
 
-    def besides(self, ctx: Context) -> Tree:
-        left = 1 - (ctx.round - 1) / ctx.rounds if self.schedule == "falling" else 1.0
-        return {"share": torch.tensor(self.alpha * left, dtype=torch.float32)}
+    def further_downloads(self, ctx: Context) -> Tree:
+        rest = 1 - (ctx.round - 1) / ctx.rounds if self.schedule == "falling" else 1.0
+        return {"share": torch.tensor(self.alpha * rest, dtype=torch.float32)}
 
     def receive(self, client: Client, down: Tree) -> Contrasted | None:  # type: ignore[override]
         received = super().receive(client, down)

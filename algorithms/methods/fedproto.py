@@ -1,13 +1,79 @@
 """FedProto: clients share class prototypes instead of parameters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.algorithms.base import Client
-from shoal.algorithms.methods.fedavg_with_prototypes import AveragedRows
-from shoal.algorithms.methods.shared.class_prototypes import ClassRows, training_embeddings
-from shoal.algorithms.methods.shared.prototype_alignment import Aligned
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Output, Received, Requests, Tree, Upload
+from shoal.algorithms.losses.alignment import mean_square
+from shoal.algorithms.losses.prototypes import class_means, unpack
+from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.class_prototypes import (
+    ClassRows,
+    known_rows,
+    rows_upload,
+    take_rows,
+    training_embeddings,
+)
+from shoal.algorithms.protocol import Reduce
+
+
+@dataclass(frozen=True)
+class Aligned(Algorithm):
+    """Cross-entropy + lam / H * mean over a client's training rows of |z_v - p_{y_v}|^2 (FedProto).
+
+    That is the mean squared error, as in the paper's code, so that lam means the same at every width H. Rows of a class
+    without a prototype have no such term; `receive` gives the prototypes, `[C, H]`, and which those are, `[C]`.
+
+    Attributes:
+        lam: Weight of the alignment.
+    """
+
+    reads_embedding = True
+
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.lam < 0:
+            raise ValueError("lam must not be negative")
+
+    def loss(self, out: Output, y: Tensor, w: Tensor, received: tuple[Tensor, Tensor] | None) -> Tensor:
+        plain = super().loss(out, y, w, received)
+        if not self.lam or received is None:
+            return plain
+        return plain + mean_square(out.embedding_NH, y, *received, weight=self.lam)
+
+
+@dataclass(frozen=True)
+class AveragedRows(FedAvg):
+    """FedAvg, and also prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort, as FedProto has them.
+
+    Down: w, the known p_c, and a bit for every class; in the first round w alone. Up: w_i, n_i, the p_ic of the C_i
+    classes that the client trains on and all counts, P + 1 + C_i H + C scalars. p_ic are means of embeddings in
+    evaluation mode after training. All clients are evaluated with the averaged w.
+    """
+
+    def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
+        shared = {"w": server["w"], **known_rows(server), **self.further_downloads(ctx)}
+        got = yield Ask("train", {"w": Reduce.MEAN, "proto": Reduce.MEAN}, shared=shared)
+        if got.weights["w"] > 0:
+            server["w"] = got["w"]
+        take_rows(server, got)
+
+    def further_downloads(self, ctx: Context) -> Tree:
+        """Entries of a round's downloads besides w and the prototypes."""
+        return {}
+
+    def receive(self, client: Client, down: Tree) -> tuple[Tensor, Tensor] | None:
+        """Loads w; gives the known prototypes, `[C, H]`, and which those are, `[C]`; None while there are none."""
+        super().receive(client, down)
+        return unpack(down, client.info.classes)
+
+    def upload(self, client: Client, received: Received, phase: str) -> Upload:
+        model, data = super().upload(client, received, phase), client.data
+        rows = rows_upload(*class_means(training_embeddings(client), data.train_label, client.info.classes))
+        return Upload({**model.entries, **rows.entries}, {**model.weight, **rows.weight}, rows.upload_bytes)
 
 
 @dataclass(frozen=True)
@@ -15,11 +81,11 @@ class FedProto(Aligned, ClassRows):
     """FedProto (Tan et al., AAAI 2022): prototypes p_c = sum_i n_ic p_ic / sum_i n_ic over the cohort.
 
     A client keeps its own model, of any architecture whose embedding has the common width H, and trains it on
-    cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see `methods.aligned`. Embeddings of the
+    cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see `Aligned`. Embeddings of the
     upload are those of evaluation mode. The classifier predicts.
 
     Up: the p_ic of the C_i classes the client trains on and all counts, C_i H + C scalars. Down: the known p_c and a
-    bit for every class. A class that nobody in the cohort has keeps its prototype; the paper's further factor
+    bit for every class. A class that no client of the cohort has keeps its prototype; the paper's further factor
     1 / (number of clients with c), which shrinks them, is left out. lam = 0 trains as Local.
 
     Attributes:
@@ -32,10 +98,10 @@ class FedProto(Aligned, ClassRows):
 
 @dataclass(frozen=True)
 class FedProtoAveraged(Aligned, AveragedRows):
-    """The FedProto that FGGP compares with: one model, averaged as by FedAvg, beside FedProto's prototypes and loss.
+    """The FedProto that FGGP compares with: FedAvg with FedProto's prototypes and loss.
 
     A client trains on cross-entropy + lam / H * mean over its training rows of |z_v - p_{y_v}|^2; see
-    `methods.aligned`. FGGP's code weighs it by 0.01. lam = 0 trains as FedAvg.
+    `Aligned`. FGGP's code weighs it by 0.01. lam = 0 trains as FedAvg.
 
     Attributes:
         lam: Weight of the alignment.

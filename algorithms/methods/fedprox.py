@@ -10,7 +10,7 @@ from shoal.algorithms.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedProx (Li et al., MLSys 2020): FedAvg with the loss cross-entropy + mu / 2 |w - w_sent|^2, all batches alike.
+    """FedProx (Li et al., MLSys 2020): FedAvg with the loss cross-entropy + mu / 2 |w - w_sent|^2.
 
     Messages are those of FedAvg. Adam rescales the gradient of the term with the rest; mu = 0 is FedAvg, to the bit
     with `engine.trainer: autograd`.

@@ -1,9 +1,8 @@
 """FedStar: an encoder of structure for all; what is learnt of features stays at home."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from shoal.algorithms.base import Client, ClientModels, Context, Received, Tree, Upload
+from shoal.algorithms.base import Client, Context, Received, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL
@@ -27,8 +26,8 @@ class FedStar(FedAvg):
         weight: n_i, as FedAvg has it.
     """
 
-    client_models: ClassVar[ClientModels] = "personal"
-    supports: ClassVar[frozenset[str]] = frozenset({"graph"})
+    client_models = "personal"
+    supports = frozenset({"graph"})
 
     def setup(self, ctx: Context) -> Tree:
         (kind,) = ctx.models[MODEL]

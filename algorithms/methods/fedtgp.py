@@ -50,13 +50,12 @@ class FedTGP(FedProto):
             return
         query_QH, class_Q = got["proto"][present_BC], present_BC.nonzero()[:, 1]
         margin = class_margin(query_QH, class_Q, ctx.classes, self.margin_cap)
+        steps = self.server_steps, self.server_lr, self.server_weight_decay
         server["proto"], ctx.notes["server loss"] = train_generator(
             server,
             PrototypeGenerator(ctx.classes, query_QH.shape[1], normalized=False),
             lambda anchor_CH: margin_cross_entropy(query_QH, class_Q, anchor_CH, server["known"], margin),
-            self.server_steps,
-            self.server_lr,
-            self.server_weight_decay,
+            *steps,
             ctx.random("generator"),
         )
         ctx.notes["margin"] = margin

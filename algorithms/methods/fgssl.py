@@ -1,7 +1,6 @@
-"""FGSSL: FedAvg whose clients learn from the received model which nodes, and which neighbours, are alike."""
+"""FGSSL: FedAvg whose clients learn from the received model which nodes, and which neighbours, are similar."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from shoal.algorithms.graphs.pairs import PairDots
 from shoal.algorithms.losses.contrast import contrast_by_class
 from shoal.algorithms.losses.prototypes import direction
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.lg_fedavg import require_body
+from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.joint_training import weighted_sum
 from shoal.storage.errors import ShoalError
@@ -91,10 +90,10 @@ class FGSSL(FedAvg):
         strong: The same of the strong view.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     # Views lack edges between what is predicted, and neighbours are compared by what is predicted of them.
-    supports: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports = frozenset({"node"})
     contrast: float = 1.0
     structure: float = 0.1
     tau: float = 0.1

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,13 +16,13 @@ from shoal.algorithms.training.joint_training import Outputs, label_loss, train_
 class FML(TaughtRows):
     """Federated mutual learning (Shen et al., 2020).
 
-    A client has a model of its own, of any kind, and a copilot (the paper's meme), which alone is sent. In every epoch
+    A client has its own model, of any kind, and a copilot (the paper's meme), which alone is sent. In every epoch
     both answer, in training mode; then each takes one step, the own model on
 
         alpha * CE + (1 - alpha) * KL(copilot || own)
 
-    and the copilot on beta * CE + (1 - beta) * KL(own || copilot). A teacher is detached, and has said what it says
-    before either took its step. CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`). The
+    and the copilot on beta * CE + (1 - beta) * KL(own || copilot). A teacher is detached, and its output is from
+    before either step. CE is the mean over training rows, the KL that over `rows` (see `TaughtRows`). The
     server averages copilots over the cohort, weighted by nodes.
 
     Up: the copilot's parameters and the weight, P + 1 scalars. Down: P. An absent client keeps both models; one that
@@ -38,8 +37,8 @@ class FML(TaughtRows):
         beta: Weight of the labels for the copilot.
     """
 
-    # Logits are what is told and taught.
-    reads_embedding: ClassVar[bool] = False
+    # Models teach each other by logits.
+    reads_embedding = False
     alpha: float = 0.5
     beta: float = 0.5
 
@@ -58,12 +57,12 @@ class FML(TaughtRows):
             return train_jointly(client, trainer, {MODEL: own, COPILOT: copilot}, rows)[MODEL]
         # Over all nodes other activations would be dropped than in Local.
         loss = trainer.fit(client, received)
-        said = {MODEL: client.model.output(client.model.gathered(rows))}
-        train_jointly(client, trainer, {COPILOT: lambda outputs: copilot({**said, **outputs})}, rows)
+        own_output = {MODEL: client.model.output(client.model.gathered(rows))}
+        train_jointly(client, trainer, {COPILOT: lambda outputs: copilot({**own_output, **outputs})}, rows)
         return loss
 
     def _mutual(self, client: Client, learner: str, teacher: str, labels: float, outputs: Outputs) -> Tensor:
-        """The loss of one of the two; no scalar to differentiate where no term is left."""
+        """The loss of one of the two; without a gradient where it has no term."""
         out = outputs[learner]
         return weighted_sum(
             (labels * bool(client.info.train), lambda: label_loss(client, out, self.taught(client))),

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from shoal.algorithms.protocol import Reduce
 
 @dataclass(frozen=True)
 class Bank:
-    """What a client is given beside the model.
+    """What a client receives besides the model.
 
     Attributes:
         centre_BH: Centres of clusters.
@@ -40,7 +39,7 @@ class FPL(FedAvg):
 
     The server clusters the prototypes p_ic of every class by `losses.finch`; the centres m of all classes are the bank,
     and u_c is the mean of the class's centres: a cluster of one client weighs as much as one of many. A class that
-    nobody in the cohort has keeps its centres. In the first round there is no bank.
+    no client of the cohort has keeps its centres. In the first round there is no bank.
 
     The contrast, of weight `cpcl`, is the mean over training rows of -log(S+ / (S+ + S-)), S the sum of
     exp(cos(z_v, m) / tau) over the centres of the row's class and of all others; the pull, of weight `upcr`, the mean
@@ -58,7 +57,7 @@ class FPL(FedAvg):
             three clients are one cluster however far apart they are.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     cpcl: float = 1.0
     upcr: float = 1.0

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torch import Tensor
-
-from shoal.algorithms.base import Client, ClientModels, Context, Received, Tree, Upload
+from shoal.algorithms.base import Client, Context, Received, Tree, Upload
 from shoal.algorithms.context import ModelInfo
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
+from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL
 from shoal.storage.errors import ShoalError
 
@@ -31,14 +29,14 @@ class LGFedAvg(FedAvg):
         weight: n_i, as FedAvg has it.
     """
 
-    reads_embedding: ClassVar[bool] = True
-    client_models: ClassVar[ClientModels] = "heterogeneous"
+    reads_embedding = True
+    client_models = "heterogeneous"
 
     def setup(self, ctx: Context) -> Tree:
         models = [ctx.build(MODEL, number) for number in range(len(ctx.models[MODEL]))]
         for model, kind in zip(models, ctx.models[MODEL]):
             require_body(model, kind, f"{type(self).__name__} shares the classifier")
-        _require_alike(models, ctx.models[MODEL])
+        _require_same_size(models, ctx.models[MODEL])
         first = models[ctx.clients[0].model]
         return {"w": first.w.detach()[first.classifier].clone()}
 
@@ -56,31 +54,7 @@ class LGFedAvg(FedAvg):
         return Upload({"w": client.model.w[client.model.flat.classifier]}, {"w": self.weight_of(client)})
 
 
-def require_body(model: FlatModel, kind: ModelInfo, because: str) -> None:
-    """Refuses a model that is nothing but a classifier.
-
-    Raises:
-        ShoalError: It is; the line says `because` of what.
-    """
-    if not model.has_body:
-        raise ShoalError(
-            f"model.layers: {because}, and a {kind.name} of one layer is nothing else; take 2 layers, or fedavg"
-        )
-
-
-def require_weight(model: FlatModel, kind: ModelInfo, because: str) -> None:
-    """Refuses a classifier that is more than a weight and a bias.
-
-    Raises:
-        ShoalError: It is; the line says `because` of what.
-    """
-    if not model.classifies_by_weight:
-        raise ShoalError(
-            f"model.head: {because}, and a {kind.name} with head: conv has more than one; take head: linear, or fedavg"
-        )
-
-
-def _require_alike(models: Sequence[FlatModel], kinds: Sequence[ModelInfo]) -> None:
+def _require_same_size(models: Sequence[FlatModel], kinds: Sequence[ModelInfo]) -> None:
     sizes = [model.classifier.stop - model.classifier.start for model in models]
     for size, kind in zip(sizes, kinds):
         if size != sizes[0]:
@@ -88,9 +62,3 @@ def _require_alike(models: Sequence[FlatModel], kinds: Sequence[ModelInfo]) -> N
                 f"model.head: classifiers are averaged, but that of {kinds[0].name} has {sizes[0]} parameters and that "
                 f"of {kind.name} {size}; give all models head: linear"
             )
-
-
-def as_layer(classifier: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Weight `[…, C, H]` and bias `[…, C]` of classifiers as they are sent, `[…, C H + C]`; views."""
-    weight, bias = classifier[..., :-classes], classifier[..., -classes:]
-    return weight.unflatten(-1, (classes, -1)), bias

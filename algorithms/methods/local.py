@@ -27,5 +27,5 @@ class Global(Local):
     Trains rounds x epochs on the union of the clients' training nodes, so that it bounds the same task.
     """
 
-    centralized: ClassVar[bool] = True
-    client_models: ClassVar[ClientModels] = "personal"
+    centralized = True
+    client_models = "personal"

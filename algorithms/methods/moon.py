@@ -1,7 +1,7 @@
 """MOON: embeddings are drawn towards those of the received model and away from those of the client's last one."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.algorithms.base import Client, Context, Output, Received, Term, Trainer, Tree
 from shoal.algorithms.losses.prototypes import direction, unit
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
+from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.storage.errors import ShoalError
 
 # Where a client's state holds the parameters that it had after its last training, `[P]`.
@@ -47,7 +47,7 @@ class MOON(FedAvg):
             takes no label, as OpenFGL does.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     mu: float = 1.0
     tau: float = 0.5

@@ -1,4 +1,4 @@
-"""SCAFFOLD: every step of a client is corrected by how its gradients differ from everybody's."""
+"""SCAFFOLD: every step of a client is corrected by how its gradients differ from the mean."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_notes_of_two_rounds_are_two() -> None:
 class Twins(Algorithm):
     """Two models of the kinds that the config gives to a client."""
 
-    client_models: ClassVar = "heterogeneous"
+    client_models = "heterogeneous"
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         return {MODEL: None, "twin": None}
@@ -102,7 +102,7 @@ def test_a_second_model_of_the_config_is_of_the_client_s_kind(start: Callable[..
 class Builder(Algorithm):
     """Notes the models that the server builds, and what clients hold before they train."""
 
-    client_models: ClassVar = "heterogeneous"
+    client_models = "heterogeneous"
 
     def setup(self, ctx: Context) -> Tree:
         return {f"kind{number}": ctx.build(MODEL, number).w.detach().clone() for number in (0, 1)}

@@ -70,7 +70,7 @@ class Writes(Algorithm):
     ("where", "entry"),
     [("begin", "download 'w'"), ("private", "download 'own'"), ("inbox", "inbox 'w'"), ("upload", "download 'w'")],
 )
-def test_what_is_lent_is_read_only(start: Run, where: str, entry: str, how: str) -> None:
+def test_method_writing_read_only_data_is_stopped(start: Run, where: str, entry: str, how: str) -> None:
     skipping = {"engine.on_client_error": "skip", "evaluation.every": 6}
     server = start({**method("Writes"), **MLP, **skipping, "algorithm.where": where, "algorithm.how": how})
     number = 2 if where == "inbox" else 1

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class Mutual(Algorithm):
     The copilot takes a step of the trainer's optimizer on labels alone, then the own one on labels and its scores.
     """
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
 
     def models(self) -> dict[str, Any]:
         return {"model": None, "copilot": {"name": "sgc", "layers": 2, "hidden": 6}}

@@ -4,7 +4,6 @@ prototypes, control variates, private layers, split learning. The methods are lo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -69,7 +68,7 @@ def test_what_an_ask_and_an_upload_leave_out() -> None:
 class Prototypes(Algorithm):
     """Clients keep their models and send the mean embedding of every class they train on."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:
         got = yield Ask("train", {"proto": Reduce.MEAN})
@@ -230,7 +229,7 @@ class Split(Algorithm):
 
     lr: float = 0.1
     steps: int = 3
-    client_models: ClassVar = "personal"
+    client_models = "personal"
 
     def setup(self, ctx: Context) -> Tree:
         return {"top": torch.eye(ctx.classes, ctx.model_of(0).shapes["head.linears.1.weight"][1])}

@@ -263,7 +263,6 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from shoal.algorithms.methods.fedavg import FedAvg
@@ -272,7 +271,7 @@ from shoal.algorithms.protocol import Upload
 @dataclass(frozen=True)
 class Harmful(FedAvg):
     '''FedAvg that says which process a client was in, and does one of its clients harm so many times.'''
-    client_models: ClassVar = "personal"
+    client_models = "personal"
     client: int = -1
     kind: str = "raises"
     times: int = 10**9

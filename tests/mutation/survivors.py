@@ -56,7 +56,7 @@ TESTS = {
     ],
     "algorithms/losses/finch.py": ["tests/algorithms/methods/test_fpl.py"],
     "algorithms/methods/fednh.py": ["tests/algorithms/methods/test_fednh.py"],
-    "algorithms/methods/fedavg_with_prototypes.py": [
+    "algorithms/methods/fedproto.py": [
         "tests/algorithms/methods/test_fedproc.py",
         "tests/algorithms/methods/test_fedproto_averaged.py",
     ],
@@ -72,7 +72,7 @@ TESTS = {
     "algorithms/methods/fedgta/fedgta.py": ["tests/algorithms/methods/test_fedgta_rounds.py"],
     "algorithms/methods/fedkd.py": ["tests/algorithms/methods/shared/test_copilot.py"],
     "algorithms/methods/fml.py": ["tests/algorithms/methods/shared/test_copilot.py"],
-    "algorithms/methods/fedgkc/": ["tests/algorithms/methods/fedgkc"],
+    "algorithms/methods/fedgkc.py": ["tests/algorithms/methods/fedgkc"],
     "algorithms/methods/fggp/": ["tests/algorithms/methods/fggp"],
     "algorithms/methods/gcfl_plus/": ["tests/algorithms/methods/gcfl_plus"],
     "algorithms/methods/fedpg/": ["tests/algorithms/methods/fedpg"],
@@ -80,7 +80,6 @@ TESTS = {
     "algorithms/methods/adafgl/": ["tests/algorithms/methods/adafgl"],
     "algorithms/methods/fedsage_plus/": ["tests/algorithms/methods/fedsage_plus"],
     "algorithms/methods/fedpub/": ["tests/algorithms/methods/fedpub"],
-    "algorithms/methods/fedproto.py": ["tests/algorithms/methods/test_across_models.py"],
 }
 
 

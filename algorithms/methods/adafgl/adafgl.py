@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +26,10 @@ PERSONAL = "personal"
 
 @dataclass
 class Received:
-    """What a visit remembers.
+    """What a visit keeps.
 
     Attributes:
-        scores_NC: What the branches say of all nodes; None until somebody asks.
+        scores_NC: Predictions of the branches for all nodes; None until needed.
     """
 
     scores_NC: Tensor | None = None
@@ -41,14 +40,14 @@ class AdaFGL(FedAvg):
     """AdaFGL (Li et al., ICDE 2024), in two phases.
 
     In the first `shared_rounds` rounds it is FedAvg. Then nothing is averaged any more: the model w stays as it is, and
-    a client that takes part is sent it once, whenever that is. By its probabilities P^ the client measures how alike
+    a client that takes part is sent it once, whenever that is. By its probabilities P^ the client measures how similar
     all its nodes are (S, see `likeness`), propagates its features over edges and likeness (P~, see `knowledge`), and
     trains, in steps of all rows, the branches of `Branches` on
 
         CE(homo) + preserve MSE(softmax(homo), P^) + CE(own) + CE(smooth) + CE(message)
 
     It predicts HCS (softmax(homo) + P^) / 2 + (1 - HCS) (softmax(own) + softmax(smooth) + softmax(message)) / 3, where
-    HCS tells how far its neighbours are alike (see `homophily`; the authors' code chooses one of the two by a
+    HCS tells how similar its neighbours are (see `homophily`; the authors' code chooses one of the two by a
     threshold), measured once. A client without a training node predicts by w. A step makes tables of n x n numbers, for
     which a client may be too large. Propagated features are written out, (K + 1) F numbers a node, unless they are
     sparse and wide (see `knowledge`).
@@ -60,7 +59,7 @@ class AdaFGL(FedAvg):
         shared_rounds: Rounds of the first phase; None: half of the run's.
         most_nodes: Of a client, for tables of n x n numbers.
         alpha: Share of the edges in P~; 0.5 in OpenFGL.
-        beta: Share of the common model in who is alike in messages; 0.2 in the authors' code.
+        beta: Share of the common model in the similarity for messages; 0.2 in the authors' code.
         cut: Of S in P~ and messages; 0.999 in the authors' code, 0 is the paper's.
         steps: K; 3 in the paper.
         hidden: Width of the branches.
@@ -68,7 +67,7 @@ class AdaFGL(FedAvg):
     """
 
     # Likeness and propagation are of the nodes that are predicted.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     shared_rounds: int | None = None
     most_nodes: int = 10_000
     alpha: float = 0.5
@@ -150,7 +149,7 @@ class AdaFGL(FedAvg):
         return finite_loss(float(loss.detach()))
 
     def _known(self, client: Client) -> Knowledge:
-        """What w says of the client's graph; the host keeps it while there is room."""
+        """Predictions and propagation by w on the client's graph; cached on the host."""
         # A host may keep data of several runs, whose models differ.
         key = "knowledge", hash(client.model.w.cpu().numpy().tobytes()), self.alpha, self.steps, self.cut
 
@@ -161,7 +160,7 @@ class AdaFGL(FedAvg):
         return found
 
     def _branches(self, client: Client, dropout: float = 0.0) -> FlatModel:
-        """The client's branches, which at first are drawn from a stream of its own."""
+        """The client's branches, which at first are drawn from its own stream."""
         data = client.data
         make = partial(Branches, data.features, data.classes, self.steps, self.hidden, dropout, self.beta)
         with Stream(data.device, client.random(BRANCHES)):

@@ -32,11 +32,11 @@ class Scores(NamedTuple):
 
 
 class Branches(nn.Module):
-    """Four perceptrons: of two layers for a graph whose neighbours are alike, and three of three layers for another.
+    """Four perceptrons: of two layers for a graph whose neighbours are similar, and three of three layers for another.
 
     Attributes:
         features: Width F.
-        beta: Share of the common model in who is alike.
+        beta: Share of the common model in the similarity.
     """
 
     def __init__(self, features: int, classes: int, steps: int, hidden: int, dropout: float, beta: float) -> None:
@@ -66,7 +66,7 @@ class Branches(nn.Module):
             _after(self.homo, homo_NH),
             self.own(x_NF).logits_NC,
             _after(self.smooth, smooth_NH),
-            signed_messages(_after(self.message, message_NH), known.alike_NN, self.beta),
+            signed_messages(_after(self.message, message_NH), known.similar_NN, self.beta),
         )
 
 
@@ -75,12 +75,12 @@ def _after(branch: Head, product_NH: Tensor) -> Tensor:
     return branch.after_first(product_NH + branch.linears[0].get_parameter("bias")).logits_NC
 
 
-def signed_messages(y_NC: Tensor, alike_NN: Tensor, beta: float) -> Tensor:
-    """(y + softmax(R+ y) - softmax(R- y)) / 2, `[N, C]`: nodes that are alike attract, others repel.
+def signed_messages(y_NC: Tensor, similar_NN: Tensor, beta: float) -> Tensor:
+    """(y + softmax(R+ y) - softmax(R- y)) / 2, `[N, C]`: similar nodes attract, others repel.
 
-    R+ and R- are the positive and negative parts of R, which tells how much more, or less, alike than the mean pair
-    two nodes are: 1 as much as the most alike pair, -1 not at all; 1 on the diagonal. The authors' code turns the
-    negative half round, so that the least alike nodes say least.
+    R+ and R- are the positive and negative parts of R, which tells how much more, or less, similar than the mean pair
+    two nodes are: 1 as much as the most similar pair, -1 not at all; 1 on the diagonal. The authors' code turns the
+    negative half round, so that the least similar nodes weigh least.
 
     With M = beta S + (1 - beta) S(softmax(y)), m its mean off the diagonal and M* its largest entry, R is
     (M - m) / (M* - m) where M is above m, and (M - m) / m elsewhere. Both divisors are taken out of the products, which
@@ -88,15 +88,15 @@ def signed_messages(y_NC: Tensor, alike_NN: Tensor, beta: float) -> Tensor:
 
     Args:
         y_NC: Scores, differentiable.
-        alike_NN: S of the common model, zero on the diagonal.
+        similar_NN: S of the common model, zero on the diagonal.
         beta: Share of S.
     """
     nodes, least = len(y_NC), torch.finfo(y_NC.dtype).eps
     direction_NC = unit(y_NC.softmax(1))
-    mixed_NN = torch.addmm(alike_NN, direction_NC, direction_NC.T, beta=beta, alpha=1 - beta).fill_diagonal_(0)
+    mixed_NN = torch.addmm(similar_NN, direction_NC, direction_NC.T, beta=beta, alpha=1 - beta).fill_diagonal_(0)
     mean = mixed_NN.sum() / max(nodes * (nodes - 1), 1)
     above_NN = mixed_NN - mean
     near_NC = F.relu(above_NN) @ y_NC / (mixed_NN.max() - mean).clamp_min(least) + y_NC
-    # The diagonal, -m, is no node that is less alike.
+    # The diagonal, -m, is no dissimilar node.
     far_NC = (above_NN.clamp_max(0) @ y_NC + mean * y_NC) / -mean.clamp_min(least)
     return (y_NC + near_NC.softmax(1) - far_NC.softmax(1)) / 2

@@ -25,13 +25,13 @@ class Knowledge(NamedTuple):
 
     Attributes:
         p_NC: P^, class probabilities by the common model.
-        alike_NN: S, how alike these are, see `likeness`.
+        similar_NN: S, how similar these are, see `likeness`.
         mixed_NN: P~; empty where features are written out.
-        hops_NG: X, P~ X, …, P~^K X side by side, `[N, (K + 1) F]`; empty where they are not written out.
+        hops_NG: X, P~ X, …, P~^K X concatenated, `[N, (K + 1) F]`; empty where they are not written out.
     """
 
     p_NC: Tensor
-    alike_NN: Tensor
+    similar_NN: Tensor
     mixed_NN: Tensor
     hops_NG: Tensor
 
@@ -49,21 +49,21 @@ def knowledge(data: View, p_NC: Tensor, alpha: float, steps: int, cut: float) ->
         steps: K.
         cut: As for `likeness`.
     """
-    alike_NN = likeness(p_NC, cut)
+    similar_NN = likeness(p_NC, cut)
     starts, columns = data.edges
     rows = torch.arange(data.nodes, device=data.device).repeat_interleave(starts.diff())
-    mixed_NN = (1 - alpha) * alike_NN
+    mixed_NN = (1 - alpha) * similar_NN
     mixed_NN[rows, columns.long()] += alpha * data.adjacency.values()
     mixed_NN.diagonal().add_(1)
     root_N = mixed_NN.sum(1).rsqrt()
     mixed_NN.mul_(root_N[:, None]).mul_(root_N)
     x_NF, none = data.whole(0), p_NC.new_empty(0, 0)
     if isinstance(x_NF, SparseMatrix) and steps * data.nodes < (steps + 1) * data.features:
-        return Knowledge(p_NC, alike_NN, mixed_NN, none)
+        return Knowledge(p_NC, similar_NN, mixed_NN, none)
     hops = [x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF]
     for _ in range(steps):
         hops.append(mixed_NN @ hops[-1])
-    return Knowledge(p_NC, alike_NN, none, torch.cat(hops, dim=1))
+    return Knowledge(p_NC, similar_NN, none, torch.cat(hops, dim=1))
 
 
 def propagated(known: Knowledge, x_NF: Features, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -101,8 +101,8 @@ def likeness(p_NC: Tensor, cut: float = 0.0) -> Tensor:
 def homophily(data: View, rng: torch.Generator) -> float:
     """HCS: how often half of the training labels, propagated over the edges, tell the other half, in [0, 1].
 
-    Nodes of unknown label start as 1 / C for every class. A node whose largest class is not the only one is told
-    nothing, which counts as wrong. `UNKNOWN` without two training nodes.
+    Nodes of unknown label start as 1 / C for every class. A node whose largest class is not unique has no
+    prediction, which counts as wrong. `UNKNOWN` without two training nodes.
 
     Args:
         data: The client's graph.
@@ -115,8 +115,8 @@ def homophily(data: View, rng: torch.Generator) -> float:
     known, asked = order[: n // 2], order[n // 2 :]
     seed_NC = torch.full((data.nodes, data.classes), 1 / data.classes, device=data.device)
     seed_NC[data.train[known]] = F.one_hot(data.train_label[known], data.classes).float()
-    *_, told_NC = propagate_labels(data, seed_NC, LP_STEPS, LP_SEED_WEIGHT)
-    found, truth = told_NC[data.train[asked]], data.train_label[asked]
+    *_, label_NC = propagate_labels(data, seed_NC, LP_STEPS, LP_SEED_WEIGHT)
+    found, truth = label_NC[data.train[asked]], data.train_label[asked]
     own = found.gather(1, truth[:, None])
     others = found.scatter(1, truth[:, None], -torch.inf)
     return float((own[:, 0] > others.max(1).values).float().mean())

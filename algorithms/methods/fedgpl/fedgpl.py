@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ Exchange = Generator[Ask | Mix, Any, None]
 
 @dataclass
 class Turn:
-    """What a client was given in one exchange, and what it sends in return."""
+    """What a client received in one exchange, and its upload."""
 
     down: Tree
     up: Tree = field(default_factory=dict)
@@ -57,12 +57,12 @@ class FedGPL(Algorithm):
     4 F n + 4 B H down; of a round besides, 4 Q each way.
 
     The server sees features, edges and gradients of the answers; from these and the classifier, which it mixes, labels
-    can be told. Noise covers neither edges nor numbers of nodes. Without `clipped` nothing is private.
+    can be inferred. Noise covers neither edges nor numbers of nodes. Without `clipped` nothing is private.
 
     Attributes:
         gnn: `frozen`: as the first round found it. `round_accumulate`: one step of Adam a round on the mean gradient
             of all clients' batches. `per_batch_seq`: a step after every batch, clients one after another in the order
-            of their numbers. `per_client_avg`: every client has a copy with moments of its own for the round, and a
+            of their numbers. `per_client_avg`: every client has a copy with its own moments for the round, and a
             step after each of its batches; copies are averaged.
         server_lr: Learning rate of the GNN.
         mixing: `hidta`, or for comparison `task_mean`, `mean` over all clients (FedAvg), or `none`.
@@ -88,7 +88,7 @@ class FedGPL(Algorithm):
     noise_down: bool = False
     most_rows: int = 65_536
     recompute: bool = False
-    supports: ClassVar[frozenset[str]] = frozenset({"graph"})
+    supports = frozenset({"graph"})
 
     def __post_init__(self) -> None:
         if not (self.server_lr > 0 and self.epsilon > 0 and self.clip > 0):
@@ -134,7 +134,7 @@ class FedGPL(Algorithm):
         return ServerGNN(tree, clients, flat, own, self.most_rows, self.recompute)
 
     def _train(self, ctx: Context, gnns: Sequence[ServerGNN], pending: dict[int, Tree]) -> Exchange:
-        """All batches of some clients, those of one number at once; `pending` is what each is to be given next."""
+        """All batches of some clients, those of one number together; `pending` holds each client's next download."""
         steps = {i: batches_of(ctx.clients[i].train, ctx.train) for gnn in gnns for i in gnn.clients}
         for number in range(max(steps.values(), default=0)):
             yield from self._exchange(ctx, gnns, number, [i for i in steps if steps[i] > number], pending)
@@ -156,8 +156,8 @@ class FedGPL(Algorithm):
         answers: dict[int, Tree] = {}
         for gnn in gnns:
             seed = ctx.random(f"batch {number} from client {gnn.clients[0]}")
-            said = gnn.forward({i: sent[i] for i in gnn.clients if i in sent}, seed)
-            answers.update({i: {"answer": answer} for i, answer in said.items()})
+            output = gnn.forward({i: sent[i] for i in gnn.clients if i in sent}, seed)
+            answers.update({i: {"answer": answer} for i, answer in output.items()})
         got = yield Ask("backward", {"of_answer": Reduce.GATHER}, private=answers, to=got.ids, score=False)
         of_answer = dict(zip(got.ids, got.lists["of_answer"]))
         for gnn in gnns:

@@ -18,7 +18,7 @@ def laplace(shape: torch.Size, scale: float, rng: torch.Generator, device: torch
 
 
 def noised(x_NF: Tensor, noise: Noise, epsilon: float, clip: float, rng: torch.Generator) -> Tensor:
-    """Rows with noise, in a tensor of their own unless there is none.
+    """Rows with noise, in a new tensor unless there is none.
 
     `paper` has the scale (max - min) / epsilon over the whole tensor: the range of the very data is no bound of what
     one row can change, so this is not epsilon-differentially private. `clipped` shrinks rows to an L1 norm of `clip`

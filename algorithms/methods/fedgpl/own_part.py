@@ -1,4 +1,4 @@
-"""What a client of FedGPL holds of a split model, prompt and head, and what it does with it in one batch."""
+"""The client's part of FedGPL's split model, prompt and head, and its steps within a batch."""
 
 from dataclasses import dataclass
 
@@ -114,7 +114,7 @@ class OwnPart:
         return self.client.model.items.some(self.client.data.train[self._graphs()])  # type: ignore[return-value]
 
     def _graphs(self) -> Tensor:
-        """Places of the batch among the training graphs; every epoch has an order of its own."""
+        """Places of the batch among the training graphs; every epoch has its own order."""
         train, size = self.client.info.train, self.options.batch_size or self.client.info.train
         epoch, number = divmod(int(self.client.state[BATCH]), -(-train // size))
         order = torch.arange(train, device=self.client.data.device)

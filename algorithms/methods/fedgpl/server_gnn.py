@@ -18,7 +18,7 @@ GNN = "gnn"
 
 @dataclass
 class _Pass:
-    """Graphs of some clients that went through the GNN at once.
+    """Graphs of some clients that went through the GNN in one batch.
 
     Attributes:
         clients: Numbers of the clients.
@@ -26,7 +26,7 @@ class _Pass:
         answers: First graph of every client, and the end of the last.
         graphs: All graphs behind one another; gradients are taken with respect to their features.
         seed: Of dropout.
-        answer_GH: What it said, with what a gradient needs; None: it says it again for that.
+        answer_GH: Its output with the autograd graph; None: recomputed for the gradient.
     """
 
     clients: list[int]
@@ -47,7 +47,7 @@ class ServerGNN:
         flat: The whole model; only the entries of the GNN are used.
         own: Entries of `w` that clients hold, bool `[P]`; the others are the GNN's.
         most_rows: Nodes of a pass: clients' graphs are put behind one another up to so many.
-        recompute: What a pass said is not kept for its gradient but computed again, to the same bits.
+        recompute: The output of a pass is not kept for its gradient but computed again, to the same bits.
         count: Batches of clients whose gradients were added up since the last step.
     """
 
@@ -91,11 +91,11 @@ class ServerGNN:
         passes, self._passes = self._passes, []
         for one in passes:
             answer_GH = self._answer(one) if one.answer_GH is None else one.answer_GH
-            said_GH = torch.zeros_like(answer_GH)
+            gradient_GH = torch.zeros_like(answer_GH)
             for client, (a, b) in zip(one.clients, pairwise(one.answers)):
                 if client in gradients:
-                    said_GH[a:b] = gradients[client]
-            answer_GH.backward(said_GH)
+                    gradient_GH[a:b] = gradients[client]
+            answer_GH.backward(gradient_GH)
             of_x_NF = one.graphs.x_NF.grad
             assert of_x_NF is not None
             parts = (of_x_NF[a:b] for a, b in pairwise(one.rows))

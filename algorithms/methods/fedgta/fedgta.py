@@ -1,8 +1,8 @@
-"""FedGTA: personalised averaging among clients whose soft labels spread alike over their graphs."""
+"""FedGTA: personalised averaging among clients whose soft labels spread similarly over their graphs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from shoal.algorithms.protocol import Reduce
 
 # Of propagation and of moments; what is kept of each is an upload's row.
 MOST_STEPS = 1000
-# Confidence of whoever counts, and of whoever does not.
+# Least confidence, also of a client without a training node.
 LEAST = 1e-12
 
 
@@ -61,7 +61,7 @@ class FedGTA(Algorithm):
     """
 
     # Clients are compared by labels that spread along the edges between what is predicted.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     eps: float = 0.5
     lp_steps: int = 5
     lp_seed_weight: float = 0.5
@@ -137,7 +137,7 @@ class FedGTA(Algorithm):
             seed_NC = with_training_labels(client.data, seed_NC)
         sketch = sketch_labels(client.data, seed_NC, self._form)
         h = sketch.confidence if client.info.train else 0.0
-        # A number that is read is a wait for a device.
+        # Stays on the device: reading it would synchronise.
         h = h.clamp_min(LEAST).float() if isinstance(h, Tensor) else torch.tensor(max(h, LEAST))
         return h, sketch.moments_SC.flatten()
 

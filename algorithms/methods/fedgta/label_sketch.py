@@ -1,4 +1,4 @@
-"""What FedGTA sends of a client's propagated labels: their moments and their confidence (eqs. 3 to 5)."""
+"""FedGTA's sketch of a client's propagated labels: their moments and their confidence (eqs. 3 to 5)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Sketch(NamedTuple):
 
     Attributes:
         moments_SC: Moments, float32: of every step or of the last, one below the other as `moments` gives them.
-        confidence: See `confidence`; a scalar where torch computed it, which nobody has read.
+        confidence: See `confidence`; a device scalar where torch computed it, not yet synchronised.
     """
 
     moments_SC: Tensor
@@ -62,7 +62,7 @@ def sketch_labels(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
 
 
 def sketch_by_torch(data: View, seed_NC: Tensor, form: SketchForm) -> Sketch:
-    """`sketch_labels` equation by equation, all steps at once: a GPU takes as long to be told as to compute."""
+    """`sketch_labels` equation by equation, all steps in one batch: on a GPU launches dominate."""
     y_SNC = torch.stack(list(propagate_labels(data, seed_NC, form.lp_steps, form.lp_seed_weight)))
     if form.moment_steps == "last":
         y_SNC = y_SNC[-1:]

@@ -15,9 +15,9 @@ from shoal.algorithms.base import Term
 from shoal.algorithms.client import Client
 from shoal.algorithms.losses.alignment import NodeAlignment, prototype_alignment
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpg.annotation import Annotated
-from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights, neighbour_means
+from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, hop_prototypes, hop_weights, neighbour_means
 from shoal.algorithms.protocol import Tree
+from shoal.algorithms.training.local_training import keep_moments, kept_moments
 
 SCORER, WIDTH = "attention", 16
 
@@ -43,29 +43,20 @@ def attention_weights(scorer: Tensor, z_NH: Tensor) -> Tensor:
 
 
 def train_scorer(state: Tree, lr: float) -> None:
-    """One step of Adam on the scorer in a client's state, if the loss left it a gradient; moments lie beside it."""
+    """One step of Adam on the scorer in a client's state, if it has a gradient; the state also holds its moments."""
     scorer = state.get(SCORER)
     if scorer is None or scorer.grad is None:
         return
     optimizer = torch.optim.Adam([scorer], lr=lr)
-    prefix = f"{SCORER}."
-    if kept := {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}:
+    if kept := kept_moments(state, SCORER):
         optimizer.state[scorer] = kept
     optimizer.step()
-    state.update({prefix + name: t for name, t in optimizer.state[scorer].items()})
+    keep_moments(state, SCORER, optimizer.state[scorer])
     scorer.grad = None
 
 
-class Targets(NamedTuple):
-    """What a client is sent.
-
-    Attributes:
-        proto_LCH: Target prototypes.
-        known_LC: Which of them mean something.
-    """
-
-    proto_LCH: Tensor
-    known_LC: Tensor
+# Prototypes `[L, C, H]`, and which of them exist, bool `[L, C]`.
+Targets = tuple[Tensor, Tensor]
 
 
 class Reach(NamedTuple):
@@ -87,14 +78,14 @@ class Reach(NamedTuple):
 
 
 def reach_of(nodes: Annotated, targets: Targets) -> Reach | None:
-    """What the alignment of a visit looks at; None if no prototype of the client has a target."""
-    hops = len(targets.known_LC) - 1
-    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, hops)
-    present_LC = (counts_LC > 0) & targets.known_LC
+    """The nodes and targets of a visit's alignment; None if no prototype of the client has a target."""
+    target_LCH, known_LC = targets
+    weight_LN, counts_LC = hop_weights(nodes.graph, nodes.class_N, nodes.centre_N, len(known_LC) - 1)
+    present_LC = (counts_LC > 0) & known_LC
     if not bool(present_LC.any()):
         return None
     rows = (weight_LN > 0).any(0).nonzero()[:, 0]
-    return Reach(nodes, rows, weight_LN[:, rows], targets.proto_LCH, present_LC)
+    return Reach(nodes, rows, weight_LN[:, rows], target_LCH, present_LC)
 
 
 def by_node(client: Client, reach: Reach) -> Term:
@@ -107,13 +98,11 @@ def by_node(client: Client, reach: Reach) -> Term:
     target_LCH, present_LC = reach.target_LCH, reach.present_LC
     hops, total_present = len(target_LCH) - 1, present_LC.sum()
     forward = client.model.forward(rows)
-    # What is the same in every step is made once: a GPU is waited for wherever rows are chosen by a mask.
     centres = centre_N[rows].nonzero()[:, 0]
     of_centres = NodeAlignment(class_R[centres], target_LCH[0], present_LC[0])
     if hops >= 1:
         means, mean_class = neighbour_means(graph, class_N, centre_N, rows)
         of_means = NodeAlignment(mean_class, target_LCH[1], present_LC[1])
-    far = present_LC[2:].nonzero(as_tuple=True)
 
     def term() -> Tensor:
         z_RH = unit(forward().embedding_NH)
@@ -122,7 +111,7 @@ def by_node(client: Client, reach: Reach) -> Term:
             total = total + of_means(torch.sparse.mm(means, z_RH))
         if hops >= 2:
             far_LCH = hop_prototypes(z_RH, class_R, reach.weight_LR[2:], client.info.classes)
-            total = total + prototype_alignment(far_LCH, target_LCH[2:], far, squared=True)
+            total = total + prototype_alignment(far_LCH, target_LCH[2:], present_LC[2:], squared=True)
         return total / total_present
 
     return term
@@ -136,12 +125,11 @@ def by_prototype(client: Client, reach: Reach, weights: Callable[[], Tensor]) ->
         reach: Its nodes.
         weights: Gives the weights `[L, R]` in every step.
     """
-    class_R, present = reach.nodes.class_N[reach.rows], reach.present_LC.nonzero(as_tuple=True)
-    forward = client.model.forward(reach.rows)
+    class_R, forward = reach.nodes.class_N[reach.rows], client.model.forward(reach.rows)
 
     def term() -> Tensor:
         proto_LCH = hop_prototypes(unit(forward().embedding_NH), class_R, weights(), client.info.classes)
-        return prototype_alignment(proto_LCH, reach.target_LCH, present)
+        return prototype_alignment(proto_LCH, reach.target_LCH, reach.present_LC)
 
     return term
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from shoal.algorithms.base import (
     Algorithm,
     Ask,
     Client,
-    ClientModels,
     Context,
     Replies,
     Requests,
@@ -33,8 +32,7 @@ from shoal.algorithms.methods.fedpg.alignment_term import (
     reach_of,
     train_scorer,
 )
-from shoal.algorithms.methods.fedpg.annotation import Annotated, annotate
-from shoal.algorithms.methods.fedpg.hop_prototypes import HOPS, hop_prototypes, hop_weights
+from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, annotate, hop_prototypes, hop_weights
 from shoal.algorithms.methods.fedpg.server_targets import Queries, Uploads, draw_queries, personal_targets
 from shoal.algorithms.protocol import Reduce
 
@@ -54,11 +52,11 @@ class FedPG(Algorithm):
     Up, L = hops + 1: the prototypes that exist, at most L C H scalars, C counts, L C bits. Down: the targets that
     exist, the same size without counts. The server keeps every client's last upload, so that one that comes back after
     rounds of absence is compared by it; a newcomer is sent the universal prototypes. A prototype that does not exist is
-    nowhere read. mu = 0 is Local to the bit.
+    never read. mu = 0 is Local to the bit.
 
     With `task: graph` the items are graphs, z is what the readout gives, and the neighbours of a graph are those of the
     client's graphs that are among its `similar` nearest ones by the cosine of z, or have it among theirs, whatever
-    their split; labels have no say in who is near. They are found from the model as it is when a visit begins and again
+    their split; similarity reads no labels. They are found from the model at the start of a visit and again
     before its upload, so that they stand still in training; the alignment computes the graphs that have weight in a
     prototype anew in every step, with gradients. A client with one graph has prototypes of hop 0 alone. This stands for
     the tasks of graphs in Tables VIII and IX of the paper; which similarity, how many and when are our choice.
@@ -90,10 +88,10 @@ class FedPG(Algorithm):
         server_weight_decay: Its decoupled weight decay.
     """
 
-    client_models: ClassVar[ClientModels] = "heterogeneous"
-    reads_embedding: ClassVar[bool] = True
+    client_models = "heterogeneous"
+    reads_embedding = True
     # All items of a client are compared with each other, and pairs are too many.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "graph"})
+    supports = frozenset({"node", "graph"})
 
     hops: int = 2
     similar: int = 5
@@ -115,8 +113,8 @@ class FedPG(Algorithm):
     server_weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hops <= HOPS:
-            raise ValueError(f"hops must be 0 to {HOPS}")
+        if not 0 <= self.hops <= 2:
+            raise ValueError("hops must be 0 to 2")
         if self.similar < 1:
             raise ValueError("similar must be at least 1; hops: 0 is without neighbours")
         for name in ("alpha", "noise", "cross_hop"):
@@ -140,13 +138,12 @@ class FedPG(Algorithm):
         known_LC = server["known"]
         queries = draw_queries(got["proto"], got["present"], known_LC, self.cross_hop, ctx.rng("cross-hop"))
         if queries:
+            steps = self.server_steps, self.server_lr, self.server_weight_decay
             anchor_SH, ctx.notes["server loss"] = train_generator(
                 server,
                 PrototypeGenerator(known_LC.numel(), got["proto"].shape[-1], normalized=True),
                 self._server_loss(queries, known_LC),
-                self.server_steps,
-                self.server_lr,
-                self.server_weight_decay,
+                *steps,
                 ctx.random("generator"),
             )
             server["anchor"] = anchor_SH.view(*known_LC.shape, -1)
@@ -193,9 +190,8 @@ class FedPG(Algorithm):
 
     def receive(self, client: Client, down: Tree) -> Targets | None:
         if self.targets == "own" and "proto" in client.state:
-            return Targets(client.state["proto"], client.state["present"])
-        received = unpack(down, self.hops + 1, client.info.classes)
-        return None if received is None else Targets(*received)
+            return client.state["proto"], client.state["present"]
+        return unpack(down, self.hops + 1, client.info.classes)
 
     def train(self, client: Client, received: Targets | None, trainer: Trainer, phase: str) -> float:
         loss = trainer.fit(client, received, term=self._term(client, received))
@@ -207,25 +203,24 @@ class FedPG(Algorithm):
         """mu times the alignment; None without a target."""
         if not self.mu or received is None or not client.info.train:
             return None
-        reach = reach_of(self._annotated(client, embeddings=self.attention == "node"), received)
+        reach = reach_of(self._annotated(client), received)
         if reach is None:
             return None
         if self.alignment == "node":
             term = by_node(client, reach)
-        elif self.attention == "node":
-            term = by_prototype(client, reach, attended_weights(client, reach, self.attention_lr))
         else:
-            term = by_prototype(client, reach, lambda: reach.weight_LR)
+            scored = self.attention == "node"
+            weights = attended_weights(client, reach, self.attention_lr) if scored else lambda: reach.weight_LR
+            term = by_prototype(client, reach, weights)
         return lambda: self.mu * term()
 
-    def _annotated(self, client: Client, embeddings: bool = True) -> Annotated:
-        return annotate(client, self.pseudo_centres, self.similar if self.hops else 0, embeddings)
+    def _annotated(self, client: Client) -> Annotated:
+        return annotate(client, self.pseudo_centres, self.similar if self.hops else 0)
 
     def upload(self, client: Client, received: Targets | None, phase: str) -> Upload:
         class_N, centre_N, z_NH, graph = self._annotated(client)
-        g_HN = None
-        if SCORER in client.state:
-            g_HN = attention_weights(client.state[SCORER].detach(), z_NH)
+        scorer = client.state.get(SCORER)
+        g_HN = None if scorer is None else attention_weights(scorer.detach(), z_NH)
         weight_LN, counts_LC = hop_weights(graph, class_N, centre_N, self.hops, g_HN)
         proto_LCH = hop_prototypes(z_NH, class_N, weight_LN, client.info.classes)
         present_LC = counts_LC > 0

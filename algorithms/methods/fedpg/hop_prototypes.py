@@ -11,7 +11,8 @@ weight v_hu for every node, computed once a round. Walks of two steps are counte
 of a centre of c: of the entries of w's row just those matter that end in c, so that never more entries are held than
 the adjacency has.
 
-Where items are not nodes, nodes here are items, and A is that of `item_graph`.
+Where items are not nodes, nodes here are items, and A is that of `item_graph`. No label outside the training rows is
+read.
 
 Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centres themselves; S centres.
 """
@@ -19,63 +20,119 @@ Axes: N nodes, C classes, H width, L = hops + 1 levels, level 0 being the centre
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.losses.prototypes import class_sums
-from shoal.algorithms.methods.fedpg.annotation import ItemGraph
+from shoal.algorithms.client import Client
+from shoal.algorithms.graphs.completed_graph import completed
+from shoal.algorithms.graphs.nearest import nearest
+from shoal.algorithms.losses.prototypes import class_sums, unit
+from shoal.storage.store.view import View
 
-HOPS = 2
 
-
-class Incidence(NamedTuple):
-    """A sparse matrix of ones.
+class ItemGraph(NamedTuple):
+    """A client's items and their neighbours.
 
     Attributes:
-        row: Row of every one.
-        column: Its column.
-        shape: Of the matrix.
+        classes: Number of classes C of the federation.
+        items: Number of items N.
+        edges: Row starts `[N + 1]` and columns, ascending in rows, of the symmetric adjacency without loops, int32.
     """
 
-    row: Tensor
-    column: Tensor
-    shape: tuple[int, int]
+    classes: int
+    items: int
+    edges: tuple[Tensor, Tensor]
 
-    def times(self, x: Tensor) -> Tensor:
-        """The product with a vector."""
-        return x.new_zeros(self.shape[0]).index_add(0, self.row, x[self.column])
 
-    def transposed_times(self, y: Tensor) -> Tensor:
-        """The product of the transpose with a vector."""
-        return y.new_zeros(self.shape[1]).index_add(0, self.column, y[self.row])
+def item_graph(data: View, z_NH: Tensor, similar: int) -> ItemGraph:
+    """The graph of nodes, or an edge from every other item to each of its most similar ones, in both directions.
+
+    It is symmetric because an item that is near many, but has nearer ones itself, is their neighbour all the same, and
+    because walks of two steps are then counted as they are in a graph of nodes. N^2 H operations: a client has tens to
+    thousands of graphs.
+
+    Args:
+        data: The client's data.
+        z_NH: Embeddings; read only where items are not nodes and `similar` is not 0.
+        similar: K, nearest others by the cosine of their embeddings (see `nearest`); 0: no item has a neighbour.
+    """
+    if data.items_are_rows:
+        return ItemGraph(data.classes, data.items, data.edges)
+    no_edges = np.zeros(data.items + 1, dtype=np.int32), np.empty(0, dtype=np.int32)
+    found = completed(*no_edges, nearest(z_NH, min(similar, data.items - 1)), data.device)
+    return ItemGraph(data.classes, data.items, (found.indptr.to(data.device), found.indices.to(data.device)))
+
+
+class Annotated(NamedTuple):
+    """Predictions of a client's current model for its nodes, in evaluation mode.
+
+    Attributes:
+        class_N: The label of a training row, else the predicted class, int64.
+        centre_N: Nodes whose class is trusted, bool.
+        z_NH: Embeddings of length one.
+        graph: Their neighbours.
+    """
+
+    class_N: Tensor
+    centre_N: Tensor
+    z_NH: Tensor
+    graph: ItemGraph
+
+
+def annotate(client: Client, confident: float | None = None, similar: int = 0) -> Annotated:
+    """Annotates all nodes; the training rows are centres, and nodes predicted with probability `confident` or more.
+
+    Args:
+        client: The client.
+        confident: As above; None: training rows alone.
+        similar: For `item_graph`.
+    """
+    classes, certain, z = [], [], []
+    for out in client.model.outputs():
+        if confident is None:
+            classes.append(out.logits_NC.argmax(1))
+        else:
+            best = out.logits_NC.softmax(1).max(1)
+            classes.append(best.indices)
+            certain.append(best.values >= confident)
+        z.append(unit(out.embedding_NH))
+    class_N = torch.cat(classes)
+    centre_N = torch.cat(certain) if certain else torch.zeros(client.data.items, dtype=torch.bool)
+    train = client.data.train
+    class_N[train] = client.data.label[train]
+    centre_N[train] = True
+    z_NH = torch.cat(z)
+    return Annotated(class_N, centre_N, z_NH, item_graph(client.data, z_NH, similar))
 
 
 class Walks(NamedTuple):
     """The walks of one length from every centre to nodes annotated like it.
 
     Attributes:
-        steps: Matrices whose product counts them, from the centres' rows to the nodes' columns.
+        steps: Matrices of ones whose product counts the walks, from the centres' rows to the nodes' columns: row and
+            column of every one, numbers of rows and columns.
         centres: Nodes of the rows.
-        returning_S: Walks among these that end where they began, and do not count.
+        returning_S: Walks that end at their centre, which do not count.
     """
 
-    steps: list[Incidence]
+    steps: list[tuple[Tensor, Tensor, int, int]]
     centres: Tensor
     returning_S: Tensor
 
     def mass(self, g_N: Tensor) -> Tensor:
         """Sum of g over the ends of the walks of every centre, `[S]`."""
         x = g_N
-        for step in reversed(self.steps):
-            x = step.times(x)
+        for row, column, rows, _ in reversed(self.steps):
+            x = x.new_zeros(rows).index_add(0, row, x[column])
         return x - self.returning_S * g_N[self.centres]
 
-    def spread(self, share_S: Tensor, nodes: int) -> Tensor:
+    def spread(self, share_S: Tensor) -> Tensor:
         """Sum over the walks that end in a node of the shares of their centres, `[N]`."""
         y = share_S
-        for step in self.steps:
-            y = step.transposed_times(y)
-        return y - y.new_zeros(nodes).index_add(0, self.centres, self.returning_S * share_S)
+        for row, column, _, columns in self.steps:
+            y = y.new_zeros(columns).index_add(0, column, y[row])
+        return y - torch.zeros_like(y).index_add(0, self.centres, self.returning_S * share_S)
 
 
 def hop_weights(
@@ -105,7 +162,7 @@ def hop_weights(
         g_N = ones_N if attention_HN is None else attention_HN[hop].double()
         mass_S = torch.where(found_S, walks.mass(g_N), 1)
         share_S = found_S / (mass_S * counts[-1].clamp_min(1)[class_S])
-        weights.append((g_N * walks.spread(share_S, graph.items)).clamp_min(0).float())
+        weights.append((g_N * walks.spread(share_S)).clamp_min(0).float())
     return torch.stack(weights), torch.stack(counts).int()
 
 
@@ -115,8 +172,8 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
     owner, near = _neighbours(graph, centres)
     class_E = annotation_N[centres][owner]
     if hops >= 1:
-        alike = annotation_N[near] == class_E
-        once = Incidence(owner[alike], near[alike], (count, graph.items))
+        same = annotation_N[near] == class_E
+        once = owner[same], near[same], count, graph.items
         yield Walks([once], centres, torch.zeros(count, dtype=torch.float64))
     if hops >= 2:
         pairs, pair_E = (near * classes + class_E).unique(return_inverse=True)
@@ -125,8 +182,8 @@ def _walks(graph: ItemGraph, annotation_N: Tensor, centres: Tensor, hops: int) -
         key = middle[owner_2] * classes + annotation_N[far]
         place = torch.searchsorted(pairs, key).clamp_max(max(len(pairs) - 1, 0))
         wanted = pairs[place] == key
-        first = Incidence(owner, pair_E, (count, len(pairs)))
-        second = Incidence(place[wanted], far[wanted], (len(pairs), graph.items))
+        first = owner, pair_E, count, len(pairs)
+        second = place[wanted], far[wanted], len(pairs), graph.items
         yield Walks([first, second], centres, torch.bincount(owner, minlength=count).double())
 
 
@@ -143,12 +200,12 @@ def _neighbours(graph: ItemGraph, rows: Tensor) -> tuple[Tensor, Tensor]:
 def hop_prototypes(z_NH: Tensor, annotation_N: Tensor, weight_LN: Tensor, classes: int) -> Tensor:
     """Prototypes `[L, C, H]` from embeddings, differentiable in both; rows may be any that hold all weight."""
     sums = []
-    for weight_N in weight_LN:
-        z, annotation, weight = z_NH, annotation_N, weight_N
-        reached = weight_N.nonzero()[:, 0]
+    for weight in weight_LN:
+        z, annotation = z_NH, annotation_N
+        reached = weight.nonzero()[:, 0]
         # Few nodes are centres or next to one; where most are reached, gathering them costs more than it saves.
-        if 2 * len(reached) < len(weight_N):
-            z, annotation, weight = z_NH[reached], annotation_N[reached], weight_N[reached]
+        if 2 * len(reached) < len(weight):
+            z, annotation, weight = z[reached], annotation[reached], weight[reached]
         sums.append(class_sums(weight[:, None] * z, annotation, classes)[0])
     return torch.stack(sums)
 
@@ -165,16 +222,13 @@ def neighbour_means(graph: ItemGraph, annotation_N: Tensor, centre_N: Tensor, ro
     Returns:
         Weights of the rows in the means, float32 CSR `[centres, R]`, and the classes of the centres, int64.
     """
-    centre = centre_N.nonzero()[:, 0]
-    owner, neighbour = _neighbours(graph, centre)
-    alike = annotation_N[neighbour] == annotation_N[centre[owner]]
-    owner, neighbour = owner[alike], neighbour[alike]
-    count = torch.bincount(owner, minlength=len(centre))
+    centres = centre_N.nonzero()[:, 0]
+    owner, near = _neighbours(graph, centres)
+    same = annotation_N[near] == annotation_N[centres[owner]]
+    owner, column = owner[same], torch.searchsorted(rows, near[same])
+    count = torch.bincount(owner, minlength=len(centres))
     kept = count > 0
     starts = torch.cat([count.new_zeros(1), count[kept].cumsum(0)])
-    shape = int(kept.sum()), len(rows)
-    column = torch.searchsorted(rows, neighbour)
-    share = count[owner].float().reciprocal()
-    return torch.sparse_csr_tensor(starts, column, share, size=shape, check_invariants=False), annotation_N[
-        centre[kept]
-    ]
+    share, shape = count[owner].float().reciprocal(), (int(kept.sum()), len(rows))
+    means = torch.sparse_csr_tensor(starts, column, share, size=shape, check_invariants=False)
+    return means, annotation_N[centres[kept]]

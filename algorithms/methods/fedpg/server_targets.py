@@ -1,4 +1,4 @@
-"""Target prototypes of one client: the universal ones, mixed with those of clients alike (FedPG, eq. 5)."""
+"""Target prototypes of one client: the universal ones, mixed with those of similar clients (FedPG, eq. 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def personal_targets(
 ) -> tuple[Tensor, float, Tensor | None]:
     """alpha a + (1 - alpha) sum_j n_j P_j / sum_j n_j over the fresh clients j with cos(P_i, P_j) >= lam, and i itself.
 
-    A receiver without a prototype of its own is given the universal one.
+    A receiver without its own prototype gets the universal one.
 
     Args:
         uploads: What clients sent.
@@ -49,10 +49,10 @@ def personal_targets(
         known_LC: Which of them mean something; no other target is filled in.
         alpha: Share of the universal prototype.
         lam: Threshold of the similarity.
-        weights: Also add up who was mixed with whom, quadratic in clients.
+        weights: Also sum the mixing weights of clients, quadratic in clients.
 
     Returns:
-        Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if nobody had a prototype of its own, and
+        Targets `[receivers, L, C, H]`, the mean number of clients mixed, 0 if no receiver had its own prototype, and
         the weights n_j / sum_j n_j `[receivers, B]`, means over the receiver's own prototypes, or None.
     """
     everyone = torch.as_tensor(receivers)
@@ -67,8 +67,8 @@ def personal_targets(
         may_B[own] = True
         others = may_B.nonzero()[:, 0]
         proto = uploads.proto_BLCH[:, level, c]
-        alike = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
-        admitted = alike | (own[:, None] == others)
+        similar = (unit(proto[own]) @ unit(proto[others]).T >= lam) & uploads.fresh_B[others]
+        admitted = similar | (own[:, None] == others)
         weight = admitted * uploads.counts_BC[others, c].float()
         rows = weight / weight.sum(1, keepdim=True)
         target_RLCH[place, level, c] = alpha * anchor_LCH[level, c] + (1 - alpha) * (rows @ proto[others])

@@ -1,18 +1,17 @@
-"""Fed-PUB: averages among clients whose models do the same on a random graph, each behind a mask of its own."""
+"""Fed-PUB: averages among clients whose models do the same on a random graph, each with its own mask."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Term, Trainer, Tree, Upload
+from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpub.masks import MASK, factors, in_matrices, masked, own_mask
 from shoal.algorithms.methods.fedpub.proxy_graph import sketch
-from shoal.algorithms.methods.lg_fedavg import require_body
+from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
@@ -20,15 +19,18 @@ from shoal.algorithms.training.batches import batches
 from shoal.algorithms.training.joint_training import own_optimizer
 from shoal.algorithms.training.local_training import finite_loss
 
+# Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
+MASK = "mask"
+
 
 @dataclass
 class Received:
-    """What a client was given.
+    """What a client received.
 
     Attributes:
         w: The parameters that it received, and after its training those that it has, without masks, `[P]`.
         near: What training stays near: w as it was mixed for the client; None before the first mix.
-        seed: Of the proxy graph; 0 where nobody was told.
+        seed: Of the proxy graph; 0 where it was not sent.
     """
 
     w: Tensor
@@ -40,7 +42,7 @@ class Received:
 class FedPUB(Algorithm):
     """Fed-PUB (Baek et al., ICML 2023): personalised averages of clients that share a community of the whole graph.
 
-    A client computes with w * m, m a mask of its own for every entry of every weight matrix, one at first. Both w and m
+    A client computes with w * m, m its own mask for every entry of every weight matrix, one at first. Both w and m
     are trained, by the config's optimizer, on
 
         CE(w * m) + l1 |m|_1 + proximal |w - w_received|^2
@@ -50,8 +52,8 @@ class FedPUB(Algorithm):
 
     The server compares clients by sketches h_j, the mean embedding that the model j, masks included, gives the 500
     nodes of a random proxy graph of five blocks, and client i receives sum_j a_ij w_j over the cohort, with
-    a_ij = exp(tau cos(h_i, h_j)) / sum_k exp(tau cos(h_i, h_k)). The proxy graph is drawn once a run; its seed is sent
-    in the place of it. A client without a training node receives but does not count. One that takes part for the
+    a_ij = exp(tau cos(h_i, h_j)) / sum_k exp(tau cos(h_i, h_k)). The proxy graph is drawn once a run; only its seed is
+    sent. A client without a training node receives but does not count. One that takes part for the
     first time starts from the initial parameters.
 
     Down: 8 bytes of the seed, the mix `[P]`, to a newcomer the initial parameters. Up: w_i `[P]` and h_i `[H]`. Masks
@@ -66,10 +68,10 @@ class FedPUB(Algorithm):
         masks: There are masks.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     # The proxy graph has nodes and edges, and nothing that pairs or graphs would be pooled from.
-    supports: ClassVar[frozenset[str]] = frozenset({"node", "weighted"})
+    supports = frozenset({"node", "weighted"})
     tau: float = 10.0
     l1: float = 1e-3
     proximal: float = 1e-3
@@ -112,7 +114,7 @@ class FedPUB(Algorithm):
         return Received(w, mixed, int(down["proxy"]) if "proxy" in down else 0)
 
     def _deploy(self, client: Client, w: Tensor) -> None:
-        """Gives the model what it is evaluated with."""
+        """Loads the parameters that the model is evaluated with."""
         if MASK in client.state:
             w = masked(w, client.state[MASK], in_matrices(client.model.flat), self.threshold)
         client.model.load(w)
@@ -178,7 +180,7 @@ class FedPUB(Algorithm):
 
 
 def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | None]]:
-    """The places of every step's training rows, None standing for all, and whether an epoch begins with it.
+    """The places of every step's training rows, None standing for all, and whether it is the first of an epoch.
 
     Args:
         y: Labels of the training rows, int64 `[n]`.
@@ -196,7 +198,7 @@ def steps(y: Tensor, options: TrainOptions) -> Iterator[tuple[bool, Tensor | Non
 def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
     """Mixing matrix `[B, B]`: row i is exp(tau cos(h_i, h_j)) over the j that count, its sum one.
 
-    Where nobody counts everybody keeps the own.
+    Where no client counts each keeps its own.
 
     Args:
         sketch_BH: h, float32.
@@ -208,3 +210,32 @@ def mixing_rows(sketch_BH: Tensor, counts_B: Tensor, tau: float) -> Tensor:
     if not bool(counts_B.any()):
         return torch.eye(len(counts_B), device=sketch_BH.device)
     return (tau * cos_BB).masked_fill(~counts_B, -torch.inf).softmax(1).float()
+
+
+def in_matrices(flat: FlatModel) -> Tensor:
+    """Which parameters are entries of a weight matrix, bool `[P]`; the others, as biases, have no mask."""
+    parts = [torch.full((p.numel(),), p.dim() == 2, device=p.device) for p in flat.module.parameters()]
+    return torch.cat(parts)
+
+
+def masked(w: Tensor, mask_W: Tensor, places_P: Tensor, threshold: float = 0.0) -> Tensor:
+    """The parameters that a model computes with, `[P]`: entries of matrices times their masks.
+
+    Args:
+        w: Parameters, `[P]`.
+        mask_W: Masks, in the order of the entries.
+        places_P: What `in_matrices` gives.
+        threshold: A mask that is smaller in size counts as 0.
+    """
+    return w * factors(torch.where(mask_W.abs() < threshold, 0, mask_W), places_P)
+
+
+def factors(mask_W: Tensor, places_P: Tensor) -> Tensor:
+    """What every parameter is multiplied by, `[P]`: 1 outside of matrices."""
+    return torch.ones_like(places_P, dtype=mask_W.dtype).masked_scatter(places_P, mask_W)
+
+
+def own_mask(client: Client, entries: int) -> nn.Parameter:
+    """A client's mask, `[W]`: all ones before its first training, of so many entries."""
+    kept = client.state.get(MASK)
+    return nn.Parameter(torch.ones(entries, device=client.data.device) if kept is None else kept)

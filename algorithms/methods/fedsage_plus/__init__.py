@@ -1,1 +1,1 @@
-"""FedSage+: the method, the generator of missing neighbours, what it learns from, and the graphs it mends."""
+"""FedSage+: the method, the generator of missing neighbours, what it learns from, and the graphs it augments."""

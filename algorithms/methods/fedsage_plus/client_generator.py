@@ -1,4 +1,4 @@
-"""What a client does with its generator of missing neighbours: trains it, shows it to others, mends its graph.
+"""A client's generator of missing neighbours: training, exchange with other clients, the augmented graph.
 
 Axes: V shown nodes, M generated ones, m shown nodes that others see, k generators, Q parameters of a maker.
 """
@@ -33,7 +33,8 @@ from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import finite_loss, kept_moments
 from shoal.storage.graph.sparse_matrix import Features
 
-# Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its mended graph.
+# Entries of a client's state: parameters of its generator, and the seeds of its hidden nodes and of its augmented
+# graph. They also name random streams: another text is another seed.
 GENERATOR, HIDDEN, AUGMENTED = "generator", "hidden", "mended"
 
 
@@ -47,7 +48,7 @@ class GeneratorOptions:
         hidden: Width of all layers.
         degree: Weight of how many neighbours are missing.
         feature: Weight of the distance from the client's own hidden neighbours.
-        label: Weight of the cross-entropy on the mended graph.
+        label: Weight of the cross-entropy on the augmented graph.
         across: Weight of the distance from hidden nodes of other clients.
     """
 
@@ -192,14 +193,14 @@ class ClientGenerator:
     # For good.
 
     def flush(self) -> None:
-        """From now on the graph is mended by the generator as it is."""
+        """Fixes the augmented graph, by the generator as it is now."""
         state = self._client.state
         state[AUGMENTED] = torch.tensor(self._client.random(AUGMENTED))
         for name in kept_moments(state, GENERATOR):
             del state[f"{GENERATOR}.opt.{name}"]
 
     def augmented(self, coupled: Coupled) -> AugmentedNodes:
-        """The client's nodes in its mended graph, as a backbone reads them; kept on the host while there is room.
+        """The client's nodes in its augmented graph, as a backbone reads them; kept on the host while there is room.
 
         Features of generated neighbours are written out where that is smaller than what they are made of.
         """
@@ -215,7 +216,7 @@ class ClientGenerator:
                 narrow = math.prod(new.shape) <= sum(part.numel() for part in parts)
                 return guess.count_N, *((new.to_dense(),) if narrow else parts)
 
-        key = "mended", seed, hash(w_bytes)
+        key = "augmented", seed, hash(w_bytes)
         count_N, *parts = self._data.cache(key, build)
         new: Features = parts[0] if len(parts) == 1 else GeneratedFeatures(parts[0], parts[1], count_N)
 

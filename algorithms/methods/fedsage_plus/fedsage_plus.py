@@ -1,8 +1,8 @@
-"""FedSage+: clients learn to generate the neighbours that other clients hold, mend their graphs, and then average."""
+"""FedSage+: clients generate the neighbours that other clients hold, augment their graphs, and then average."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ SHOW, JUDGE, LEARN, ROUNDS = "show", "judge", "learn", "rounds"
 
 @dataclass(frozen=True)
 class AugmentedGraphs(Algorithm):
-    """FedSage+ (Zhang et al., NeurIPS 2021) before the averaging of models, which the class beside it does.
+    """FedSage+ (Zhang et al., NeurIPS 2021) before the averaging of models, which the other base class does.
 
     In the first `generator_rounds` rounds clients train generators. A client hides a share h of its nodes, drawn once.
     An encoder reads the graph of the others, V nodes; of the embedding z_v it says how many hidden neighbours v has,
@@ -38,11 +38,11 @@ class AugmentedGraphs(Algorithm):
     and what is scored is the initial one.
 
     At its first visit after these rounds a client takes the steps of those that it missed, without the others, then
-    mends its graph for good: every node of the whole graph gets its generated neighbours. Models train on that graph,
-    and are scored on it for the client's own nodes, as `trained` and `served`; those of a client that did not come yet,
-    and the server's own model, on the graph as it is. Where training sees training nodes alone (`data.inductive`),
-    their graph is mended for training, and that of all nodes, by the same generator, for scores; a client without any
-    has no generator, and is scored on its graph as it is.
+    augments its graph for good: every node of the whole graph gets its generated neighbours. Models train on that
+    graph, and are scored on it for the client's own nodes, as `trained` and `served`; those of a client that did not
+    come yet, and the server's own model, on the graph as it is. Where training sees training nodes alone
+    (`data.inductive`), their graph is augmented for training, and that of all nodes, by the same generator, for scores;
+    a client without any has no generator, and is scored on its graph as it is.
 
     In the paper all other clients judge, by all of their nodes, and are added up; squares are added up, too, of which
     its code takes means, as here. Generators of the code are of widths 256 and 2048, with dropout. The number of
@@ -65,7 +65,7 @@ class AugmentedGraphs(Algorithm):
     """
 
     # Missing neighbours are of nodes.
-    supports: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports = frozenset({"node"})
     generator_rounds: int = 10
     hide: float = 0.5
     most_neighbours: int = 5
@@ -100,11 +100,11 @@ class AugmentedGraphs(Algorithm):
         coupled, (kind,) = ctx.build(MODEL, 0).coupled, ctx.models[MODEL]
         if coupled is None:
             raise ShoalError(
-                f"model.name: FedSage+ mends the graph that messages are passed along, and {kind.name} reads hops; "
+                f"model.name: FedSage+ augments the graph that messages are passed along, and {kind.name} reads hops; "
                 "take sage, or another model that reads the graph"
             )
         if coupled.fanouts:
-            raise ShoalError("model.fanouts: FedSage+'s mended graphs are read whole; leave it out")
+            raise ShoalError("model.fanouts: FedSage+'s augmented graphs are read whole; leave it out")
         if self.generator_rounds >= ctx.rounds:
             raise ShoalError(
                 f"algorithm.generator_rounds: {self.generator_rounds} rounds of generators leave none of {ctx.rounds} "
@@ -160,7 +160,7 @@ class AugmentedGraphs(Algorithm):
 
     def predict(self, client: Client, received: Received, part: str) -> Tensor:
         if AUGMENTED in client.state and client.model.items is None:
-            # Training sees training nodes alone: all nodes, which are scored, are mended by the same generator.
+            # Training sees training nodes alone: all nodes, which are scored, are augmented by the same generator.
             self._answer_in_augmented(client, ClientGenerator(client, self._options))
         return super().predict(client, received, part)
 
@@ -174,7 +174,7 @@ class AugmentedGraphs(Algorithm):
 
 @dataclass(frozen=True)
 class FedSagePlus(AugmentedGraphs, FedAvg):
-    """FedSage+ (Zhang et al., NeurIPS 2021): FedAvg on mended graphs, see `AugmentedGraphs`.
+    """FedSage+ (Zhang et al., NeurIPS 2021): FedAvg on augmented graphs, see `AugmentedGraphs`.
 
     Down: in the first phase what others' generators are judged by, in the second w `[P]`. Up: w_i `[P]` and n_i, the
     client's own nodes. Scope `global` is w on clients' graphs as they are. With `generator_rounds: 0` it is FedAvg, to
@@ -189,7 +189,7 @@ class FedSagePlus(AugmentedGraphs, FedAvg):
 class FedSagePlusFedGTA(AugmentedGraphs, FedGTA):
     """FedSage+ whose second phase averages as FedGTA does (Table 5 of its paper), see `AugmentedGraphs` and `FedGTA`.
 
-    Labels spread over the graph as it is, from what the model says of the client's nodes in the mended one.
+    Labels spread over the graph as it is, from the predictions for the client's nodes in the augmented one.
     """
 
     def __post_init__(self) -> None:

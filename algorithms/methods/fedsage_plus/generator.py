@@ -36,7 +36,7 @@ class Generator(nn.Module):
     Attributes:
         encoder: Its classifier, of one class, says how many neighbours are missing.
         maker: Makes features of P neighbours of the embedding of a node, see `generated`.
-        classifier: A GraphSAGE of its own, which mended graphs are tried on, and which nobody predicts by.
+        classifier: A separate GraphSAGE, trained on augmented graphs, and not used for prediction.
         most: P.
     """
 

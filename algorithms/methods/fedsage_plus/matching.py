@@ -10,7 +10,7 @@ from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFe
 from shoal.algorithms.methods.fedsage_plus.impaired import Impaired
 from shoal.storage.graph.sparse_matrix import ranges
 
-# Numbers that are made at once to find the nearest: 16 MB.
+# Numbers of a block in the search for the nearest: 16 MB.
 BLOCK = 2**22
 
 
@@ -58,7 +58,7 @@ def nearest_lost(new: GeneratedFeatures, seen_HPR: Tensor, impaired: Impaired) -
     block = max(1, BLOCK // seen_HPR.shape[2])
     pairs = zip(made_Q.split(block), hidden_Q.split(block))
     product_Q = torch.cat([seen_HPR.new_empty(0), *(new.products(seen_HPR, made, hidden) for made, hidden in pairs)])
-    # What all pairs of a generated node have in common is left out.
+    # Without the term that all pairs of a generated node share.
     apart_Q = impaired.square_H[hidden_Q] - 2 * product_Q
     least_M = apart_Q.new_full((len(new),), torch.inf).scatter_reduce(0, made_Q, apart_Q, "amin")
     # The first of those that are as near as the nearest.

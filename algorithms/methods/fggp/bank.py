@@ -37,12 +37,12 @@ class Bank(NamedTuple):
 
 
 def renewed(old: Bank | None, fresh: Bank, slots: int | None) -> Bank:
-    """The bank after a round; there is never an entry in it that nobody uploaded.
+    """The bank after a round; every entry was uploaded by a client.
 
     Args:
         old: That of before; None if there is none.
         fresh: This round's entries.
-        slots: None: they take the place of the old ones of their classes, and a class that nobody uploaded keeps its
+        slots: None: they replace the old ones of their classes, and a class that no client uploaded keeps its
             own. A number: of every class the newest so many stay.
     """
     if old is None:

@@ -1,4 +1,4 @@
-"""How the server sums up the prototypes that clients sent of a class (FGGP, equation 5 and Table 3)."""
+"""Clustering of the prototypes that clients sent of a class (FGGP, equation 5 and Table 3)."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ MEMBERS = 2
 def summed_up(
     proto_PH: Tensor, class_P: Tensor, classes: int, how: Clusters, least: int, domains: int, eps: float, seed: int
 ) -> Bank:
-    """The entries of the bank that stand for prototypes: means of clusters, all members counting alike.
+    """The entries of the bank that stand for prototypes: means of clusters, all members weighing the same.
 
     Args:
         proto_PH: Prototypes of all clients, float32.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Requests, Term, Trainer, Tree, Upload
 from shoal.algorithms.client_model import ROWS_AT_A_TIME
+from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.graphs.generated_graph import EdgeOptions
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means
@@ -24,23 +25,23 @@ from shoal.algorithms.methods.fggp.class_prototypes import (
 )
 from shoal.algorithms.methods.fggp.clusters import Clusters, summed_up
 from shoal.algorithms.methods.fggp.global_view import GlobalView
-from shoal.algorithms.methods.fggp.requirements import require_fitting
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.joint_training import label_loss, weighted_sum
 from shoal.algorithms.training.local_training import finite_loss
+from shoal.storage.errors import ShoalError
 
 GENERATOR = "generator"
 
 
 @dataclass
 class Received:
-    """What a client was given.
+    """What a client received.
 
     Attributes:
         bank: Entries that predict; None while there is none.
-        round: Number of the round; 0 where nobody was told.
+        round: Number of the round; 0 where it was not sent.
     """
 
     bank: Bank | None = None
@@ -52,11 +53,11 @@ class FGGP(FedAvg):
     """FGGP: federated graph learning with generalizable prototypes, for clients whose graphs are of several domains.
 
     A model is an extractor and a classifier; the feature of a node is z = ReLU(embedding), always. The server averages
-    extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` begins every
+    extractors as FedAvg does. The classifier serves local training alone, and under `head_mode: reset` starts every
     visit as the common initial one, which ties the features of all clients to each other.
 
     Prediction (FCPP). A client sends the prototypes of its classes, means of z weighted by how certain every node is
-    (eq. 4), of its own trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
+    (eq. 4), of its trained extractor in evaluation mode; the server clusters those of a class (eq. 5), and what it
     finds is the bank. A node belongs to the class whose entries win the vote (eqs. 2 and 3). There is no filler in the
     bank. A class that no client of a round sent keeps its entries. The bank is sent with every download and not kept;
     where there is none yet, the labelled prototypes of the client's own stand for it.
@@ -75,7 +76,7 @@ class FGGP(FedAvg):
     the bank, and the round's number where neighbours are looked for. Up: P_f, P_G, n_i, and H + 2 scalars (prototype,
     class, mass) of every class that the client has a label of. `gkic: off` trains on CE(U) alone, and any model will
     do. With `fcpp: false` nothing is sent but parameters and the classifier predicts, so that it must be averaged; with
-    `gkic: off` beside it this is FedAvg, to the bit by autograd. A client without training nodes does not
+    `gkic: off` as well this is FedAvg, to the bit by autograd. A client without training nodes does not
     train and has no weight. `model.init` has to be `shared`.
 
     Where the paper is silent, or its formulas and its code disagree: an edge is drawn with its probability, generated
@@ -87,7 +88,7 @@ class FGGP(FedAvg):
     Attributes:
         fcpp: The bank predicts, or else the classifier.
         gkic: The second view: `both`; A' alone (`knn_only`); generated from A (`gen_only`); there is none (`off`).
-        head_mode: The classifier begins as the common initial one (`reset`), stays with its client (`personal`), or is
+        head_mode: The classifier starts as the common initial one (`reset`), stays with its client (`personal`), or is
             averaged with the rest (`average`).
         cluster: How prototypes of a class become entries, see `summed_up`.
         finch_min: Fewer prototypes of a class are not clustered: FINCH merges any two or three.
@@ -105,18 +106,18 @@ class FGGP(FedAvg):
         gamma: Weight of L_reg.
         neighbours: k'.
         knn_every: Rounds.
-        lam: Lambda, what A' weighs beside the generator.
-        random_pairs: Of every node, that may become edges beside those of A'.
+        lam: Lambda, what A' weighs in addition to the generator.
+        random_pairs: Of every node, that may become edges in addition to those of A'.
         similarity: Of two nodes, `cosine` or `max`, see `EdgeOptions`.
         draw: `logistic`, or `gumbel` as eq. 7 is written.
         edge_temperature: Of the relaxed draw.
         hidden: Width of the generator.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     # Its second view adds edges between nodes to one graph, and its prototypes are of nodes.
-    supports: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports = frozenset({"node"})
     fcpp: bool = True
     gkic: Literal["both", "knn_only", "gen_only", "off"] = "both"
     head_mode: Literal["reset", "personal", "average"] = "reset"
@@ -225,9 +226,9 @@ class FGGP(FedAvg):
         if "w" in down and self.head_mode == "average":
             model.load(down["w"])
         elif "w" in down:
-            # A model begins a visit with its initial parameters.
+            # A model starts a visit with its initial parameters.
             head = client.state["head"] if "head" in client.state else classifier_of(model.flat)
-            model.load(together(model.flat, down["w"], head))
+            model.load(joined(model.flat, down["w"], head))
         if GENERATOR in down:
             client.models[GENERATOR].load(down[GENERATOR])
         return Received(Bank.read(down), int(down["round"]) if "round" in down else 0)
@@ -334,3 +335,41 @@ class FGGP(FedAvg):
 def feature(out: Output) -> Tensor:
     """z, `[N, H]`: the embedding where it is positive."""
     return F.relu(out.embedding_NH)
+
+
+def require_fitting(ctx: Context, model: FlatModel, view: bool, generator: bool, keeps_classifier: bool) -> None:
+    """Checks a run before its first round.
+
+    Args:
+        ctx: The run.
+        model: The clients' model.
+        view: Clients learn from a second view of their graph.
+        generator: A generator draws it.
+        keeps_classifier: Classifiers are not averaged.
+
+    Raises:
+        ShoalError: They cannot; names the key.
+    """
+    name = ctx.models[MODEL][0].name
+    if keeps_classifier and not model.has_body:
+        raise ShoalError(
+            f"model.layers: FGGP averages what lies below the classifier, and a {name} of one layer is nothing else; "
+            "take 2 layers, or algorithm.head_mode: average"
+        )
+    if not view:
+        return
+    coupled = model.coupled
+    if coupled is None:
+        raise ShoalError(
+            f"algorithm.gkic: a second view of the graph needs a model that passes messages, and {name} reads hops; "
+            "take gcn, or gkic: off"
+        )
+    if generator and coupled.operator != "symmetric":
+        raise ShoalError(
+            f"algorithm.gkic: the generator makes matrices for gcn and gcnii, not for {name}; take one of these, "
+            "knn_only, or off"
+        )
+    if coupled.fanouts:
+        raise ShoalError("model.fanouts: a second view of the graph is read whole; leave it out, or take gkic: off")
+    if ctx.train.batch_size is not None:
+        raise ShoalError("train.batch_size: both views take all rows in one step; leave it out, or take gkic: off")

@@ -28,7 +28,7 @@ class GlobalView:
 
         Args:
             model: The client's model, coupled.
-            nearest_NK: Nodes that look alike, as `shoal.algorithms.graphs.nearest.nearest` gives them; None: A' = A.
+            nearest_NK: Similar nodes, as `shoal.algorithms.graphs.nearest.nearest` gives them; None: A' = A.
             generator: The topology generator; None: the view is A' itself.
             edges: How the generator draws.
             rng: Where its randomness comes from.
@@ -38,7 +38,7 @@ class GlobalView:
         self._edges, self._rng = edges, rng
         if nearest_NK is None:
             nearest_NK = torch.zeros(self._data.nodes, 0, dtype=torch.int32)
-        # A host may keep data of several runs, whose neighbours differ.
+        # A host may cache data of several runs, whose neighbours differ.
         self._content = hash(nearest_NK.cpu().numpy().tobytes())
         self._graph = self._kept("completed", lambda: completed(*self._data.csr, nearest_NK, self._data.device))
         if generator is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,10 +10,9 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
-from shoal.algorithms.methods.gcfl_plus.warping import warping_distances
-from shoal.algorithms.methods.lg_fedavg import require_body
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.gcfl_plus.division import minimum_cut, warping_distances
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
+from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 
 # Where a client's state holds the parameters of its classifier, `[C H + C]`, if they are not shared.
@@ -25,7 +24,7 @@ LONGEST = 1000
 class GCFLPlus(FedAvg):
     """GCFL+ (Xie et al., NeurIPS 2021): FedAvg in clusters, which divide by the series of their gradients' norms.
 
-    All clients begin as one cluster K with the model W_K. A client trains from its cluster's model and sends the
+    All clients start as one cluster K with the model W_K. A client trains from its cluster's model and sends the
     change dW_i, its norm, n_i, and the norm g_i of its last step's gradient, all of the shared parameters. The server
     keeps the last `window` of the g_i of every client, and divides a cluster after round `warmup` if
 
@@ -55,7 +54,7 @@ class GCFLPlus(FedAvg):
         warmup: Rounds before the first division.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
     share: Literal["body", "all"] = "body"
     eps1: float = 0.05
     eps2: float = 0.1
@@ -138,13 +137,13 @@ class GCFLPlus(FedAvg):
     # The clients.
 
     def receive(self, client: Client, down: Tree) -> Received:
-        """Loads the model of the client's cluster, given alone or, before an evaluation, with those of all clusters."""
+        """Loads the model of the client's cluster, sent alone or, before an evaluation, with those of all clusters."""
         if not down:
             return down
         w = down["w"] if "w" in down else down["models"][down["cluster"][client.info.client]]
         if self.share == "body":
             own = client.state.get(CLASSIFIER)
-            client.model.load(together(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
+            client.model.load(joined(client.model.flat, w, classifier_of(client.model.flat) if own is None else own))
         else:
             client.model.load(w)
         return {"w": w}
@@ -171,7 +170,7 @@ class GCFLPlus(FedAvg):
 
 
 def shares(cluster_B: Tensor, n_B: Tensor, clusters: int) -> Tensor:
-    """Rows of weights `[K, B]`: what each of B clients counts in the mean of every cluster; 0 where nobody counts.
+    """Rows of weights `[K, B]`: what each of B clients counts in the mean of every cluster; 0 where no client counts.
 
     Args:
         cluster_B: The cluster of every client, int64.

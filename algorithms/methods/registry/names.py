@@ -24,7 +24,7 @@ METHODS = {
     "fedtgp": "shoal.algorithms.methods.fedtgp:FedTGP",
     "feddistill": "shoal.algorithms.methods.feddistill:FedDistill",
     "fedpg": "shoal.algorithms.methods.fedpg.fedpg:FedPG",
-    "fedgkc": "shoal.algorithms.methods.fedgkc.fedgkc:FedGKC",
+    "fedgkc": "shoal.algorithms.methods.fedgkc:FedGKC",
     "fggp": "shoal.algorithms.methods.fggp.fggp:FGGP",
     "fml": "shoal.algorithms.methods.fml:FML",
     "fedkd": "shoal.algorithms.methods.fedkd:FedKD",

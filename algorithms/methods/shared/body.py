@@ -1,4 +1,4 @@
-"""A model without its classifier: what is sent of it where classifiers are no part of the average."""
+"""A model taken apart at its classifier, for methods that average only the body or only the classifier."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,13 @@ def classifier_of(flat: FlatModel) -> Tensor:
     return flat.w.detach()[flat.classifier].clone()
 
 
-def together(flat: FlatModel, body: Tensor, classifier: Tensor) -> Tensor:
+def joined(flat: FlatModel, body: Tensor, classifier: Tensor) -> Tensor:
     """The parameters `[P]` of a model of this kind, from what the two above give."""
     start = flat.classifier.start
     return torch.cat([body[:start], classifier, body[start:]])
+
+
+def as_layer(classifier: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Weight `[…, C, H]` and bias `[…, C]` of classifiers as they are sent, `[…, C H + C]`; views."""
+    weight, bias = classifier[..., :-classes], classifier[..., -classes:]
+    return weight.unflatten(-1, (classes, -1)), bias

@@ -1,7 +1,6 @@
-"""What methods do whose clients share one row for each class instead of parameters."""
+"""Base class of methods whose clients share one row for each class instead of parameters."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from shoal.algorithms.base import (
     Algorithm,
     Ask,
     Client,
-    ClientModels,
     Context,
     Received,
     Replies,
@@ -25,15 +23,16 @@ from shoal.algorithms.protocol import Reduce
 class ClassRows(Algorithm):
     """Rows r_c = sum_i n_ic r_ic / sum_i n_ic over the cohort, r_ic a mean over client i's n_ic training rows of c.
 
-    A class that nobody in the cohort has keeps its row. Clients keep their models. Up: the r_ic of the C_i classes that
-    the client trains on, of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every class.
+    A class that no client of the cohort has keeps its row. Clients keep their models. Up: the r_ic of the C_i classes
+    that the client trains on, of width K, and all counts, C_i K + C scalars. Down: the known r_c and a bit for every
+    class.
     """
 
-    reads_embedding: ClassVar[bool] = True
-    client_models: ClassVar[ClientModels] = "heterogeneous"
+    reads_embedding = True
+    client_models = "heterogeneous"
 
     def rows_of(self, client: Client) -> Tensor:
-        """What is averaged, for every training row, `[n, K]`."""
+        """The averaged quantity of every training row, `[n, K]`."""
         raise NotImplementedError
 
     def means_of(self, client: Client) -> tuple[Tensor, Tensor]:
@@ -58,7 +57,7 @@ def known_rows(server: Tree) -> Tree:
 
 
 def take_rows(server: Tree, got: Replies) -> None:
-    """Puts the cohort's rows in the place of the server's; a class that nobody has keeps its row."""
+    """Replaces the server's rows by the cohort's; a class that no client has keeps its row."""
     fresh = got.weights["proto"][:, 0] > 0
     server.setdefault("proto", torch.zeros_like(got["proto"]))
     server.setdefault("known", torch.zeros_like(fresh))

@@ -1,11 +1,11 @@
-"""What methods share whose clients keep a model of their own and send a common one, the copilot."""
+"""Base class of methods with a private model and a shared copilot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from shoal.algorithms.base import Algorithm, Ask, Client, ClientModels, Context, Received, Requests, Tree, Upload
-from shoal.algorithms.methods.shared.unlabelled_rows import require_nodes
+from shoal.algorithms.base import Algorithm, Ask, Client, Context, Received, Requests, Tree, Upload
+from shoal.algorithms.methods.shared.requirements import require_nodes
 from shoal.algorithms.models.names import BACKBONES, HEADLESS
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.storage.errors import ShoalError
@@ -24,10 +24,10 @@ class WithCopilot(Algorithm):
         copilot: The copilot, as a model is written in a config.
     """
 
-    reads_embedding: ClassVar[bool] = True
+    reads_embedding = True
 
     copilot: Mapping[str, Any] = field(default_factory=lambda: {"name": "gcn"})
-    client_models: ClassVar[ClientModels] = "heterogeneous"
+    client_models = "heterogeneous"
 
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         if self.copilot.get("name") in HEADLESS:
@@ -55,7 +55,7 @@ class WithCopilot(Algorithm):
 
 @dataclass(frozen=True)
 class TaughtRows(WithCopilot):
-    """One whose two models teach each other on some rows, which takes no label.
+    """A method whose two models teach each other on some rows, which takes no label.
 
     Attributes:
         rows: The training rows of the step (`train`), as in the papers, or all nodes that training sees (`all`, ours).

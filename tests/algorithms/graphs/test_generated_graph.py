@@ -10,11 +10,10 @@ import torch
 from support.other_device.device import load
 from torch import Tensor
 
-from shoal.algorithms.graphs import candidates as candidates_module
+from shoal.algorithms.graphs import completed_graph as candidates_module
 from shoal.algorithms.graphs import drawn_operator as operator_module
 from shoal.algorithms.graphs import pairs as pairs_module
-from shoal.algorithms.graphs.candidates import Candidates, draw_candidates
-from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed
+from shoal.algorithms.graphs.completed_graph import Candidates, CompletedGraph, completed, draw_candidates
 from shoal.algorithms.graphs.drawn_operator import DrawnOperator
 from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph, draw_edges
 from shoal.algorithms.graphs.pairs import PairDots, cross_dots

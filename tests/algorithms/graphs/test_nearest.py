@@ -9,9 +9,7 @@ from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.graphs import nearest as module
-from shoal.algorithms.graphs import nearest_by_torch as torch_module
-from shoal.algorithms.graphs.nearest import nearest
-from shoal.algorithms.graphs.nearest_by_torch import nearest_by_torch
+from shoal.algorithms.graphs.nearest import nearest, nearest_by_torch
 
 
 def by_sorting(z: np.ndarray, k: int) -> np.ndarray:
@@ -67,7 +65,7 @@ def test_many_equal_rows() -> None:
     assert bool((found[4:] == torch.tensor([0, 1, 2])).all())
 
 
-def test_rows_of_zeros_are_nobodys() -> None:
+def test_zero_rows_have_and_are_no_neighbours() -> None:
     z = torch.tensor([[0.0, 0], [1, 0], [0, 0], [0, 2], [3, 3]])
     assert nearest(z, 3).tolist() == [[-1] * 3, [4, 3, -1], [-1] * 3, [4, 1, -1], [1, 3, -1]]
     assert nearest(torch.zeros(4, 3), 2).tolist() == [[-1, -1]] * 4
@@ -112,8 +110,8 @@ def test_above_the_limit_most_are_found() -> None:
 @pytest.mark.parametrize(("cosines", "pairs"), [(2**20, 2**18), (90, 7)])
 @pytest.mark.parametrize("z", [signs(50, 4, 1), signs(30, 16, 2), signs(2, 4, 0), embeddings(60).numpy()])
 def test_by_torch_in_blocks(cosines: int, pairs: int, z: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_module, "COSINES", cosines)
-    monkeypatch.setattr(torch_module, "PAIRS", pairs)
+    monkeypatch.setattr(module, "COSINES", cosines)
+    monkeypatch.setattr(module, "PAIRS", pairs)
     z = z[z.any(1)]
     unit = torch.from_numpy(z / np.sqrt((z.astype(np.float64) ** 2).sum(1, keepdims=True))).float()
     for k in (1, 3):

@@ -78,7 +78,7 @@ def test_values_and_gradients_of_a_loop() -> None:
         assert torch.autograd.gradcheck(term, (own,)), name
 
 
-def test_prototypes_of_several_hops() -> None:
+def test_prototype_alignment_sums_over_hops() -> None:
     proto, target = torch.zeros(2, 3, 2), torch.tensor([3.0, 4.0]).expand(2, 3, 2)
     present = torch.tensor([[True, False, True], [False, True, False]])
     assert float(prototype_alignment(proto, target, present)) == pytest.approx(3 * 5)

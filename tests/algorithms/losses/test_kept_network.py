@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.losses.kept_network import train_kept
+from shoal.algorithms.losses.prototype_generator import train_kept
 from shoal.algorithms.protocol import Tree
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))

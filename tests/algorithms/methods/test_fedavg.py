@@ -111,7 +111,7 @@ def test_sum_and_mix_agree(run: Run) -> None:
     torch.testing.assert_close(mixed.state.server["w"], summed.state.server["w"], rtol=1e-4, atol=1e-6)
 
 
-def test_nobody_with_weight_leaves_the_model_as_it_is(run: Run) -> None:
+def test_cohort_without_weight_keeps_the_model(run: Run) -> None:
     server = run({"algorithm.name": f"{__file__}:Untrained"}, rounds=2)
     assert torch.equal(server.state.server["w"], server._initial)
 

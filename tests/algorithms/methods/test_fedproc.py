@@ -74,9 +74,12 @@ def test_rounds_written_out(
 
 
 def test_the_share_falls_from_alpha_to_almost_nothing(make_context: Callable[..., Any]) -> None:
-    shares = [FedProc(alpha=0.8).besides(replace(make_context(1, 2), round=t, rounds=4))["share"] for t in (1, 2, 3, 4)]
+    shares = [
+        FedProc(alpha=0.8).further_downloads(replace(make_context(1, 2), round=t, rounds=4))["share"]
+        for t in (1, 2, 3, 4)
+    ]
     torch.testing.assert_close(torch.stack(shares), torch.tensor([0.8, 0.6, 0.4, 0.2]))
-    constant = FedProc(alpha=0.8, schedule="constant").besides(replace(make_context(1, 2), round=4, rounds=4))
+    constant = FedProc(alpha=0.8, schedule="constant").further_downloads(replace(make_context(1, 2), round=4, rounds=4))
     assert float(constant["share"]) == pytest.approx(0.8)
     assert constant["share"].dtype == torch.float32
 

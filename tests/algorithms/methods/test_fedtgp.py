@@ -77,7 +77,7 @@ def test_the_order_of_clients_changes_nothing(server_step: Step) -> None:
     torch.testing.assert_close(left["proto"], right["proto"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_class_nobody_trains_on_this_time_stays_known(server_step: Step) -> None:
+def test_round_without_a_class_keeps_it_known(server_step: Step) -> None:
     server: Tree = {}
     server_step(server, PROTO, COUNTS)
     server_step(server, PROTO[2:], COUNTS[2:])
@@ -87,7 +87,7 @@ def test_a_class_nobody_trains_on_this_time_stays_known(server_step: Step) -> No
     assert torch.equal(server["proto"], before)
 
 
-def test_nobody_has_anything(server_step: Step) -> None:
+def test_round_without_uploads_changes_nothing(server_step: Step) -> None:
     server: Tree = {}
     server_step(server, PROTO, torch.zeros_like(COUNTS))
     sent, _ = server_step(server, PROTO, torch.zeros_like(COUNTS))

@@ -120,7 +120,7 @@ def test_a_copilot_that_did_not_train_has_no_weight(
     assert method.upload(pair_of([1]), {}, "train").weight == {"w": 3.0}
 
 
-def test_alone_the_own_model_still_teaches(pair_of: Callable[..., Client]) -> None:
+def test_alpha_one_still_teaches_the_copilot(pair_of: Callable[..., Client]) -> None:
     """alpha = 1: the own model is trained first, then teaches."""
     client = pair_of([0])
     loss, own, copilot = step(FML(alpha=1.0, beta=0.2), client)
@@ -188,7 +188,7 @@ MODELS = [{"name": "gcn", "hidden": 8}, {"name": "gamlp", "hidden": 12, "init": 
 
 
 @pytest.mark.parametrize("more", [{"algorithm.beta": 0.3}, {"algorithm.beta": 1.0, "algorithm.rows": "train"}])
-def test_taught_by_nobody_it_is_local_to_the_last_bit(run: Run, more: Keys) -> None:
+def test_alpha_one_equals_local_to_the_bit(run: Run, more: Keys) -> None:
     """Models that read hops and such that pass messages, with dropout."""
     keys = {"model": MODELS, "train.dropout": 0.5, "participation.ratio": 0.7}
     local = run({**keys, "algorithm.name": "local", "engine.trainer": "autograd"}, rounds=3).state.clients

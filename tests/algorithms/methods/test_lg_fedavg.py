@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal.algorithms.methods.lg_fedavg import as_layer
 from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.shared.body import as_layer
 from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
 from shoal.engine.rounds.server import Server
@@ -103,7 +103,10 @@ def test_bodies_stay_at_home(run: Run, recorded: Any, start: Run, first: int) ->
     torch.testing.assert_close(server.state.server["w"], expected)
     before = server.state.server["w"]
     server.round()
-    assert all(torch.equal(down["w"], before) and down.keys() == {"w"} for down in recorded.downloads.values())
+    assert all(
+        torch.equal(down["classifier"], before) and down.keys() == {"classifier"}
+        for down in recorded.downloads.values()
+    )
     # Without a training node, it has its body and what it was sent.
     write(modules[5], before)
     kept = server.state.clients[5]["model.w"]
@@ -128,7 +131,7 @@ def test_a_model_without_a_body_is_refused(start: Run, model: dict[str, Any]) ->
         start({**NAME, "model": [{"name": "gcn", "hidden": 5}, model]})
 
 
-def test_layers_of_several_classifiers() -> None:
+def test_as_layer_splits_a_batch_of_classifiers() -> None:
     sent = torch.arange(2 * 9.0).view(2, 9)
     weight, bias = as_layer(sent, 3)
     assert weight.tolist() == [[[0, 1], [2, 3], [4, 5]], [[9, 10], [11, 12], [13, 14]]]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.flat_model import FlatModel
-from shoal.algorithms.methods.low_rank import compressed, expanded, restored, truncated
+from shoal.algorithms.methods.fedkd import compressed, expanded, restored, truncated
 from shoal.algorithms.models.build import build
 
 

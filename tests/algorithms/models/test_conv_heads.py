@@ -17,7 +17,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.protocol import MODEL
@@ -220,7 +220,7 @@ def test_the_classifier_is_all_of_the_last_layer(name: str) -> None:
     assert flat.classifies_by_weight == (not MORE[name])
     assert linear.classifies_by_weight
     body, top = body_of(flat), classifier_of(flat)
-    flat.load(together(flat, body + 1, top * 2))
+    flat.load(joined(flat, body + 1, top * 2))
     assert torch.equal(body_of(flat), body + 1)
     assert torch.equal(classifier_of(flat), top * 2)
     assert flat.has_body

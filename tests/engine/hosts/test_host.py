@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ UP = {"w": Reduce.MEAN, "models": Reduce.STACK, "head": Reduce.STACK, "list": Re
 class Visits(FedAvg):
     """FedAvg whose clients keep model and number of visits; a client fails, or writes where it must not, as told."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
     client: int = -1
     where: str = ""
 
@@ -44,10 +44,6 @@ class Visits(FedAvg):
             if self.where == "writes inbox":
                 client.inbox["c"].add_(1)
         return super().receive(client, down)
-
-    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
-        self._maybe(client, "train")
-        return trainer.fit(client, received)
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:
         self._maybe(client, "upload")
@@ -68,6 +64,15 @@ class Visits(FedAvg):
             raise torch.OutOfMemoryError("3 GiB expected")
 
 
+@dataclass(frozen=True)
+class TrainingVisits(Visits):
+    """Visits whose training fails, which is not plain."""
+
+    def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:
+        self._maybe(client, "train")
+        return trainer.fit(client, received)
+
+
 def cell(ids: Sequence[int], **more: Any) -> Cell:
     empty: dict[str, Any] = {"private": {}, "states": {}, "inboxes": {}, "score": frozenset(), "cost": 1.0}
     return Cell(**{"round": 1, "ids": ids, "phase": "train", "up": UP, "train": True, **empty, **more})
@@ -76,7 +81,8 @@ def cell(ids: Sequence[int], **more: Any) -> Cell:
 @pytest.fixture
 def job_of(start: Callable[..., Server]) -> Callable[..., Job]:
     def job_of(client: int = -1, where: str = "", **keys: Any) -> Job:
-        method = {"algorithm.name": f"{__file__}:Visits", "algorithm.client": client, "algorithm.where": where}
+        cls = TrainingVisits if where.startswith("train") else Visits
+        method = {"algorithm.name": f"{__file__}:{cls.__name__}", "algorithm.client": client, "algorithm.where": where}
         return start({**method, **{name.replace("__", "."): value for name, value in keys.items()}}).job
 
     return job_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +145,7 @@ def test_between_evaluations_nobody_is(start: Start) -> None:
 class Fails(Algorithm):
     """Clients train models of their own; one fails in some round, before it trains or after it."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
     client: int = 2
     in_round: int = -1
     in_phase: str = "train"
@@ -236,7 +236,7 @@ def test_a_client_that_cannot_be_evaluated_has_no_counts_rather_than_old_ones(st
 class Personal(Algorithm):
     """In round 1 client 0 is sent a model of its own, which it starts every visit from; others train what they have."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
 
     def setup(self, ctx: Context) -> Tree:
         return {"w": ctx.initial}
@@ -261,7 +261,7 @@ class Personal(Algorithm):
 class Shared(Personal):
     """The same with a model of the server's, clients keeping none."""
 
-    client_models: ClassVar = "global"
+    client_models = "global"
 
     def global_model(self, server: Tree) -> Tree:
         return {"w": server["w"]}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ PLACE = f"{__file__}, line 38, in upload()"
 class Echo(FedAvg):
     """Clients send what they were given and count their visits; some fail in phase `p`."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
     failing: tuple[int, ...] = ()
 
     def upload(self, client: Client, received: Received, phase: str) -> Upload:

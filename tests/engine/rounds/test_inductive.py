@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ Start = Callable[..., Server]
 class Looks(FedAvg):
     """FedAvg whose hooks note sizes where they may see the data of training nodes, and where that of all nodes."""
 
-    client_models: ClassVar = "personal"
+    client_models = "personal"
 
     def round(self, server: Tree, ctx: Context, cohort: Any) -> Requests:
         assert [info.nodes for info in ctx.clients] == [TRAINING] * WITHOUT_TRAIN + [0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import pytest
 import torch
 
-from shoal.algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge, likeness_to_neighbours
+from shoal.algorithms.methods.fedgkc import TERMS, Clarity, Term, knowledge, likeness_to_neighbours
 from shoal.storage.store.view import View
 
 EDGES = [(0, 1), (1, 2), (0, 2), (2, 3)]
@@ -50,7 +50,7 @@ def test_of_one_class_everything_is_known(view: View) -> None:
     assert knowledge(view, torch.zeros(5, 1), 0.1) == pytest.approx(2 - 0.1 * 4 / 5)
 
 
-def test_nodes_without_neighbours_are_like_nobody(view: View) -> None:
+def test_likeness_of_isolated_nodes_is_zero(view: View) -> None:
     p = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]])
     assert likeness_to_neighbours(view, p).tolist() == pytest.approx([0.5, 0.5, 1 / 3, 1, 0])
 

@@ -10,7 +10,7 @@ import torch
 from support.small_fedgkc import PlainClient, mixed
 from torch import nn
 
-from shoal.algorithms.methods.fedgkc.fedgkc import FedGKC
+from shoal.algorithms.methods.fedgkc import FedGKC
 from shoal.algorithms.models.build import build
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View

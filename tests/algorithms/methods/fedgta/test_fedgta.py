@@ -16,7 +16,7 @@ def random_rows(rows: int, classes: int, seed: int = 0) -> Tensor:
 # Mixing
 
 
-def test_nobody_is_like_anybody_above_one() -> None:
+def test_mixing_rows_eps_above_one_is_identity() -> None:
     same = torch.ones(4, 3)
     assert torch.equal(mixing_rows(same, torch.rand(4) + 1, 1.01), torch.eye(4))
 

@@ -39,7 +39,7 @@ def random_rows(rows: int, classes: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed)).mul(3).softmax(1)
 
 
-def test_nobody_says_nothing(make_view: Callable[..., View]) -> None:
+def test_sketch_without_nodes_is_zero(make_view: Callable[..., View]) -> None:
     someone, nobody = (make_view(nodes, [], [0] * nodes, [], 3) for nodes in (4, 0))
     for changes in ({}, {"moments": "raw"}, {"moments": "central", "moment_steps": "last"}):
         form = SketchForm(**{**DEFAULTS, **changes})

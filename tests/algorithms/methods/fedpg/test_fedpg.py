@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Client, Tree
 from shoal.algorithms.losses.prototypes import unit
-from shoal.algorithms.methods.fedpg.alignment_term import Targets
-from shoal.algorithms.methods.fedpg.annotation import annotate
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
+from shoal.algorithms.methods.fedpg.hop_prototypes import annotate
 from shoal.algorithms.models.build import build
 from shoal.engine.config.config import Config
 from shoal.engine.messages.models import require_mixable
@@ -52,7 +51,7 @@ def test_without_alignment_it_is_local_to_the_last_bit(run: Run) -> None:
 
 
 @pytest.mark.parametrize("alignment", ["node", "prototype"])
-def test_the_self_control_is_a_client_that_nobody_is_alike(run: Run, alignment: str) -> None:
+def test_own_targets_equal_federated_with_alpha_0_lam_above_1(run: Run, alignment: str) -> None:
     keys = {**PG, "train.dropout": 0.5, "algorithm.alignment": alignment}
     alone = run({**keys, "algorithm.alpha": 0, "algorithm.lam": 1.1})
     own = run({**keys, "algorithm.targets": "own"})
@@ -279,7 +278,7 @@ def test_the_term_of_clients_that_lack_something(
     client = make_client(view, build("mlp", view.features, 3, 0, 0.0, {"hidden": 6}))
     target = unit(torch.randn(hops + 1, 3, 6, generator=torch.Generator().manual_seed(1)))
     algorithm = FedPG(alignment=alignment, hops=hops)
-    term = algorithm._term(client, Targets(target, torch.ones(hops + 1, 3, dtype=torch.bool)))
+    term = algorithm._term(client, (target, torch.ones(hops + 1, 3, dtype=torch.bool)))
     assert term is not None
     # Annotation by the model as it is; hop 1 and 2 as loops see them.
     z, annotation = seen(client.model.module, view)
@@ -295,7 +294,7 @@ def test_the_term_of_clients_that_lack_something(
     term().backward()
     assert torch.isfinite(client.model.flat.w.grad).all()
     nothing = torch.zeros(hops + 1, 3, dtype=torch.bool)
-    assert algorithm._term(client, Targets(target, nothing)) is None
+    assert algorithm._term(client, (target, nothing)) is None
 
 
 def test_the_order_of_nodes_changes_nothing(make_view: MakeView, make_client: MakeClient) -> None:
@@ -329,10 +328,6 @@ def test_annotation(make_view: MakeView, make_client: MakeClient) -> None:
     # Of two classes with the same logit each has a probability of just one half.
     assert annotate(client, confident=0.5).centre_N.all()
     torch.testing.assert_close(found.z_NH, unit(torch.from_numpy(x)))
-    without = annotate(client, embeddings=False)
-    assert torch.equal(without.class_N, found.class_N)
-    assert torch.equal(without.centre_N, found.centre_N)
-    assert not len(without.z_NH)
 
 
 def test_noise_is_drawn_anew_and_from_a_stream_of_its_own(run: Run) -> None:

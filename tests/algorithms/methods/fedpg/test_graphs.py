@@ -51,7 +51,7 @@ def test_counts_are_of_graphs(run: Run, views: Callable[..., list[View]], graph_
         np.testing.assert_array_equal(server.state.server["counts"][i], expected)
 
 
-def test_without_hops_nobody_is_looked_for(run: Run, graph_task: dict[str, Any]) -> None:
+def test_hops_0_searches_no_neighbours(run: Run, graph_task: dict[str, Any]) -> None:
     few, many = (run({**graph_task, **PG, "algorithm.hops": 0, "algorithm.similar": k}, rounds=3) for k in (1, 9))
     one, other = (run({**graph_task, **PG, "algorithm.similar": k}, rounds=3) for k in (1, 9))
     assert torch.equal(few.state.server["proto"], many.state.server["proto"])
@@ -85,7 +85,7 @@ def test_cells_and_a_resumed_run_change_nothing(
         assert torch.equal(found[name], tensor), name
 
 
-def test_clients_of_several_models(run: Run, graph_task: dict[str, Any]) -> None:
+def test_graph_task_with_heterogeneous_models_runs(run: Run, graph_task: dict[str, Any]) -> None:
     models = [{"name": "gin", "hidden": 8}, {"name": "gamlp", "hidden": 12}, {"name": "sage", "hidden": 8}]
     keys = {name: value for name, value in {**graph_task, **PG}.items() if not name.startswith("model.")}
     server = run({**keys, "model": models, "heterogeneity.rule": "round-robin"}, rounds=3)

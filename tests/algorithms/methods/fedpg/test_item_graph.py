@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.methods.fedpg.annotation import ItemGraph, item_graph
-from shoal.algorithms.methods.fedpg.hop_prototypes import hop_prototypes, hop_weights
+from shoal.algorithms.methods.fedpg.hop_prototypes import ItemGraph, hop_prototypes, hop_weights, item_graph
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 
@@ -68,7 +67,7 @@ def test_length_says_nothing(client_data: ClientData) -> None:
     assert all(abs(i - j) <= 2 for i, j in zip(*found.nonzero()))
 
 
-def test_nobody_and_nothing(client_data: ClientData) -> None:
+def test_item_graph_of_one_item_or_similar_0_has_no_edges(client_data: ClientData) -> None:
     alone = item_graph(client_data(3), torch.ones(1, 3), 5)
     assert (alone.items, dense(alone).tolist()) == (1, [[0]])
     for z in (torch.ones(GRAPHS, 3), torch.ones(0, 3)):
@@ -77,7 +76,7 @@ def test_nobody_and_nothing(client_data: ClientData) -> None:
 
 def test_nodes_have_the_edges_of_their_graph(make_view: Callable[..., View]) -> None:
     view = make_view(4, [(0, 1), (1, 2)], [0] * 4, [0], 2)
-    assert item_graph(view, torch.empty(0, 3), 5) is view
+    assert item_graph(view, torch.empty(0, 3), 5) == ItemGraph(view.classes, view.nodes, view.edges)
     assert view.items_are_rows
 
 

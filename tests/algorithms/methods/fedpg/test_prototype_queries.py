@@ -5,7 +5,7 @@ import torch
 from shoal.algorithms.methods.fedpg.server_targets import draw_queries
 
 
-def test_own_level_first_then_some_of_the_others() -> None:
+def test_draw_queries_has_own_level_first() -> None:
     generator = torch.Generator().manual_seed(0)
     proto = torch.randn(6, 3, 4, 5, generator=generator)
     present = torch.rand(6, 3, 4, generator=generator) < 0.6

@@ -65,7 +65,7 @@ def test_the_order_of_clients_changes_nothing() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_nobody_is_alike_above_one() -> None:
+def test_personal_targets_lam_above_one_gives_own_prototypes() -> None:
     uploads, anchors, known = drawn()
     found, size, _ = personal_targets(uploads, range(B), anchors, known, 0.0, 1.1)
     assert torch.equal(found[uploads.present_BLC], uploads.proto_BLCH[uploads.present_BLC])

@@ -10,8 +10,7 @@ import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from shoal.algorithms.methods.fedpub.fedpub import FedPUB, mixing_rows
-from shoal.algorithms.methods.fedpub.masks import masked
+from shoal.algorithms.methods.fedpub.fedpub import FedPUB, masked, mixing_rows
 from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError

@@ -103,7 +103,7 @@ def test_sparse_features(run: Run, graphs: Mapping[str, Path], tmp_path: Path) -
     torch.testing.assert_close(found[1].server["w"].sum(), found[0].server["w"].sum(), rtol=1e-3, atol=1e-3)
 
 
-def test_averaging_by_fedgta_on_mended_graphs(run: Run) -> None:
+def test_fedgta_on_augmented_graphs_mixes_models(run: Run) -> None:
     """One mix for all, all of one weight: the mean of the same models, of those that have training nodes."""
     keys = {**KEYS, "algorithm.generator_rounds": 1, "train.dropout": 0.0}
     plain = run({**keys, "algorithm.weight": "uniform"}, rounds=2)
@@ -186,7 +186,7 @@ def little(make_view: Callable[..., View], make_client: Callable[..., Client]) -
 def test_graphs_that_have_nearly_nothing(
     little: Callable[..., Client], nodes: int, edges: list[tuple[int, int]], train: list[int]
 ) -> None:
-    """One node, no edges, no training node: all phases, and then a mended graph of the client's own nodes."""
+    """One node, no edges, no training node: all phases, and then an augmented graph of the client's own nodes."""
     torch.manual_seed(0)
     client, method = little(nodes, edges, train), FedSagePlus(hidden=5, generator_rounds=2)
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(epochs=3), method)
@@ -218,15 +218,15 @@ def test_a_client_that_comes_late_takes_the_steps_that_it_missed(little: Callabl
         method.train(client, {}, trainer, "train")
         steps = client.state["generator"]
         assert before is None or torch.equal(before, steps) == (visits == 2)
-        settled = client.state["mended"]
+        before = client.state["mended"]
         method.train(client, {}, trainer, "train")
         assert torch.equal(client.state["generator"], steps)
-        assert torch.equal(client.state["mended"], settled)
+        assert torch.equal(client.state["mended"], before)
         found.append(client.state.keys() & {"rounds", "hidden", "generator", "mended"})
     assert found == [{"hidden", "generator", "mended"}, *[{"rounds", "hidden", "generator", "mended"}] * 2]
 
 
-def test_a_host_that_knows_another_mended_graph_does_not_take_it(little: Callable[..., Client]) -> None:
+def test_augmented_graph_of_another_seed_is_not_reused(little: Callable[..., Client]) -> None:
     client, method = little(6, [(0, 1), (1, 2), (3, 4), (4, 5)], [0, 1, 4]), FedSagePlus(hidden=5, generator_rounds=1)
     trainer = LocalTrainer({"model": client.model.flat}, TrainOptions(), method)
     method.train(client, {}, trainer, "train")
@@ -276,7 +276,7 @@ def test_only_the_first_neighbours_are_generated(make_view: Callable[..., View])
 
 
 @pytest.mark.parametrize(("clients", "peers"), [(1, 3), (2, 3), (6, 2), (6, 5), (6, 9)])
-def test_everybody_judges_as_many_as_judge_it(clients: int, peers: int) -> None:
+def test_drawn_peers_judge_as_many_as_judge_them(clients: int, peers: int) -> None:
     seen = set()
     for seed in range(5):
         found = drawn_peers(clients, peers, torch.Generator().manual_seed(seed), torch.device("cpu"))
@@ -291,8 +291,8 @@ def test_everybody_judges_as_many_as_judge_it(clients: int, peers: int) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model.name": "gamlp"}, r"model\.name: FedSage\+ mends the graph .*, and gamlp reads hops; take sage"),
-        ({"model.fanouts": [2, 2]}, r"model\.fanouts: FedSage\+'s mended graphs are read whole"),
+        ({"model.name": "gamlp"}, r"model\.name: FedSage\+ augments the graph .*, and gamlp reads hops; take sage"),
+        ({"model.fanouts": [2, 2]}, r"model\.fanouts: FedSage\+'s augmented graphs are read whole"),
         ({"algorithm.generator_rounds": 6}, r"algorithm\.generator_rounds: 6 rounds of generators leave none of 6 "),
     ],
 )

@@ -117,7 +117,7 @@ def test_rounds_written_out(
     assert generated > 20
 
 
-def test_all_nodes_are_mended_where_training_sees_training_nodes_alone(
+def test_inductive_run_augments_all_nodes_for_scores(
     start: Start, unequal: dict[str, Any], views: Callable[..., list[View]]
 ) -> None:
     """By the generator that learnt on these; client 5 has none, and is scored on its graph as it is."""
@@ -145,7 +145,7 @@ def test_all_nodes_are_mended_where_training_sees_training_nodes_alone(
     assert any(not np.array_equal(scores["served"][i], scores["global"][i]) for i in range(5))
 
 
-def test_fedgta_compares_what_is_said_in_mended_graphs(
+def test_fedgta_sketches_predictions_of_augmented_graphs(
     start: Start, unequal: dict[str, Any], views: Callable[..., list[View]], recorded: Any
 ) -> None:
     """Labels spread over the graph as it is."""

@@ -73,7 +73,7 @@ def test_a_dead_feature_gets_finite_scores() -> None:
         assert not found[0, [0, 2]].isfinite().any()
 
 
-def test_a_class_that_nobody_sent_keeps_its_entries() -> None:
+def test_renewed_keeps_entries_of_an_absent_class() -> None:
     old, fresh = drawn([0, 1, 1, 3], 1), drawn([1, 2], 2)
     found = renewed(old, fresh, None)
     assert found.class_B.tolist() == [0, 1, 2, 3]
@@ -81,7 +81,7 @@ def test_a_class_that_nobody_sent_keeps_its_entries() -> None:
     assert torch.equal(found.proto_BH, torch.stack(expected))
 
 
-def test_nothing_is_in_a_bank_that_nobody_sent() -> None:
+def test_renewed_has_only_uploaded_entries() -> None:
     """From the first round on; a ring has as many entries as there were, and then the newest."""
     first, second = drawn([2, 0], 1), drawn([0, 0, 2], 2)
     for slots in (None, 3):

@@ -14,7 +14,7 @@ from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fggp.bank import Bank
 from shoal.algorithms.methods.fggp.fggp import FGGP, Received
 from shoal.algorithms.methods.registry.load import describe, load
-from shoal.algorithms.methods.shared.body import body_of, classifier_of, together
+from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.gnn.topology import Topology
 from shoal.algorithms.protocol import MODEL
@@ -86,7 +86,7 @@ def test_a_model_is_put_together_from_its_parts() -> None:
         assert len(classifier) == 4 * 8 + 4
         last = flat.module.head.linears[-1]  # type: ignore[union-attr, index]
         assert torch.equal(classifier, torch.cat([last.weight.detach().flatten(), last.bias.detach()]))
-        other = together(flat, extractor + 1, classifier * 2)
+        other = joined(flat, extractor + 1, classifier * 2)
         flat.load(other)
         assert torch.equal(body_of(flat), extractor + 1)
         assert torch.equal(classifier_of(flat), classifier * 2)

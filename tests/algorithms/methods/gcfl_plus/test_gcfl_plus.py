@@ -172,7 +172,7 @@ def test_two_clusters_divide_in_one_round(make_context: MakeContext) -> None:
     torch.testing.assert_close(server["models"][[1, 3]], torch.tensor([[0.5, 2.0], [5.0, 2.0]]))
 
 
-def test_a_cluster_that_nobody_comes_from_is_left_alone(make_context: MakeContext) -> None:
+def test_cluster_without_participants_is_unchanged(make_context: MakeContext) -> None:
     """Its mean change is none, and nobody of it goes far."""
     norms = [1.0, 3.0, 1.0, 1.0, 1.0, 1.0]
     server = state(norms)

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from shoal.algorithms.methods.gcfl_plus.minimum_cut import minimum_cut
+from shoal.algorithms.methods.gcfl_plus.division import minimum_cut
 
 # The example of Stoer and Wagner's paper: from node, to node, weight; nodes count from 1.
 EXAMPLE = [

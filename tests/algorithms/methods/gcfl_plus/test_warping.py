@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from shoal.algorithms.methods.gcfl_plus.warping import warping_distances
+from shoal.algorithms.methods.gcfl_plus.division import warping_distances
 
 
 def between(x: Sequence[float], y: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from shoal.engine.config.config import load_config
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 
-DERIVE = "derive a class from shoal.algorithms.base.Algorithm"
+DERIVE = "derive a class from shoal.Algorithm"
 
 MINE = '''
 from __future__ import annotations
@@ -254,8 +254,8 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
         ("Absent", None, "has no class Absent; it has Mine, Typed, Bare, Thawed, Stranger, Roundless, Curt"),
         ("Bare", "class Bare", "Bare is not a frozen dataclass; write @dataclass(frozen=True) above it"),
         ("Thawed", "class Thawed", "Thawed is not a frozen dataclass; write @dataclass(frozen=True) above it"),
-        ("Stranger", "class Stranger", f"a class Stranger is no method; {DERIVE}"),
-        ("number", None, f"a int is no method; {DERIVE}"),
+        ("Stranger", "class Stranger", f"class Stranger is not a method; {DERIVE}"),
+        ("number", None, f"int is not a method; {DERIVE}"),
         (
             "Roundless",
             "class Roundless",
@@ -402,9 +402,9 @@ OLD_HOOKS = {
     "def begin(self, client, down): ...": "receive(self, client, down)",
     "def regularizer(self, client, given): ...": "a train() that calls trainer.fit(client, received, term=...)",
     "def uploads(self, clients, w, given, phase): ...": "upload() and engine.trainer: autograd",
-    "keeps_model: ClassVar[bool] = True": 'client_models: ClassVar = "personal"',
-    "mixed_models = True": 'client_models: ClassVar = "heterogeneous"',
-    "weighs_edges = False": 'supports: ClassVar, with or without "weighted"',
+    "keeps_model: ClassVar[bool] = True": 'client_models = "personal"',
+    "mixed_models = True": 'client_models = "heterogeneous"',
+    "weighs_edges = False": 'supports, with or without "weighted"',
 }
 
 

@@ -65,7 +65,7 @@ def test_rounds_written_out(
         assert_holds(server, clients)
 
 
-def test_the_own_model_is_as_alone(run: Run, with_copilots: Keys) -> None:
+def test_private_model_without_distillation_equals_local(run: Run, with_copilots: Keys) -> None:
     """Each model drops by a stream of its own."""
     plain = {name: value for name, value in with_copilots.items() if name != "algorithm.copilot"}
     alone = run({**plain, "algorithm.name": "local", "engine.trainer": "autograd"}).state.clients

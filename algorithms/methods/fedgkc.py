@@ -1,8 +1,8 @@
-"""FedGKC: clients of different models teach, and are taught by, a copilot that they have in common."""
+"""FedGKC: clients of different models teach a common copilot and learn from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +11,18 @@ from torch import Tensor
 from shoal.algorithms.base import Ask, Client, Context, Mix, Output, Replies, Requests, Trainer, Tree, Upload
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.losses.distillation import distilled, distilled_from_neighbours, embedding_distance
-from shoal.algorithms.methods.fedgkc.knowledge import TERMS, Clarity, Term, knowledge
+from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.shared.copilot import COPILOT, WithCopilot
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 
+# How much a copilot knows (eqs. 7 to 9): see `knowledge`.
+Clarity = Literal["literal", "margin_mean"]
+Term = Literal["strength", "clarity", "smoothness"]
+TERMS: tuple[Term, ...] = ("strength", "clarity", "smoothness")
 # Below it the knowledge of a client counts as this much (our choice: the paper's may be negative).
 LEAST_KNOWLEDGE = 1e-3
 
@@ -31,7 +36,7 @@ class Shares(NamedTuple):
 
     @property
     def taught(self) -> bool:
-        """Whether one model hears of the other at all."""
+        """Whether the two models teach each other at all."""
         return bool(self.neighbours or self.scores)
 
 
@@ -39,7 +44,7 @@ class Shares(NamedTuple):
 class FedGKC(WithCopilot):
     """FedGKC: federated graph knowledge collaboration.
 
-    A client has a model of its own, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
+    A client has its own model, of any kind, and a copilot, whose embeddings are equally wide; only copilots are
     sent. In every epoch both answer for all nodes; then each takes one step, the copilot first, on
 
         alpha * CE + beta * L_neigh(other -> own) + (1 - alpha - beta) * KL(other || own)        (eqs. 2 and 3)
@@ -70,7 +75,7 @@ class FedGKC(WithCopilot):
         self_detach: The weak view is a teacher: it gets no gradient.
         weak: Share of the edges, and of the features, that the weak view lacks; the paper gives none.
         strong: The same of the strong view.
-        weights: How the server weighs copilots: `kama`, by size alone (`size`), or all alike (`uniform`).
+        weights: How the server weighs copilots: `kama`, by size alone (`size`), or all equal (`uniform`).
         kama_terms: What counts as knowledge, of `strength`, `clarity`, `smoothness`.
         clarity: As equation 8 is written (`literal`), or against the mean of the other classes (`margin_mean`).
         lam: Lambda, weight of the smoothness; 0.1 in the paper.
@@ -78,7 +83,7 @@ class FedGKC(WithCopilot):
     """
 
     # A copilot is taught by the neighbours of what it predicts, and weighed by its agreement with them.
-    supports: ClassVar[frozenset[str]] = frozenset({"node"})
+    supports = frozenset({"node"})
     alpha: float = 0.6
     beta: float = 0.2
     neigh_norm: Literal["mean", "sum"] = "mean"
@@ -132,7 +137,7 @@ class FedGKC(WithCopilot):
             shared["ramp"] = torch.tensor(min(ctx.round / self.ramp, 1.0))
         kept = {"nodes": Reduce.STACK, "knowledge": Reduce.STACK} if self.weights == "kama" else {"nodes": Reduce.STACK}
         got = yield Ask("train", {"w": Reduce.MIX, **kept}, shared=shared)
-        # Clients without a node have no say, all of them together neither.
+        # Clients without a node have no weight.
         if got.ids and got["nodes"].any():
             server["w"] = (yield Mix("w", self._weights(got, ctx)[None]))[0]
 
@@ -216,3 +221,40 @@ class FedGKC(WithCopilot):
             known = knowledge(client.data, copilot.logits(), self.lam, self.clarity, self.kama_terms)
             entries["knowledge"] = torch.tensor(known)
         return Upload(entries)
+
+
+def knowledge(
+    data: View, logits_NC: Tensor, smoothing: float, clarity: Clarity = "literal", terms: Collection[Term] = TERMS
+) -> float:
+    """Pcal: the mean over nodes of strength + clarity - smoothing * smoothness; it may be negative, 0 without nodes.
+
+    With p = softmax(logits): the strength is max p (eq. 7); the clarity by how much it exceeds the others; the
+    smoothness the mean cosine of a node's p with those of its neighbours, 0 for a node without any. Uniform p give
+    1/C - (C - 2) / (C (C - 1)) = 1/(C (C - 1)) less smoothing times the share of nodes that have neighbours.
+
+    Args:
+        data: The client's graph.
+        logits_NC: Scores of all nodes.
+        smoothing: Lambda, the weight of the smoothness.
+        clarity: `literal`, as eq. 8 is written: (max p - sum of the others) / (C - 1); `margin_mean`: max p - mean of
+            the others.
+        terms: What is counted.
+    """
+    p_NC = logits_NC.softmax(1)
+    others = max(p_NC.shape[1] - 1, 1)
+    top_N = p_NC.max(1).values
+    total_N = torch.zeros_like(top_N)
+    if "strength" in terms:
+        total_N += top_N
+    if "clarity" in terms:
+        total_N += (2 * top_N - 1) / others if clarity == "literal" else top_N - (1 - top_N) / others
+    if "smoothness" in terms and smoothing:
+        total_N -= smoothing * likeness_to_neighbours(data, p_NC)
+    return float(total_N.double().mean()) if len(total_N) else 0.0
+
+
+def likeness_to_neighbours(data: View, p_NC: Tensor) -> Tensor:
+    """Mean cosine of every node's row with those of its neighbours, `[N]`; 0 for a node without neighbours."""
+    direction_NC = unit(p_NC)
+    sum_NC = SparseMatrix(data.adjacency) @ direction_NC
+    return (direction_NC * sum_NC).sum(1) / (data.degree - 1).clamp_min(1)

@@ -1,1 +1,0 @@
-"""FedGKC: the method, and how much a copilot knows."""
