@@ -15,6 +15,7 @@ import yaml
 from pages import DOCS, PAGES
 from rooms import ORDER
 
+from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
 from shoal.engine.cli.main import command as main
@@ -113,6 +114,17 @@ def test_catalogue_is_complete() -> None:
     catalogue = (ROOT / "docs" / "catalogue.md").read_text()
     for name in (*LOADERS, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
         assert f"`{name}`" in catalogue, name
+
+
+def test_catalogue_lists_methods_by_models_and_weights() -> None:
+    catalogue = (ROOT / "docs" / "catalogue.md").read_text()
+    lists, one, weights = (catalogue.index(words) for words in ("A list of models", "the other methods", "refused by"))
+    end = catalogue.index("## Models")
+    methods = {name: type(load(describe(name, {}))) for name in METHODS}
+    several = {name for name, method in methods.items() if method.client_models == "heterogeneous"}
+    unweighted = {name for name, method in methods.items() if "weighted" not in method.supports}
+    assert set(re.findall(r"`(\w+)`", catalogue[lists:one])) == several
+    assert set(re.findall(r"`(\w+)`", catalogue[weights:end])) == unweighted
 
 
 @pytest.mark.parametrize("name", PAGES)
