@@ -1,4 +1,4 @@
-"""SIGN: every hop through a linear layer of its own, then a classifier on all of them beside each other.
+"""SIGN: every hop through a linear layer of its own, then a classifier on their concatenation.
 
 Axes: N nodes, K hops counting hop 0 (the features), F features, H hidden width.
 """

@@ -24,8 +24,8 @@ class Head(nn.Module):
         drops_embedding: There is dropout before the last layer, too (`model.head_dropout`); what gives a head of one
             layer its input sees to that.
         pooled: Embeddings of rows are pooled, or joined in pairs, before the last layer, and none is dropped before.
-        messages: What a last layer that passes messages has beside its weight and bias, which a coupled backbone puts
-            here and reads; None: nothing.
+        messages: Further parameters of a last layer that passes messages, set and read by a coupled backbone; None:
+            there are none.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Head(nn.Module):
     def transformed(self, x_NF: Features) -> Tensor:
         """Output of the first linear layer, before its activation."""
         first: Any = self.linears[0]
-        return transform(x_NF, first.weight, first.bias)
+        return first(x_NF) if isinstance(x_NF, Tensor) else transform(x_NF, first.weight, first.bias)
 
     def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
         """What becomes of the first layer's output; its input is the embedding where no other layer follows."""

@@ -1,4 +1,4 @@
-"""What every backbone returns."""
+"""Output of every backbone."""
 
 from typing import NamedTuple
 

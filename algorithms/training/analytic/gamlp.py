@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
@@ -55,7 +55,7 @@ class GAMLPGradients:
     G * (X_k W'). From there softmax and sigmoid hand on s, the gradient of the scores, which are linear in the hops.
 
     Where several hops are dense, they are summed before they are multiplied, U = sum_k w_k X_k: there are three
-    products, U W', G' U and G W, whose rows times those of X_k sum up to the gradient of w_k, in the place of two for
+    products, U W', G' U and G W, whose rows times those of X_k sum up to the gradient of w_k, instead of two for
     every hop. A sparse hop, or the only dense one, is multiplied by the first weight for itself.
     """
 

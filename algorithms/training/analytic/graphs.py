@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled

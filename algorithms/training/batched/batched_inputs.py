@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, alike
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 
@@ -159,7 +159,7 @@ class BatchedGraphs:
 
     def example(self) -> Inputs:
         x_BNF, *asked = self.tensors
-        around = alike(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
+        around = standalone(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
         return around._replace(rows=asked[0].new_zeros(self.ROWS)) if asked else around
 
     def lengths(self, seen: int) -> Sequence[int]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.engine.cluster.ray_pool import Queues, Task
-from shoal.engine.messages.cell import evaluation_cell
+from shoal.engine.rounds.sampling import evaluation_cell
 
 EVERYONE = frozenset(range(100))
 

@@ -20,9 +20,10 @@ from shoal.algorithms.protocol import Reduce
 from shoal.engine.cluster import ray_pool
 from shoal.engine.cluster.ray_pool import RayPool
 from shoal.engine.hosts.backend import LocalBackend
-from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.rounds.costs import Pool
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError

@@ -14,8 +14,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 from shoal.engine.cluster.roster import Roster, plain_error
-from shoal.engine.messages.cell import evaluation_cell
 from shoal.engine.messages.job import Job
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import hops_path, shard_path, split_path
