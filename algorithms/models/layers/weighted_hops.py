@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHops":
