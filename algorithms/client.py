@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, alike, all_nodes, kept_rows, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, all_nodes, kept_rows, sampled, standalone
 from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.items.client_pairs import ClientPairs
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
-from shoal.algorithms.models.layers.readout import Readout
+from shoal.algorithms.models.layers.readout import PairEmbedding, Readout
 from shoal.algorithms.models.prompts.prompted import Prompted
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import generator_on
@@ -382,12 +381,12 @@ class ClientModel:
             return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
         return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
 
-    def with_same_neighbours(self, x_NF: Tensor) -> Inputs:
+    def standalone(self, x_NF: Tensor) -> Inputs:
         """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
         if self.items is not None:
-            return self.items.alike(x_NF)
+            return self.items.standalone(x_NF)
         if (coupled := self.coupled) is not None:
-            return alike(x_NF, coupled.operator, coupled.depth)
+            return standalone(x_NF, coupled.operator, coupled.depth)
         return [x_NF] * len(self.pattern.inputs)
 
 

@@ -80,9 +80,9 @@ def test_forward_has_gradients(client_of: Callable[[str], Client], name: str) ->
 def test_a_lone_node_is_a_graph_for_itself(client_of: Callable[[str], Client], name: str) -> None:
     model = client_of(name).model
     x = torch.randn(3, 5)
-    out = model.output(model.with_same_neighbours(x))
+    out = model.output(model.standalone(x))
     assert out.logits_NC.shape == (3, 4)
-    alone = torch.cat([model.output(model.with_same_neighbours(row[None])).logits_NC for row in x])
+    alone = torch.cat([model.output(model.standalone(row[None])).logits_NC for row in x])
     torch.testing.assert_close(out.logits_NC, alone)
 
 

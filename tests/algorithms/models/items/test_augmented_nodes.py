@@ -100,9 +100,9 @@ def test_models_answer_as_in_the_graph_written_out(
     torch.testing.assert_close(client.model.forward(rows)().logits_NC, expected[rows])
     torch.testing.assert_close(client.model(client.model.gathered("train")).logits_NC, expected[[0, 2]])
     torch.testing.assert_close(client.model(client.model.gathered("all")).logits_NC, expected)
-    of_themselves = client.model(client.model.with_same_neighbours(new)).logits_NC
+    of_themselves = client.model(client.model.standalone(new)).logits_NC
     torch.testing.assert_close(
-        of_themselves, make_client(view, client.model.module).model(other.model.with_same_neighbours(new))[0]
+        of_themselves, make_client(view, client.model.module).model(other.model.standalone(new))[0]
     )
 
 

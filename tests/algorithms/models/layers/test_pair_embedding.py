@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.graph_batch import PairBatch
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
+from shoal.algorithms.models.layers.readout import PairEmbedding
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.training.local_training import batches
 from shoal.engine.rounds.server import Server
@@ -173,7 +173,7 @@ def test_a_model_of_another_width_is_adapted(view: View) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgc", "gcn"])
-def test_pairs_of_nodes_that_look_alike(view: View, name: str) -> None:
+def test_standalone_pairs_square_the_embedding(view: View, name: str) -> None:
     """Neighbours that are as the node itself: a graph of two such nodes gives the same."""
     model = model_on(view, name)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, FEATURES)).astype(np.float32))
@@ -183,7 +183,7 @@ def test_pairs_of_nodes_that_look_alike(view: View, name: str) -> None:
     else:
         first, second = module.backbone.convs
         z = torch.relu(x @ first.lin.weight.t() + first.bias) @ second.lin.weight.t() + second.bias
-    torch.testing.assert_close(model.output(model.with_same_neighbours(x)).embedding_NH, (z * z).detach())
+    torch.testing.assert_close(model.output(model.standalone(x)).embedding_NH, (z * z).detach())
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_float16_hops_are_multiplied_in_float32() -> None:
     assert torch.equal(*found)
 
 
-def test_recursive_attention_is_left_to_autograd() -> None:
+def test_recursive_attention_is_trained_by_autograd() -> None:
     missing = needed_for_analytic(Algorithm(), model_of("recursive", 2, 0.0, 2))
     assert missing == "another model.attention than recursive"
     assert needed_for_analytic(Algorithm(), model_of("jk", 2, 0.0, 2)) is None

@@ -166,7 +166,7 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
         ("mlp", {"head_dropout": True}, None),
     ],
 )
-def test_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
+def test_needed_for_analytic_names_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
     model = FlatModel(build(name, FEATURES, CLASSES, 0, 0.5, options))
     missing = needed_for_analytic(Algorithm(), model)
     assert missing is None if why is None else missing is not None and missing.startswith(why)
