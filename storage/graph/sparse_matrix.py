@@ -187,6 +187,12 @@ Features = Tensor | FeatureMatrix
 StoredFeatures = Tensor | SparseMatrix
 
 
+def stored(x: Features) -> StoredFeatures:
+    """The same features, of which rows are read; no made ones come here."""
+    assert isinstance(x, Tensor | SparseMatrix)
+    return x
+
+
 class _Product(torch.autograd.Function):
     """torch's own product transposes, and so sorts, the sparse matrix in every backward pass."""
 

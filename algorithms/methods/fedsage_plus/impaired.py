@@ -100,6 +100,7 @@ def _squares(x_HF: Features) -> Tensor:
     """The square of the norm of every row."""
     if isinstance(x_HF, Tensor):
         return torch.linalg.vecdot(x_HF, x_HF)
+    assert isinstance(x_HF, SparseMatrix)
     indptr, _, values = x_HF.parts()
     rows = torch.arange(len(x_HF), device=values.device).repeat_interleave(indptr.diff())
     return values.new_zeros(len(x_HF)).index_add_(0, rows, values.square())

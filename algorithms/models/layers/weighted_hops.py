@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHops":
@@ -59,7 +59,7 @@ class DenseHops:
 class SparseHops:
     """The same of sparse hops: the head's first layer is linear, so it may come before the sum."""
 
-    def __init__(self, hops: Sequence[SparseMatrix]) -> None:
+    def __init__(self, hops: Sequence[FeatureMatrix]) -> None:
         self._hops = [hop.float() for hop in hops]
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 
 
 def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
@@ -73,9 +73,9 @@ class _Product(torch.autograd.Function):
         return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
 
 
-def padded(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
+def padded(parts: Sequence[Features], filling: int) -> Tensor:
     """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
-    rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
+    rows = [part.to_dense() if isinstance(part, FeatureMatrix) else part for part in parts]
     most = max(map(len, rows))
     filling_N = rows[0].new_full((most, *rows[0].shape[1:]), filling)
     pieces = [piece for own in rows for piece in (own, filling_N[len(own) :])]
@@ -116,7 +116,7 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
 class BatchedRows:
     """Rows of hops, for decoupled models; the attributes of `BatchedInputs`."""
 
-    def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
+    def __init__(self, gathered: Sequence[Sequence[Features]]) -> None:
         """Of every client the hops' rows."""
         self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
         self._rows = [len(own[0]) for own in gathered]
