@@ -188,8 +188,8 @@ StoredFeatures = Tensor | SparseMatrix
 
 
 def stored(x: Features) -> StoredFeatures:
-    """The same features, of which rows are read; no made ones come here."""
-    assert isinstance(x, Tensor | SparseMatrix)
+    """Features that have entries of their own: a tensor or a sparse matrix, and nothing computed in a product."""
+    assert isinstance(x, Tensor | SparseMatrix), type(x).__name__
     return x
 
 

@@ -136,7 +136,7 @@ class GBP(FixedHops):
 class SummedFeatures(FeatureMatrix):
     """sum_k w_k X_k, `[N, F]`, some X_k sparse: its product with a weight W is sum_k w_k (X_k W), so no sum is kept.
 
-    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    It has no arrays of its own.
     """
 
     def __init__(self, hops: Sequence[Features], weights: Sequence[float]) -> None:
@@ -146,9 +146,6 @@ class SummedFeatures(FeatureMatrix):
     @property
     def shape(self) -> torch.Size:
         return self._hops[0].shape
-
-    def __len__(self) -> int:
-        return len(self._hops[0])
 
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return _sum(products(self._hops, weight_FH), self._weights)

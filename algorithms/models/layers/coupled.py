@@ -23,8 +23,8 @@ def first_rows(x: Features, count: int) -> Features:
     """The first rows of features or of a layer's output: those of the receivers."""
     if count == len(x):
         return x
-    rows = stored(x)
-    return rows.block(0, count) if isinstance(rows, SparseMatrix) else rows[:count]
+    x = stored(x)
+    return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
 
 
 class Coupled(nn.Module):

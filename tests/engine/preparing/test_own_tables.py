@@ -90,10 +90,10 @@ def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     assert (x.shape, x.values.tolist()) == ((30, 64), [1] * 30)
 
 
-def test_identity_of_default_features_has_no_key_of_them(config: Callable[..., Config]) -> None:
-    given = identity_keys(config(features="given").plain())
-    assert not any(key.startswith("data.features") for key in given)
-    assert identity_keys(config().plain()) == {**given, "data.features.kind": "degree"}
+def test_identity_keys_have_made_features_and_no_name_of_the_graph(config: Callable[..., Config]) -> None:
+    old = identity_keys(config(features="given").plain())
+    assert "data.name" not in old
+    assert identity_keys(config().plain()) == {**old, "data.features.kind": "degree"}
 
 
 def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:
