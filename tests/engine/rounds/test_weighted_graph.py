@@ -291,7 +291,7 @@ class Path(shoal.Dataset):
 @pytest.mark.parametrize("mapping", [True, False])
 def test_a_dataset_of_ones_own_may_give_weights(mapping: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    source = DataSource(f"{tmp_path / 'mine.py'}:Path", own={"mapping": mapping})
+    source = DataSource(f"{tmp_path / 'mine.py'}:Path", user_options={"mapping": mapping})
     graph = load(source)
     assert graph.edge_weight is not None
     assert graph.edge_weight.tolist() == [0.5, 0.5, 2, 2]
