@@ -25,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.methods.fedgpl.own_part import own_entries
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL
@@ -138,9 +137,9 @@ class Bare:
         answers = _called(module, parts[0][0], "answer", joined)
         loss, start = torch.zeros(()), 0
         for client, graphs, (w, _) in zip(clients, chosen, parts):
-            said = _called(module, w, "classify", answers[start : start + len(graphs)])
+            scores = _called(module, w, "classify", answers[start : start + len(graphs)])
             data = self.models[client].data
-            loss = loss + F.cross_entropy(said, data.label[data.train[graphs]])
+            loss = loss + F.cross_entropy(scores, data.label[data.train[graphs]])
             start += len(graphs)
             self.optimizers[client].zero_grad()
         self.gnn.grad = None

@@ -10,9 +10,7 @@ import torch
 from rich.table import Table
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
@@ -20,27 +18,20 @@ from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
-from shoal.engine.messages.cell import form_cells
 from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
+from shoal.engine.preparing.identity import identity, require_identity
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import (
-    identity,
-    read_graph,
-    require_identity,
-    require_metric,
-    require_task,
-    require_whole,
-)
-from shoal.engine.rounds.sampling import draw_cohort
+from shoal.engine.rounds.sampling import draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.partitioning import require_enough_nodes
-from shoal.storage.graph.graph import Graph, first_rows
+from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.propagation import hops as propagated
@@ -132,7 +123,10 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
 
 def _sizes_of_graph(config: Config) -> _Sizes:
     graph, data = read_graph(config), config.data
-    _require_division(config, graph)
+    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
+    if config.partition.method == "file":
+        require_own_clients(graph, config.partition, by_file(graph, config.partition))
+    given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
     if config.task == "edge":
@@ -232,14 +226,6 @@ def expected(plan: RunPlan) -> Expected:
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
-
-
-def _require_division(config: Config, graph: Graph) -> None:
-    """Refuses an assignment or a split that preparing would refuse."""
-    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
-    if config.partition.method == "file":
-        require_own_clients(graph, config.partition, by_file(graph, config.partition))
-    given_codes(config.data, graph.name, graph.items, lambda: graph.split, graph.item_name)
 
 
 def _span(seconds: np.ndarray) -> str:

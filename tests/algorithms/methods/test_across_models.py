@@ -41,6 +41,7 @@ def weights(server: Server) -> list[torch.Tensor]:
     return [server.state.clients[i]["model.w"] for i in sorted(server.state.clients)]
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("method", "without"), METHODS)
 def test_a_term_for_every_model(run: Callable[..., Server], method: dict[str, Any], without: dict[str, Any]) -> None:
     # A method with a term is trained by autograd, whatever the term weighs.
@@ -66,6 +67,7 @@ def test_a_generator_for_every_model(run: Callable[..., Server]) -> None:
         assert not any(torch.equal(mine, other) for mine, other in zip(plain, taught))
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("method", [*(method for method, _ in METHODS), LG, GEN])
 def test_a_resumed_run_goes_on_to_the_bit(
     start: Callable[..., Server], run: Callable[..., Server], method: dict[str, Any]
@@ -95,7 +97,7 @@ def test_alike_are_pairs_of_the_same_features(
     view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
     client = client_of(view, name, make_client)
     expected = client.model.logits()
-    torch.testing.assert_close(client.model(client.model.alike(torch.from_numpy(x))).logits_NC, expected[:4])
+    torch.testing.assert_close(client.model(client.model.standalone(torch.from_numpy(x))).logits_NC, expected[:4])
 
 
 @pytest.mark.parametrize("options", [{}, {"fanouts": [-1, -1]}])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.engine.rounds.server import Server
@@ -16,6 +16,7 @@ from shoal.storage.store.view import View
 VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("prompt", ["vpg", "gpf", "gpf_plus", "all_in_one", "supt", "none"])
 @pytest.mark.parametrize("name", ["local", "fedavg", "fedprox"])
 def test_every_prompt_trains(run: Callable[..., Server], graph_task: dict[str, Any], name: str, prompt: str) -> None:

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import cross_entropy, flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.output import Output
@@ -31,10 +30,6 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
     "sgd": (ADAM, lambda p: torch.optim.SGD(p, **ADAM)),
     "momentum": ({**ADAM, "momentum": 0.9}, lambda p: torch.optim.SGD(p, **ADAM, momentum=0.9)),
 }
-
-
-def cross_entropy(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-    return F.cross_entropy(out.logits_NC, y)
 
 
 @pytest.fixture
@@ -76,10 +71,6 @@ def plain_epochs(
             optimizer.step()
             losses.append(loss.item())
     return losses
-
-
-def flat(module: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
 @pytest.mark.parametrize("batch_size", [None, 10, 4, 3])

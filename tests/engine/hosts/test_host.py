@@ -15,8 +15,9 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.host import Host
 from shoal.engine.hosts.write_guard import MethodWrites
-from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import shard_path
@@ -299,6 +300,7 @@ def test_data_that_cannot_be_opened_is_its_clients_failure(job_of: Callable[...,
     assert outcome.failures[1][0].startswith(f"round 1, client 1: {shard}: missing")
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("errors", ["fail", "skip"])
 @pytest.mark.parametrize(
     ("where", "entry"), [("writes", "download 'w'"), ("writes own", "download 'own'"), ("writes inbox", "inbox 'c'")]

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.fggp.bank import Bank
 from shoal.algorithms.methods.fggp.fggp import FGGP, Received
 from shoal.algorithms.methods.registry.load import describe, load
@@ -92,6 +90,7 @@ def test_a_model_is_put_together_from_its_parts() -> None:
         assert torch.equal(classifier_of(flat), classifier * 2)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("more", [{}, {"algorithm.gkic": "gen_only"}, {"algorithm.head_mode": "personal"}])
 def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, more: dict[str, Any]) -> None:
     """From neighbours, classifiers and a bank that were kept."""

@@ -11,7 +11,7 @@ from support.plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
@@ -24,14 +24,6 @@ MakeView = Callable[..., View]
 
 def around(model: nn.Module, view: View) -> Neighbourhood:
     return all_nodes(view, model.operator, len(model.convs))
-
-
-@pytest.fixture
-def view(make_view: MakeView) -> View:
-    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
-    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
-    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
-    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x)
 
 
 def pyg_layer(name: str, conv: nn.Module, layer: int) -> nn.Module:
@@ -147,8 +139,8 @@ def test_gin_without_a_norm_keeps_how_much_a_node_sums_up(view: View) -> None:
 
 
 def test_the_transformer_is_trained_by_autograd() -> None:
-    sender = "a model whose gradients are written out, which transformer is not"
-    assert needed_for_analytic(FedAvg(), FlatModel(make("transformer"))) == sender
+    missing = "a model with formulas of its gradients, which transformer is not"
+    assert needed_for_analytic(FedAvg(), FlatModel(make("transformer"))) == missing
 
 
 OPTIONS = {
