@@ -8,11 +8,12 @@ import yaml
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build
 from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import RENAMED
 from shoal.engine.messages.models import assign_models, require_mixable
-from shoal.engine.preparing.prepare import sources
+from shoal.engine.preparing.identity import sources
 from shoal.engine.studies.study import read_study
 from shoal.engine.studies.sweep import Sweep
-from shoal.storage.datasets.registry import LOADERS
+from shoal.storage.datasets.registry import CATALOGUE
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -21,30 +22,52 @@ CONFIGS = [path for path in FILES if path not in STUDIES]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_loads(path: Path) -> None:
+def test_config_loads(path: Path) -> None:
     config = load_config(path)
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
     for model in config.models():
         build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options, task=config.task)
-    assert all(source.dataset in LOADERS for source in sources(config))
+    assert all(source.dataset in CATALOGUE for source in sources(config))
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
 
 
+def test_every_kind_of_config_is_loaded() -> None:
+    """Folders of `configs/`, its studies, and the tasks of nodes and graphs."""
+    assert {path.parent.name for path in FILES} >= {"configs", "fedgta", "fedpg", "fedgkc", "fggp", "fedgpl"}
+    assert STUDIES
+    assert {load_config(path).task for path in CONFIGS} >= {"node", "graph"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_config_with_earlier_keys_is_the_same_config(path: Path, tmp_path: Path) -> None:
+    """Each renamed key by its first name with each of its values, in the file and on the command line."""
+    for old, (new, values) in RENAMED.items():
+        section, key = old.split(".")
+        for earlier, today in values.items():
+            plain = yaml.safe_load(path.read_text())
+            plain.setdefault(section, {})[key] = earlier
+            (tmp_path / path.name).write_text(yaml.safe_dump(plain))
+            expected = load_config(path, [f"{new}={today}"])
+            assert load_config(tmp_path / path.name) == expected
+            assert load_config(path, [f"{old}={earlier}"]) == expected
+
+
 @pytest.mark.parametrize("name", ["products", "papers100m"])
-def test_without_files_of_ogb_a_twin_stands_in(name: str) -> None:
+def test_papers_config_without_ogb_files_takes_a_twin(name: str) -> None:
     config = load_config(FOLDER / f"papers/fedgta/{name}.yaml", ["data.synthetic=true", "data.options.scale=0.01"])
     assert config.data.dataset == f"{name}-like"
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_every_run_of_a_study_is_possible(path: Path) -> None:
+def test_study_runs_are_all_valid(path: Path) -> None:
     study = read_study(str(path), (), None, 2, "served")
     assert len(Sweep(study).plans) >= 20
     assert path.read_text().startswith("# "), "a study says in its first line what it is"
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_a_study_runs_on_a_small_graph(path: Path, tmp_path: Path) -> None:
+def test_study_runs_on_a_small_graph(path: Path, tmp_path: Path) -> None:
     """All methods and the first two of all other values, one seed, on a drawn graph."""
     study = yaml.safe_load(path.read_text())
     config = yaml.safe_load((path.parent / study["config"]).read_text())

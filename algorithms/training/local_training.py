@@ -19,7 +19,7 @@ from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -203,7 +203,8 @@ def _at(rows: Tensor, places: Tensor | None) -> Tensor:
 def _features_at(rows: Features, places: Tensor | None) -> Features:
     if places is None:
         return rows
-    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]
+    chosen = stored(rows)
+    return chosen.rows(places) if isinstance(chosen, SparseMatrix) else chosen[places]
 
 
 Step = Callable[[], None]

@@ -17,27 +17,21 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
-from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
 from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
+from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
+from shoal.engine.preparing.identity import identity, require_identity
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import (
-    identity,
-    read_graph,
-    require_identity,
-    require_metric,
-    require_task,
-    require_whole,
-)
-from shoal.engine.rounds.sampling import draw_cohort, form_cells
+from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.partitioning import require_enough_nodes
-from shoal.storage.graph.graph import Graph, first_rows
+from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.propagation import hops as propagated
@@ -129,7 +123,10 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
 
 def _sizes_of_graph(config: Config) -> _Sizes:
     graph, data = read_graph(config), config.data
-    _require_division(config, graph)
+    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
+    if config.partition.method == "file":
+        require_own_clients(graph, config.partition, by_file(graph, config.partition))
+    given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
     if config.task == "edge":
@@ -165,8 +162,6 @@ def expected(plan: RunPlan) -> Expected:
         ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
     ]
     cohort = draw_cohort(clients, plan.rounds.participation, config.seed, 1, plan.rounds.online)
-    cells = form_cells(cohort, infos, plan.rounds.cell_size)
-
     shape: dict[str, Any] = {
         "features": of.features,
         "classes": of.classes,
@@ -180,7 +175,9 @@ def expected(plan: RunPlan) -> Expected:
     starts = [(model.spec, model.flat) for model in built[MODEL]]
     require_fitting_files(starts, read_pretrained(config.models(), limit))
     models = [flat for _, flat in starts]
-    trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train)
+    sizes = Clients(infos, of.features, len(cohort))
+    trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train, sizes)
+    cells = form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers))
 
     # A part of a client is measured where memory would not hold the client and the models' work on it.
     mean, edges = infos[0], of.entries // clients
@@ -229,14 +226,6 @@ def expected(plan: RunPlan) -> Expected:
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
-
-
-def _require_division(config: Config, graph: Graph) -> None:
-    """Refuses an assignment or a split that preparing would refuse."""
-    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
-    if config.partition.method == "file":
-        require_own_clients(graph, config.partition, by_file(graph, config.partition))
-    given_codes(config.data, graph.name, graph.items, lambda: graph.split, graph.item_name)
 
 
 def _span(seconds: np.ndarray) -> str:

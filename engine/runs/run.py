@@ -8,10 +8,9 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
-from shoal.engine.preparing.prepare import published_inputs
+from shoal.engine.preparing.identity import published_inputs
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.run_folder import (
@@ -71,7 +70,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             _require_same(folder, found.inputs, read)
         # Models that do not fit the memory are an error before any actor starts.
         models = [built.flat for built in job.sketch_models(store, plan.algorithm)[MODEL]]
-        trainers = trainers_of(job.trainer, job.device, plan.algorithm, models, job.train)
+        trainers = job.trainers(store, plan.algorithm, models)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if fresh:
@@ -110,11 +109,7 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
-    """The checkpoint that an unfinished run continues from; None: from its start.
-
-    Raises:
-        ShoalError: It is not to be resumed, is another run, or none of its checkpoints can be used.
-    """
+    """The checkpoint that an unfinished run continues from; None: from its start."""
     if not folder.started:
         if resume:
             _refuse_changed(plan.config)
@@ -134,11 +129,7 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | 
 
 
 def _require_early(folder: RunFolder) -> None:
-    """Refuses to start over where so many rounds are logged that there was a checkpoint.
-
-    Raises:
-        ShoalError: There was one.
-    """
+    """Refuses to start over where so many rounds are logged that there was a checkpoint."""
     logged = folder.rounds_logged()
     every = folder.checkpoint_every()
     if every is not None and logged > every:
@@ -149,11 +140,7 @@ def _require_early(folder: RunFolder) -> None:
 
 
 def _require_same_keys(folder: RunFolder, config: Config) -> None:
-    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults.
-
-    Raises:
-        ShoalError: A key that changes numbers has another value.
-    """
+    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults."""
     try:
         changed = changed_keys(config, folder.path) if folder.started or folder.finished else []
     except ShoalError:
@@ -166,11 +153,7 @@ def _require_same_keys(folder: RunFolder, config: Config) -> None:
 
 
 def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -> None:
-    """Refuses to continue with other data than a run began with.
-
-    Raises:
-        ShoalError: An input has another content; names it.
-    """
+    """Refuses to continue with other data than a run began with."""
     if changed := inputs.differences(old, new):
         raise ShoalError(
             f"{folder.path}: {', '.join(changed)} changed since this run started; restore the content, or start over "
@@ -179,11 +162,7 @@ def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -
 
 
 def _refuse_changed(config: Config) -> None:
-    """Refuses to resume a run of another config, or of another version of Shoal, under the same name.
-
-    Raises:
-        ShoalError: There is one; names what differs.
-    """
+    """Refuses to resume a run of another config, or of another version of Shoal, under the same name."""
     for relative in unfinished_relatives(config):
         if changed := changed_keys(config, relative) + changed_contents(config, relative):
             raise ShoalError(

@@ -15,8 +15,29 @@ from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.training.analytic.layers import Buffers, let_through
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
+
+
+class Buffers:
+    """Matrices by name that keep their memory and their numbers between steps; they grow to the most rows needed."""
+
+    def __init__(self, like: Tensor) -> None:
+        """Of a tensor's type and device."""
+        self._like = like
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, width: int) -> Tensor:
+        """A matrix `[rows, width]`, the same memory for the same name."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[0] < rows:
+            buffer = self._buffers[name] = self._like.new_empty(rows, width)
+        assert buffer.shape[1] == width, (name, buffer.shape, width)
+        return buffer[:rows]
+
+
+def let_through(gradient: Tensor, output: Tensor) -> Tensor:
+    """The gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
+    return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
@@ -61,14 +82,15 @@ class HeadGradients:
         """See `AnalyticGradient`; the inputs are rows of the one hop that the model reads."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
+        assert isinstance(x_NF, Tensor | SparseMatrix)
         read, outputs = self._forward(x_NF.float())
         loss = to_gradient(outputs[-1], label_N)
         self._backward(read, outputs)
         return loss
 
-    def _forward(self, x: Features) -> tuple[list[Features], list[Tensor]]:
+    def _forward(self, x: StoredFeatures) -> tuple[list[StoredFeatures], list[Tensor]]:
         """Inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
-        inputs: list[Features] = []
+        inputs: list[StoredFeatures] = []
         outputs: list[Tensor] = []
         for number, linear in enumerate(self._linears):
             inputs.append(x)
@@ -84,7 +106,7 @@ class HeadGradients:
             x = output
         return inputs, outputs
 
-    def _backward(self, inputs: Sequence[Features], outputs: Sequence[Tensor]) -> None:
+    def _backward(self, inputs: Sequence[StoredFeatures], outputs: Sequence[Tensor]) -> None:
         """Fills the gradients of all parameters, from that at the logits, which lacks the factor 1 / N."""
         gradient = outputs[-1]
         scale = 1 / len(gradient)

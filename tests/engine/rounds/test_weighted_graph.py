@@ -14,7 +14,8 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.engine.config.config import Config
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
-from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.engine.runs.dry_run import expected
 from shoal.engine.runs.plan import RunPlan
@@ -219,7 +220,7 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
     sage = {**weighted, "model.name": "sage"}
     fresh = configure({**sage, "data.store": str(tmp_path / "store")})
     prepare(configure(weighted))
-    for call in (prepare, expected):
+    for call in (prepare, lambda config: expected(RunPlan.of(config))):
         for config in (fresh, configure(sage)):
             with pytest.raises(ShoalError, match=r"^model\.name: .*, which sage leaves out"):
                 call(config)
