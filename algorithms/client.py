@@ -1,15 +1,393 @@
-"""One client during its visit to a host: its data, its models, its state."""
+"""One client during its visit to a host: its sizes, its data, its state, and its models.
 
-from collections.abc import Callable, Mapping
+The hooks of a method get a `Client`. `ClientModel` is one of its models on its data, and `FlatModel` the host's model
+behind it, whose parameters lie in one vector.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import takewhile
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, all_nodes, kept_rows, sampled, standalone
+from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
+from shoal.algorithms.models.items.client_graphs import ClientGraphs
+from shoal.algorithms.models.items.client_pairs import ClientPairs
+from shoal.algorithms.models.layers.adapted import Adapted
+from shoal.algorithms.models.layers.coupled import Coupled
+from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.models.layers.readout import PairEmbedding, Readout
+from shoal.algorithms.models.prompts.prompted import Prompted
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import generator_on
 from shoal.storage.store.manifest import count_of_items
 from shoal.storage.store.view import View
+
+# In float32.
+CACHE_LINE = 16
+
+
+class FlatModel:
+    """A backbone over one flat parameter vector: loaded, sent and averaged as a whole, built once and reset in place.
+
+    Attributes:
+        module: The backbone; its parameters are views of `w`.
+        w: All parameters, float32 `[P]`, a leaf that may be differentiated; its gradient and the parameters' gradients
+            share memory, so that a penalty on `w` and the loss of the model add up.
+        bfloat16: Layers multiply in bfloat16; parameters, outputs and losses stay float32.
+        sparse: Features are sparse: weights `[H, F]` that they are multiplied by lie in `w` column by column, as a
+            product with sparse rows reads them.
+    """
+
+    def __init__(self, module: nn.Module, bfloat16: bool = False, sparse: bool = False) -> None:
+        """Moves the parameters of a module into one vector, in the order of `module.parameters()`."""
+        self.module = module
+        self.bfloat16 = bfloat16
+        self.sparse = sparse
+        parameters = list(module.parameters())
+        self._by_column = {id(p) for p in self._first_weights()} if sparse else set()
+        values = torch.cat([self._in_order(p.detach(), p).reshape(-1) for p in parameters]).contiguous()
+        flat = self._room_for(values).copy_(values) if sparse else values
+        gradient = self._room_for(values).zero_() if sparse else torch.zeros_like(values)
+        for p, data, grad in zip(parameters, self.parts(flat), self.parts(gradient)):
+            p.data, p.grad = data, grad
+        self.w = nn.Parameter(flat)
+        self.w.grad = gradient
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The innermost module, which embeds nodes: no wrapper has part in it."""
+        inner = self.module
+        while isinstance(inner, Adapted | Prompted | Readout | PairEmbedding):
+            inner = inner.backbone
+        return inner
+
+    def _first_weights(self) -> Sequence[nn.Parameter]:
+        inner = self.backbone
+        return inner.first_weights() if hasattr(inner, "first_weights") else []  # type: ignore
+
+    def _room_for(self, values: Tensor) -> Tensor:
+        """A vector like the values in which the first weight by column, whose rows are read, starts at a cache line."""
+        before = 0
+        for p in self.module.parameters():
+            if id(p) in self._by_column:
+                break
+            before += p.numel()
+        room = values.new_empty(len(values) + CACHE_LINE)
+        start = -(room.data_ptr() // values.element_size() + before) % CACHE_LINE
+        return room[start : start + len(values)]
+
+    def _in_order(self, value: Tensor, p: nn.Parameter) -> Tensor:
+        """A parameter's value as it lies in `w`."""
+        return value.t() if id(p) in self._by_column else value
+
+    def parts(self, w: Tensor) -> Iterator[Tensor]:
+        """Views of a vector `[P]` in the shapes of the parameters, in their order."""
+        offset = 0
+        for p in self.module.parameters():
+            part = w[offset : offset + p.numel()]
+            yield part.view(p.shape[::-1]).t() if id(p) in self._by_column else part.view_as(p)
+            offset += p.numel()
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Hop numbers that the backbone reads."""
+        return tuple(self.module.inputs)  # type: ignore[arg-type]
+
+    @property
+    def coupled(self) -> Coupled | None:
+        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
+        inner = self.backbone
+        return inner if isinstance(inner, Coupled) else None
+
+    @property
+    def prompted(self) -> bool:
+        """Whether a prompt changes graphs before the backbone reads them."""
+        return any(isinstance(module, Prompted) for module in self.module.modules())
+
+    @property
+    def reads_items(self) -> bool:
+        """Whether it answers for whole graphs, or for pairs of nodes, and not for nodes."""
+        return any(isinstance(module, Readout | PairEmbedding) for module in self.module.modules())
+
+    @property
+    def classifier(self) -> slice:
+        """Where weight and bias of the last linear layer lie in `w`, `[C H + C]`; after them what else it is made of.
+
+        The weight lies row by row, the bias after it. Only where the model has no body, and features are sparse, does
+        it lie column by column. More than these has a classifier that passes messages (`Head.messages`).
+        """
+        weight, bias = self._classifier()
+        before = takewhile(lambda p: p is not weight, self.module.parameters())
+        start = sum(p.numel() for p in before)
+        return slice(start, start + weight.numel() + bias.numel() + sum(p.numel() for p in self._messages()))
+
+    @property
+    def classifies_by_weight(self) -> bool:
+        """Whether the classifier has no parameters but a weight `[C, H]` and a bias `[C]`."""
+        return not self._messages()
+
+    def _messages(self) -> list[nn.Parameter]:
+        messages = self.module.head.messages  # type: ignore
+        return [] if messages is None else list(messages.parameters())  # type: ignore
+
+    @property
+    def has_body(self) -> bool:
+        """Whether a layer, or messages along edges, lie between the features and the classifier."""
+        return all(p is not self._classifier()[0] for p in self._first_weights())
+
+    def _classifier(self) -> tuple[nn.Parameter, nn.Parameter]:
+        last = self.module.head.linears[-1]  # type: ignore
+        return last.get_parameter("weight"), last.get_parameter("bias")  # type: ignore
+
+    def on(self, device: torch.device) -> "FlatModel":
+        """A copy on a device."""
+        return FlatModel(copy.deepcopy(self.module).to(device), self.bfloat16, self.sparse)
+
+    def load(self, w: Tensor) -> None:
+        """Overwrites all parameters, `[P]`.
+
+        Raises:
+            ValueError: They are of another shape.
+        """
+        self.require_shape(w)
+        with torch.no_grad():
+            self.w.copy_(w)
+
+    def require_shape(self, w: Tensor) -> None:
+        """Checks that a vector has the shape of the parameters, `[P]`.
+
+        Raises:
+            ValueError: It has not.
+        """
+        if w.shape != self.w.shape:
+            raise ValueError(f"parameters of shape {list(w.shape)}, the model has {list(self.w.shape)}")
+
+    def initial(self, seed: int) -> Tensor:
+        """Draws fresh parameters, `[P]`; the model keeps them."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            with self._by_row():
+                self.module.reset_parameters()  # type: ignore[operator]
+        return self.w.detach().clone()
+
+    @contextmanager
+    def _by_row(self) -> Iterator[None]:
+        """Inside the block, all parameters lie row by row, so that the same seed draws the same values for any data."""
+        turned = [p for p in self.module.parameters() if id(p) in self._by_column]
+        views = [p.data for p in turned]
+        for p in turned:
+            p.data = p.data.contiguous()
+        yield
+        for p, view in zip(turned, views):
+            p.data = view.copy_(p.data)
+
+    def __call__(self, inputs: Inputs) -> Output:
+        if not self.bfloat16:
+            return self.module(inputs)
+        with self.precision():
+            return Output(*(x.float() for x in self.module(inputs)))
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Inside the block, the module multiplies as `bfloat16` says."""
+        return torch.autocast(self.w.device.type, torch.bfloat16, enabled=self.bfloat16)
+
+
+# What a processor makes of its rows stays in the cache; a GPU is given more at once.
+ROWS_AT_A_TIME = 4096
+ROWS_ON_GPU = 65_536
+
+
+class ClientModel:
+    """The host's model of one kind, holding this client's parameters.
+
+    Borrowed or taken parameters are copied into the host's model when that is first used: a client that trains in one
+    batch with others may never use it.
+
+    Attributes:
+        pattern: The host's model, whatever parameters it has at the moment: for its structure.
+        data: View of the client's shard.
+        items: Its graphs, or its pairs of rows, where they are what is predicted, or its rows in an augmented
+            graph (`answer_in`); None: its rows are, in the graph of its shard.
+        random: Seed of a purpose, from (run seed, round, client, model, purpose).
+        received: The method replaced the parameters since the client was visited.
+    """
+
+    def __init__(self, flat: FlatModel, data: View, random: Callable[[str], int], w: Tensor | None = None) -> None:
+        """Begins with borrowed parameters `[P]`, or with those that the host's model has now."""
+        self.pattern, self.data, self.random = flat, data, random
+        self.received = False
+        # Parameters that the host's model does not have yet, and whether they are the client's own memory.
+        self._waiting: Tensor | None = None
+        self._is_own = False
+        if w is not None:
+            self._wait(w, is_own=False)
+        self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
+        if data.graph_ptr is not None:
+            self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+        elif data.pairs is not None:
+            self.items = ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
+        self._logits: Tensor | None = None
+
+    @property
+    def flat(self) -> FlatModel:
+        """The host's model with this client's parameters; the next client of a cell trains in the same memory."""
+        self.flush()
+        return self.pattern
+
+    def flush(self) -> None:
+        """Copies parameters that the host's model does not have yet into it."""
+        if self._waiting is not None:
+            self.pattern.load(self._waiting)
+            self._waiting = None
+
+    @property
+    def w(self) -> Tensor:
+        """The current parameters, `[P]`: the memory of the host's model, or of what was taken."""
+        if self._waiting is not None and self._is_own:
+            return self._waiting
+        return self.flat.w.detach()
+
+    @property
+    def module(self) -> nn.Module:
+        """The backbone, its parameters being views of `w`."""
+        return self.flat.module
+
+    @property
+    def coupled(self) -> Coupled | None:
+        """The backbone, if it passes messages along edges; None if it reads rows of the hops."""
+        return self.pattern.coupled
+
+    def __call__(self, inputs: Inputs) -> Output:
+        """Output in the present mode, with gradients."""
+        return self.flat(inputs)
+
+    def load(self, w: Tensor) -> None:
+        """Replaces the parameters, `[P]`."""
+        self._waiting = None
+        self.pattern.load(w)
+        self.received = True
+        self._logits = None
+
+    def borrow(self, w: Tensor) -> None:
+        """Replaces the parameters by a vector `[P]` that does not change."""
+        self._replace(w, is_own=False)
+
+    def take(self, w: Tensor) -> None:
+        """Replaces the parameters by a vector `[P]` that is this client's alone from now on."""
+        self._replace(w, is_own=True)
+
+    def _replace(self, w: Tensor, is_own: bool) -> None:
+        self._wait(w, is_own)
+        self.received = True
+        self._logits = None
+
+    def _wait(self, w: Tensor, is_own: bool) -> None:
+        self.pattern.require_shape(w)
+        # What travels in half the bytes is computed with as all parameters are.
+        self._waiting, self._is_own = w.to(self.pattern.w.dtype), is_own
+
+    def snapshot(self) -> Tensor:
+        """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
+        return self.flat.w.detach().clone() if self._waiting is None else self._waiting
+
+    def answer_in(self, augmented: AugmentedNodes) -> None:
+        """Trains, and answers for the client's nodes, in an augmented graph, until the end of the visit."""
+        self.items = augmented
+        self._logits = None
+
+    def changed(self) -> None:
+        """Drops logits of the parameters before they changed in place."""
+        self._logits = None
+
+    def gathered(self, part: str) -> Inputs:
+        """What the model reads to answer for the items of `train`, `val` or `test`, or for all items (`all`).
+
+        For a decoupled model these rows of its hops, float32, contiguous, kept on the host; for a coupled one the
+        whole graph. Where items are graphs, these graphs alone, and where they are pairs, rows of these alone.
+        """
+        if self.items is not None:
+            return self.items.all() if part == "all" else self.items.part(part)
+        rows: Tensor | None = None if part == "all" else getattr(self.data, part)
+        if (coupled := self.coupled) is not None:
+            return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
+        mapped = self.data.device.type == "cpu" and self.data.x.dtype == torch.float32
+        if rows is None or (mapped and len(rows) == self.data.nodes):
+            # All rows, in their order: they lie in the map already.
+            return [self.data.whole(k) for k in self.pattern.inputs]
+        return [self.data.cache((part, k), partial(kept_rows, self.data, k, rows)) for k in self.pattern.inputs]
+
+    @property
+    def answered(self) -> bool:
+        """Whether logits of all items are at hand for the current parameters."""
+        return self._logits is not None
+
+    def logits(self) -> Tensor:
+        """Logits of all items in evaluation mode, float32 `[items, C]`; computed once for the current parameters."""
+        if self._logits is None:
+            self._logits = torch.cat([out.logits_NC for out in self.outputs()])
+        return self._logits
+
+    def logits_of(self, part: str) -> Tensor:
+        """Logits of the items of `train`, `val` or `test`, float32 `[items, C]`."""
+        items: Tensor = getattr(self.data, part)
+        # A part of one graph needs all its nodes, a part of several graphs only theirs.
+        one_pass = self.coupled is not None if self.items is None else self.items.one_pass
+        if self._logits is not None or one_pass:
+            return self.logits()[items]
+        return self.output(self.gathered(part)).logits_NC
+
+    def outputs(self) -> Iterator[Output]:
+        """Output for all items in evaluation mode, without gradients; rows of hops a block at a time."""
+        rows = ROWS_AT_A_TIME if self.data.device.type == "cpu" else ROWS_ON_GPU
+        if self.items is not None:
+            yield from map(self.output, self.items.successive(rows))
+            return
+        if (coupled := self.coupled) is not None:
+            out = self.output(all_nodes(self.data, coupled.operator, coupled.depth))
+            # A pass over the whole graph: what is scored next needs no second one.
+            self._logits = out.logits_NC
+            yield out
+            return
+        # One block, too, of a client that has no node: where it trains on none, training may see none.
+        for start in range(0, max(self.data.nodes, 1), rows):
+            yield self.output([self.data.block(k, start, start + rows) for k in self.pattern.inputs])
+
+    def output(self, inputs: Inputs) -> Output:
+        """Output of the model in evaluation mode, without gradients, for what `gathered` gave or rows of it."""
+        self.module.eval()
+        with torch.no_grad():
+            return self.flat(inputs)
+
+    def forward(self, rows: Tensor) -> Callable[[], Output]:
+        """The model on some items, in its present mode and with gradients; what it reads is gathered or drawn once."""
+        inputs = self.some(rows)
+        return lambda: self.flat(inputs)
+
+    def some(self, rows: Tensor) -> Inputs:
+        """What the model reads to answer for some items in training; neighbours are drawn where it draws them."""
+        if self.items is not None:
+            return self.items.some(rows)
+        if (coupled := self.coupled) is None:
+            return [self.data.rows(k, rows) for k in self.pattern.inputs]
+        if coupled.fanouts:
+            rng = np.random.default_rng(self.random("neighbours of some rows"))
+            return sampled(self.data, coupled.operator, coupled.fanouts, rows, rng)
+        return all_nodes(self.data, coupled.operator, coupled.depth)._replace(rows=rows)
+
+    def standalone(self, x_NF: Tensor) -> Inputs:
+        """What the model reads of nodes whose neighbours, at every hop, have the features of the node itself."""
+        if self.items is not None:
+            return self.items.standalone(x_NF)
+        if (coupled := self.coupled) is not None:
+            return standalone(x_NF, coupled.operator, coupled.depth)
+        return [x_NF] * len(self.pattern.inputs)
 
 
 @dataclass(frozen=True)
@@ -36,7 +414,7 @@ class ClientInfo:
     pairs: int | None = None
     domain: int = 0
 
-    @property
+    @cached_property
     def items(self) -> int:
         """How many predictions it has: its rows, its graphs, or its pairs."""
         return count_of_items(self.nodes, self.graphs, self.pairs)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.train_options import TrainOptions

@@ -24,9 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import COPILOT
 from shoal.algorithms.models.build import build

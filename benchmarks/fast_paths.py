@@ -14,11 +14,13 @@ full-batch steps of Adam with dropout 0.5 on models of two layers of width 64 wi
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -31,13 +33,11 @@ from rich.table import Table
 from torch import nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.decoupled import gamlp, s2gc_gbp
-from shoal.algorithms.models.gnn import gat
-from shoal.algorithms.models.layers import edge_attention
+from shoal.algorithms.models.decoupled import fixed_hops, gamlp
+from shoal.algorithms.models.gnn import gat, transformer
+from shoal.algorithms.models.layers import dot_attention, edge_attention
 from shoal.algorithms.models.layers.dropout import drop
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
@@ -45,8 +45,7 @@ from shoal.algorithms.training import local_training
 from shoal.algorithms.training.analytic import gamlp as analytic_gamlp
 from shoal.algorithms.training.analytic.choice import analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.gamlp import Hops
-from shoal.algorithms.training.flat_step import flat_step
-from shoal.algorithms.training.local_training import LocalTrainer, make_optimizer
+from shoal.algorithms.training.local_training import LocalTrainer, flat_step, make_optimizer
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import Cache, View
 
@@ -59,6 +58,7 @@ DECOUPLED = ("mlp", "sgc", "gamlp")
 STEPS = {"adam": TrainOptions(), "sgd": TrainOptions(optimizer="sgd", momentum=0.9)}
 
 Turn = Callable[[], Any]
+Context = Callable[[], AbstractContextManager[Any]]
 
 
 class FastPath(NamedTuple):
@@ -88,8 +88,8 @@ class Clients:
         model.initial(0)
         return model
 
-    def visits(self, flat: FlatModel, by_formula: bool, context: Callable[[], Any] | None = None) -> Turn:
-        """Trains all clients one after another, from the same parameters."""
+    def visits(self, flat: FlatModel, by_formula: bool, context: Context = nullcontext) -> Turn:
+        """Trains all clients one after another, from the same parameters, inside a context."""
         assert not by_formula or needed_for_analytic(Algorithm(), flat) is None
         trainer = LocalTrainer({MODEL: flat}, OPTIONS, Algorithm(), analytic(flat) if by_formula else None)
         start = flat.w.detach().clone()
@@ -99,25 +99,11 @@ class Clients:
             trainer.fit(Client(info, view, {MODEL: model}, {}, {}, lambda purpose: 0), {})
 
         def turn() -> None:
-            with context() if context is not None else changed():
+            with context():
                 for view, info in zip(self.views, self.infos):
                     visit(view, info)
 
         return turn
-
-
-@contextmanager
-def changed(module: Any = None, name: str = "", by: Any = None) -> Iterator[None]:
-    """Inside the block, a function of a module is another one."""
-    if module is None:
-        yield
-        return
-    before = getattr(module, name)
-    setattr(module, name, by)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 def densified(hops: Any, *more: Any, of: Any) -> Any:
@@ -136,19 +122,20 @@ def of_models(graph: str, clients: Clients) -> Iterator[FastPath]:
             by_row, by_column = FlatModel(clients.flat(name).module), clients.flat(name)
             plain, fast = clients.visits(by_row, True), clients.visits(by_column, True)
             yield FastPath(f"first weight by columns, {name}", graph, plain, fast)
-    flat = clients.flat("gat")
-    by_torch = lambda: changed(gat, "attend", edge_attention._by_torch)  # noqa: E731
-    yield FastPath("sums of attention, gat", graph, clients.visits(flat, False, by_torch), clients.visits(flat, False))
-    for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", s2gc_gbp, "summed")):
+    flat = clients.flat("gcn", jumping="max")
+    yield FastPath("formulas, gcn, jumping: max", graph, clients.visits(flat, False), clients.visits(flat, True))
+    for name, module, of_edges in (("gat", gat, edge_attention), ("transformer", transformer, dot_attention)):
+        flat, by_torch = clients.flat(name), partial(patch.object, module, "attend", of_edges.by_torch)
+        plain, fast = clients.visits(flat, False, by_torch), clients.visits(flat, False)
+        yield FastPath(f"sums of attention, {name}", graph, plain, fast)
+    for name, module, function in (("gamlp", gamlp, "weighted_hops"), ("s2gc", fixed_hops, "summed")):
         flat, of = clients.flat(name), getattr(module, function)
-        by_rows = lambda module=module, function=function, of=of: changed(  # noqa: E731
-            module, function, lambda *hops: densified(*hops, of=of)
-        )
+        by_rows = partial(patch.object, module, function, partial(densified, of=of))
         plain = clients.visits(flat, False, by_rows)
         yield FastPath(f"weighted hops stay sparse, {name}", graph, plain, clients.visits(flat, False))
     for name in ("gcn", "sgc"):
         flat = clients.flat(name)
-        by_optimizer = lambda: changed(local_training, "flat_step", lambda optimizer, w: optimizer.step)  # noqa: E731
+        by_optimizer = partial(patch.object, local_training, "flat_step", lambda optimizer, w: optimizer.step)
         plain, fast = clients.visits(flat, True, by_optimizer), clients.visits(flat, True)
         yield FastPath(f"flat step in a visit, {name}", graph, plain, fast)
 
@@ -158,8 +145,8 @@ def of_dense_hops(graph: str, dense: Clients) -> Iterator[FastPath]:
     case = f"{graph}, dense"
     flat = dense.flat("gamlp")
     yield FastPath("formulas, gamlp", case, dense.visits(flat, False), dense.visits(flat, True))
-    dense_apart = lambda: changed(analytic_gamlp, "apart", lambda hops: Hops({}, dict(enumerate(hops))))  # noqa: E731
-    plain, fast = dense.visits(flat, True, dense_apart), dense.visits(flat, True)
+    each_apart = partial(patch.object, analytic_gamlp, "apart", lambda hops: Hops({}, dict(enumerate(hops))))
+    plain, fast = dense.visits(flat, True, each_apart), dense.visits(flat, True)
     yield FastPath("dense hops are summed first, gamlp", case, plain, fast)
 
 

@@ -24,9 +24,7 @@ from prototypes import FEATURES, HOPS, Peak, make_client
 from rich.console import Console
 from rich.table import Table
 
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.fggp.fggp import FGGP, GENERATOR
 from shoal.algorithms.methods.shared.body import body_of

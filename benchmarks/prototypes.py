@@ -26,9 +26,7 @@ from figures import print_figures, target
 from rich.console import Console
 from rich.table import Table
 
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.losses.prototypes import pack
 from shoal.algorithms.methods.fedpg.fedpg import FedPG
 from shoal.algorithms.methods.fedpg.hop_prototypes import annotate, hop_prototypes, hop_weights

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from shoal.algorithms import client_model
+from shoal.algorithms import client as client_models
 from shoal.algorithms.client import Client
 from shoal.algorithms.losses.label_propagation import propagate_labels, row_stochastic, with_training_labels
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA
@@ -62,12 +62,12 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
     data, method = client.data, FedGTA()
 
     def forward(rows: int) -> Tensor:
-        kept, client_model.ROWS_AT_A_TIME = client_model.ROWS_AT_A_TIME, rows
+        kept, client_models.ROWS_AT_A_TIME = client_models.ROWS_AT_A_TIME, rows
         client.model.changed()
         try:
             return client.model.logits()
         finally:
-            client_model.ROWS_AT_A_TIME = kept
+            client_models.ROWS_AT_A_TIME = kept
 
     def seed() -> Tensor:
         return with_training_labels(data, F.softmax(client.model.logits(), dim=1))
@@ -77,7 +77,7 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
         return method.upload(client, None, "train")
 
     def by_torch() -> Sketch:
-        forward(client_model.ROWS_ON_GPU)
+        forward(client_models.ROWS_ON_GPU)
         return sketch_by_torch(data, seed(), FORM)
 
     seed_NC = seed()
@@ -85,8 +85,8 @@ def steps(client: Client) -> dict[str, dict[str, Callable[[], Any]]]:
     of_torch = row_stochastic(list(propagate_labels(data, seed_NC, 5, 0.5))[-1])
     return {
         "forward": {
-            "tiles": lambda: forward(client_model.ROWS_AT_A_TIME),
-            "torch": lambda: forward(client_model.ROWS_ON_GPU),
+            "tiles": lambda: forward(client_models.ROWS_AT_A_TIME),
+            "torch": lambda: forward(client_models.ROWS_ON_GPU),
         },
         "seed": {"tiles": seed, "torch": seed},
         "propagation": {

@@ -17,9 +17,7 @@ from support.small_graphs import write_graphs
 from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
 
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL

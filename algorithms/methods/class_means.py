@@ -83,7 +83,7 @@ class ClassMeans(Local):
         if received is None or not client.info.train:
             return trainer.fit(client, received)
         mean_QF, class_Q = received
-        rows, share = client.model.alike(mean_QF), self.weight * len(class_Q) / client.info.train
+        rows, share = client.model.standalone(mean_QF), self.weight * len(class_Q) / client.info.train
         return trainer.fit(
             client, received, term=lambda: share * F.cross_entropy(client.model(rows).logits_NC, class_Q)
         )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Received, Requests, Tree, Upload
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.distillation import distilled
 from shoal.algorithms.losses.prototype_generator import STATE, train_kept
 from shoal.algorithms.losses.prototype_losses import distances

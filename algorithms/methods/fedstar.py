@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Client, Context, Received, Tree, Upload
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import MODEL
 from shoal.storage.errors import ShoalError

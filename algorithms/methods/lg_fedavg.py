@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.algorithms.base import Client, Context, Received, Tree, Upload
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.context import ModelInfo
-from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL

@@ -1,4 +1,4 @@
-"""A backbone by name with its options, or from a user's own file."""
+"""Builds a backbone by name with its options, or from a user's file."""
 
 import importlib
 import inspect
@@ -12,20 +12,18 @@ from torch import nn
 
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
-from shoal.algorithms.models.layers.readout import Pooling, Readout
+from shoal.algorithms.models.layers.readout import PairEmbedding, Pooling, Readout
 from shoal.algorithms.models.model_options import MOST_LAYERS, WIDEST
 from shoal.algorithms.models.names import BACKBONES, HEADLESS, OF_GRAPHS, PROMPTS, require_backbone_name
 from shoal.algorithms.models.prompts.prompted import Prompted
-from shoal.algorithms.models.user.user_model import user_model
-from shoal.algorithms.models.user.user_readout import user_readout
+from shoal.algorithms.models.user.user_model import user_model, user_readout
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own, quoted
 from shoal.storage.suggestions import did_you_mean
 from shoal.storage.user_code.user_code import UserCode, read_user_code
 
 HEAD_DROPOUT, READOUT, PROMPT = "head_dropout", "readout", "prompt"
-# Options that are for models of nodes: what other tasks may leave them at, and why.
+# Options of node tasks: the values that other tasks accept, and why no others.
 OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
     "graph": {
         "fanouts": ((None,), "a graph task reads whole graphs, not drawn neighbours"),
@@ -42,7 +40,7 @@ OF_NODES: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
 }
 
 
-# Texts of the user's own files, by name.
+# Texts of users' files, by name.
 Texts = Mapping[str, UserCode]
 
 
@@ -53,10 +51,10 @@ def backbone(name: str, headless: bool = False, task: str = "node", texts: Texts
         name: Key of `BACKBONES`, or in graph tasks of `OF_GRAPHS`; or `my_file.py:Name`, see `user_model.Backbone`.
         headless: It may also be one of `HEADLESS`.
         task: What it is for.
-        texts: Of files of the user's own; those that are not among them are read.
+        texts: Texts of users' files; others are read.
 
     Raises:
-        ShoalError: There is none of this name for the task, or a file of the user's own fails.
+        ShoalError: There is none of this name for the task, or a user's file fails.
     """
     if is_own(name):
         return user_model(_text("model.name", name, texts))
@@ -181,7 +179,7 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
     """Makes a prompt from the width of the features.
 
     Raises:
-        ShoalError: The backbone or the task has no prompts, or the choice is no prompt with options of its own.
+        ShoalError: The backbone or the task has no prompts, or the value is not a prompt with its options.
     """
     if task != "graph":
         raise ShoalError(f"model.{PROMPT}: is for graph tasks (task: graph); leave it out")
@@ -191,11 +189,11 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
             "messages, such as gcn"
         )
     options = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
-    kind = options.pop("name", None)
-    if not isinstance(kind, str) or kind not in PROMPTS:
-        raise ShoalError(f"model.{PROMPT}: there is no {quoted(kind)}; name one of {', '.join(sorted(PROMPTS))}")
-    made = _imported(PROMPTS[kind])
-    _require_values(f"model.{PROMPT}", kind, _keywords(made), options)
+    prompt = options.pop("name", None)
+    if not isinstance(prompt, str) or prompt not in PROMPTS:
+        raise ShoalError(f"model.{PROMPT}: there is no {quoted(prompt)}; name one of {', '.join(sorted(PROMPTS))}")
+    made = _imported(PROMPTS[prompt])
+    _require_values(f"model.{PROMPT}", prompt, _keywords(made), options)
     return lambda features: made(features, **options)
 
 
@@ -208,7 +206,7 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:
-            raise ShoalError(f"{place}.{key}: must be {_kind(known[key])}, found {quoted(value)}") from None
+            raise ShoalError(f"{place}.{key}: must be {_type_name(known[key])}, found {quoted(value)}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
@@ -217,7 +215,7 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
                 raise ShoalError(f"{place}.{key}: must be at most {most}, found {quoted(number)}")
 
 
-def _kind(annotation: Any) -> str:
+def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(get_args(annotation))}"
     return f"of type {inspect.formatannotation(annotation)}"

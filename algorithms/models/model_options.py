@@ -1,4 +1,4 @@
-"""Which backbone clients train."""
+"""Options of the backbone that clients train."""
 
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ class ModelSpec(Named):
     @model_validator(mode="before")
     @classmethod
     def _find_readout(cls, received: Any) -> Any:
-        """The file of a readout of one's own is found from any working directory."""
+        """Makes the path of a user's readout absolute."""
         return {**received, "readout": absolute_user_path(received["readout"])} if _has_readout(received) else received
 
 

@@ -1,4 +1,4 @@
-"""What a config may name as a model or a prompt, and where it is."""
+"""Names of models and prompts in a config, and the classes behind them."""
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
@@ -8,39 +8,39 @@ from shoal.storage.suggestions import did_you_mean
 BACKBONES = {
     "gamlp": "shoal.algorithms.models.decoupled.gamlp:GAMLP",
     "gat": "shoal.algorithms.models.gnn.gat:GAT",
-    "gbp": "shoal.algorithms.models.decoupled.s2gc_gbp:GBP",
+    "gbp": "shoal.algorithms.models.decoupled.fixed_hops:GBP",
     "gcn": "shoal.algorithms.models.gnn.gcn:GCN",
     "gcnii": "shoal.algorithms.models.gnn.gcnii:GCNII",
     "gin": "shoal.algorithms.models.gnn.gin:GIN",
-    "mlp": "shoal.algorithms.models.decoupled.mlp:MLP",
-    "s2gc": "shoal.algorithms.models.decoupled.s2gc_gbp:S2GC",
+    "mlp": "shoal.algorithms.models.decoupled.fixed_hops:MLP",
+    "s2gc": "shoal.algorithms.models.decoupled.fixed_hops:S2GC",
     "sage": "shoal.algorithms.models.gnn.sage:GraphSAGE",
-    "sgc": "shoal.algorithms.models.decoupled.sgc:SGC",
+    "sgc": "shoal.algorithms.models.decoupled.fixed_hops:SGC",
     "sign": "shoal.algorithms.models.decoupled.sign:SIGN",
     "transformer": "shoal.algorithms.models.gnn.transformer:Transformer",
 }
 
-# For graph tasks alone.
+# For graph tasks only.
 OF_GRAPHS = {"star": "shoal.algorithms.models.gnn.star:Star"}
-# What a method may name in `models()`, and no config: networks without a classifier.
+# Networks without a classifier, which a method may name in `models()` but a config may not.
 HEADLESS = {"topology": "shoal.algorithms.models.gnn.topology:Topology"}
 
-# What stands before a coupled backbone of graphs.
+# Prompts before a coupled backbone of graphs.
 PROMPTS = {
-    "all_in_one": "shoal.algorithms.models.prompts.all_in_one:AllInOne",
+    "all_in_one": "shoal.algorithms.models.prompts.graph_prompts:AllInOne",
     "gpf": "shoal.algorithms.models.prompts.feature_prompts:GPF",
     "gpf_plus": "shoal.algorithms.models.prompts.feature_prompts:GPFPlus",
     "none": "shoal.algorithms.models.prompts.feature_prompts:Unchanged",
-    "supt": "shoal.algorithms.models.prompts.supt:SUPT",
-    "vpg": "shoal.algorithms.models.prompts.vpg:VPG",
+    "supt": "shoal.algorithms.models.prompts.feature_prompts:SUPT",
+    "vpg": "shoal.algorithms.models.prompts.graph_prompts:VPG",
 }
 
 
 def require_backbone_name(name: str, task: str) -> None:
-    """Refuses a name of no model for a task that is no file of the user's own either.
+    """Checks that a name is a model for a task, or a user's file.
 
     Raises:
-        ShoalError: It is one.
+        ShoalError: It is neither.
     """
     if name in OF_GRAPHS and task != "graph":
         raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")

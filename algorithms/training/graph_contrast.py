@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.graphs.graph_augmentation import SmallGraphs, with_other_edges, without_nodes
 from shoal.algorithms.losses.contrast import nt_xent
-from shoal.algorithms.models.layers.embedded_nodes import embedded_nodes
-from shoal.algorithms.models.layers.readout import Readout
+from shoal.algorithms.models.layers.readout import Readout, embedded_nodes
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import CLOSED, Number, Positive, Whole
 from shoal.storage.store.view import View

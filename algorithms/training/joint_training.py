@@ -1,4 +1,4 @@
-"""Local training of several of a client's models that learn from each other."""
+"""Joint training of a client's models that learn from each other."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Output, Trainer
 from shoal.algorithms.client import Client
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.rng import Stream
 from shoal.algorithms.training.local_training import finite_loss, keep_moments, kept_moments, make_optimizer
 from shoal.storage.errors import ShoalError
@@ -28,16 +28,16 @@ def train_jointly(
 ) -> dict[str, float]:
     """Trains models in place by one step each an epoch, in the order of `losses` (deep mutual learning).
 
-    In every epoch all models first answer in training mode, each by its own random stream; then each takes its step on
-    a loss that sees the answers of all: what another model said before its step. A loss must detach what other models
-    said. One without a gradient, as `weighted_sum` without a term is, leaves its model as it is.
+    In every epoch all models first run forward in training mode, each with its own random stream. Then each takes its
+    step on a loss of all outputs, those of before any step. A loss must detach the outputs of other models. A loss
+    without a gradient, as `weighted_sum` without a term is, leaves its model unchanged.
 
     Args:
         client: The client.
         trainer: Whose options and optimizers are used.
         losses: By the name of the model that learns; a scalar each.
-        part: Rows that the models answer for: `train`, or `all`.
-        after_epoch: Called when all models took their step.
+        part: Rows of the outputs: `train`, or `all`.
+        after_epoch: Called after the step of the last model.
 
     Returns:
         The loss of every model in the last epoch.
@@ -89,7 +89,7 @@ def require_whole_steps(client: Client, trainer: Trainer, names: list[str]) -> N
 
 
 def label_loss(client: Client, out: Output, part: str) -> Tensor:
-    """Mean cross-entropy of the training rows, in an answer for them (`train`) or for all rows (`all`)."""
+    """Mean cross-entropy of the training rows in an output of them (`train`) or of all rows (`all`)."""
     logits_NC = out.logits_NC if part == "train" else out.logits_NC[client.data.train]
     return F.cross_entropy(logits_NC, client.data.train_label)
 
@@ -114,9 +114,9 @@ def own_optimizer(client: Client, trainer: Trainer, name: str, w: nn.Parameter) 
         w: The parameters.
     """
     optimizer = make_optimizer([w], trainer.options)
-    if kept := kept_moments(client.state, name):
+    if kept := kept_moments(client.state, moments_key(name)):
         optimizer.state[w] = kept
     yield optimizer
     client.state[name] = w.detach().clone()
     if trainer.options.opt_state == "keep":
-        keep_moments(client.state, name, optimizer.state[w])
+        keep_moments(client.state, moments_key(name), optimizer.state[w])

@@ -5,29 +5,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Loss, Received, Term
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.method_errors import fault
-from shoal.algorithms.models.inputs.neighbourhood import Inputs
+from shoal.algorithms.models.inputs.graph_batch import ItemBatch
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, sampled
 from shoal.algorithms.protocol import MODEL, Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
-from shoal.algorithms.training.batches import batches
-from shoal.algorithms.training.flat_step import flat_step
 from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
-    """The optimizer of some parameters that are trained together or, as stacked clients are, side by side."""
+    """The optimizer of a model's parameters, or of those of batched clients."""
     if options.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=options.lr, weight_decay=options.weight_decay, fused=True)
     return torch.optim.SGD(parameters, lr=options.lr, weight_decay=options.weight_decay, momentum=options.momentum)
@@ -57,6 +56,7 @@ class LocalTrainer:
         """
         self.options = options
         self._method, self._analytic = method, analytic
+        self._moments = {name: moments_key(name) for name in models}
         self._optimizers = {name: make_optimizer([flat.w], options) for name, flat in models.items()}
 
     def use(self, options: TrainOptions) -> None:
@@ -143,12 +143,12 @@ class LocalTrainer:
         own, optimizer = client.models[model], self._optimizers[model]
         w = own.flat.w
         optimizer.state.clear()
-        if kept := kept_moments(client.state, model):
+        if kept := kept_moments(client.state, self._moments[model]):
             optimizer.state[w] = kept
         yield optimizer
         own.changed()
         if self.options.opt_state == "keep":
-            keep_moments(client.state, model, optimizer.state[w])
+            keep_moments(client.state, self._moments[model], optimizer.state[w])
 
 
 def finite_loss(loss: float) -> float:
@@ -164,12 +164,93 @@ def finite_loss(loss: float) -> float:
     return loss
 
 
-def kept_moments(state: Tree, model: str) -> Tree:
-    """The moments of a model's optimizer in a client's state, by torch's names."""
-    prefix = moments_key(model)
+def kept_moments(state: Tree, prefix: str) -> Tree:
+    """The moments of an optimizer in a client's state (see `moments_key`), by torch's names."""
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
-def keep_moments(state: Tree, model: str, moments: Mapping[str, object]) -> None:
-    """Writes the moments of a model's optimizer into a client's state."""
-    state.update({moments_key(model, name): t for name, t in moments.items() if isinstance(t, Tensor)})
+def keep_moments(state: Tree, prefix: str, moments: Mapping[str, object]) -> None:
+    """Writes the moments of an optimizer into a client's state."""
+    state.update({prefix + name: t for name, t in moments.items() if isinstance(t, Tensor)})
+
+
+def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inputs]:
+    """Gives the inputs of one of the client's models for training items, by their places; None stands for all of them.
+
+    A decoupled model reads these rows of its hops, a coupled one the whole graph, or, with `model.fanouts`, neighbours
+    drawn for these rows from a random stream of its own. Where items are graphs, a model reads these graphs alone, and
+    where they are pairs, what their rows need.
+    """
+    data, own = client.data, client.models[model]
+    if (items := own.items) is not None:
+        return lambda places: own.gathered("train") if places is None else items.some(data.train[places])
+    coupled = own.coupled
+    if coupled is not None and coupled.fanouts:
+        operator, fanouts = coupled.operator, coupled.fanouts
+        rng = np.random.default_rng(own.random("neighbours"))
+        return lambda places: sampled(data, operator, fanouts, _at(data.train, places), rng)
+    inputs = own.gathered("train")
+    assert not isinstance(inputs, ItemBatch)
+    if isinstance(inputs, Neighbourhood):
+        return lambda places: inputs._replace(rows=_at(data.train, places))
+    return lambda places: [_features_at(hop, places) for hop in inputs]
+
+
+def _at(rows: Tensor, places: Tensor | None) -> Tensor:
+    return rows if places is None else rows[places]
+
+
+def _features_at(rows: StoredFeatures, places: Tensor | None) -> StoredFeatures:
+    if places is None:
+        return rows
+    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]
+
+
+Step = Callable[[], None]
+
+
+def flat_step(optimizer: torch.optim.Optimizer, w: nn.Parameter) -> Step:
+    """What `optimizer.step` does to its one parameter, to the bit, with the moments and options that it has now.
+
+    Torch's `step` looks for parameters, groups and hooks anew each time, which takes longer than a small client's step.
+
+    Args:
+        optimizer: As `make_optimizer` makes it; its state of `w` is read, or begun, and kept up to date.
+        w: `[P]`, with its gradient, whose memory stays the same from step to step.
+    """
+    group, state = optimizer.param_groups[0], optimizer.state[w]
+    assert w.grad is not None
+    # Neither asks for gradients, so that nothing needs to be said about them in a step.
+    return (_adam if isinstance(optimizer, torch.optim.Adam) else _sgd)(w.detach(), w.grad, group, state)
+
+
+def _adam(w: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Step:
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=w.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
+    steps = [state["step"]]
+    tensors: list[list[Tensor]] = [[w], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], steps]
+    options = {name: group[name] for name in ("amsgrad", "lr", "weight_decay", "eps", "maximize")}
+    options["beta1"], options["beta2"] = group["betas"]
+
+    def step() -> None:
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(*tensors, **options)
+
+    return step
+
+
+def _sgd(w: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Tensor]) -> Step:
+    lr, weight_decay, momentum = group["lr"], group["weight_decay"], group["momentum"]
+
+    def step() -> None:
+        change = gradient.add(w, alpha=weight_decay) if weight_decay else gradient
+        if momentum:
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = change.clone()
+            else:
+                state["momentum_buffer"].mul_(momentum).add_(change)
+            change = state["momentum_buffer"]
+        w.add_(change, alpha=-lr)
+
+    return step

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import psutil
 import torch
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.storage.errors import ShoalError
 
 CONTEXT_BYTES = int(0.7 * 2**30)  # what CUDA keeps of a GPU for a process beside torch's memory

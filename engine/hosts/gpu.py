@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Received
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.client import Client, ClientModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.protocol import MODEL, Tree, Upload

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Received, overrides, trains_plainly
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.method_errors import raise_named
 from shoal.algorithms.protocol import MODEL, Tree, Upload, parameters_key
 from shoal.algorithms.rng import CPU, copied, creating_on, key
@@ -59,6 +57,7 @@ class _Kind:
 
     Attributes:
         models: The host's models, by name.
+        keys: Names of their parameters in a client's state.
         built: What they were built from.
         initials: Parameters `[P]` that all these clients start from; a model of which each draws its own is missing.
         shapes: Shapes of the parameters, by their names in a client's state.
@@ -67,6 +66,7 @@ class _Kind:
     """
 
     models: Mapping[str, FlatModel]
+    keys: Mapping[str, str]
     built: Mapping[str, BuiltModel]
     initials: Mapping[str, Tensor]
     shapes: Mapping[str, torch.Size]
@@ -133,6 +133,7 @@ class OpenedJob:
             form = analytic(models[MODEL]) if path == ANALYTIC else None
             kind = _Kind(
                 models,
+                {name: parameters_key(name) for name in models},
                 of,
                 # Drawn on the processor: they are the same on any device.
                 {name: job.initial(of[name], name, 0).to(device) for name in shared},
@@ -228,7 +229,7 @@ class Visit:
             self._guards = [guard, ReadOnly(private, "download"), ReadOnly(inbox, "inbox")]
         models = {}
         for name, flat in kind.models.items():
-            w = state.get(parameters_key(name))
+            w = state.get(kind.keys[name])
             if w is None:
                 w = kind.initials.get(name)
             if w is None:
@@ -276,7 +277,7 @@ class Visit:
                 if checks:
                     require_form(upload, self._cell.up, self._sent_as())
                 if algorithm.client_models != "global" and isinstance(client.state, dict):
-                    client.state.update({parameters_key(name): model.w for name, model in client.models.items()})
+                    client.state.update({self._kind.keys[name]: model.w for name, model in client.models.items()})
                 if checks:
                     require_state(client.state, self._kind.shapes)
         except BaseException as error:
@@ -331,7 +332,7 @@ class Visit:
         """Shapes of parameters by the names of entries that stand for them; `w` too unless `receive` is replaced."""
         shapes = dict(self._kind.shapes)
         if not overrides(self._opened.algorithm, "receive"):
-            shapes["w"] = shapes[parameters_key(MODEL)]
+            shapes["w"] = shapes[self._kind.keys[MODEL]]
         return shapes
 
     def _snapshot(self, tree: Tree) -> Tree:

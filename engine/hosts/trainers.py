@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import needed_for_analytic
 from shoal.algorithms.training.batched.batched_training import needed_to_batch

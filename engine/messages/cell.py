@@ -6,12 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.protocol import Reduce, Tree, is_moment
-
-# Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
-ONE_BY_ONE, IN_BATCHES = "auto", "auto, in batches"
-AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128)}
+from shoal.algorithms.protocol import Reduce, Tree
 
 
 @dataclass(frozen=True)
@@ -77,49 +72,6 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
     memory: int = 0
     halved: int = 0
-
-
-def evaluation_cell(
-    round_number: int,
-    ids: Sequence[int],
-    states: Mapping[int, Tree],
-    inboxes: Mapping[int, Tree],
-    cost: float = 0.0,
-) -> Cell:
-    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
-    models = {i: {name: t for name, t in states[i].items() if not is_moment(name)} for i in ids if i in states}
-    return Cell(
-        round_number,
-        ids,
-        phase="",
-        up={},
-        train=False,
-        private={},
-        states=models,
-        inboxes={i: inboxes[i] for i in ids if i in inboxes},
-        score=frozenset(ids),
-        cost=cost,
-    )
-
-
-def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
-    """Groups ascending clients of one model; depends on the clients only, never on the hosts.
-
-    Args:
-        clients: Who is visited.
-        infos: Of all clients.
-        cell_size: Clients of a cell, or a name of `AUTOMATIC`.
-    """
-    if isinstance(cell_size, str):
-        share, most = AUTOMATIC[cell_size]
-        size = min(max(len(clients) // share, 1), most)
-    else:
-        size = cell_size
-    cells: list[list[int]] = []
-    for model in sorted({infos[i].model for i in clients}):
-        same = [i for i in clients if infos[i].model == model]
-        cells += [same[start : start + size] for start in range(0, len(same), size)]
-    return cells
 
 
 def one_by_one(cell: Cell) -> list[Cell]:

@@ -10,9 +10,8 @@ import torch
 from pydantic import ValidationError
 
 from shoal.algorithms.base import TASKS, Algorithm
-from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.context import ModelInfo
-from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.method_errors import ProtocolError, code_of
 from shoal.algorithms.methods.registry.load import methods_for, mixing_methods
 from shoal.algorithms.models.build import Texts, backbone, build, width_of

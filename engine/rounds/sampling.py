@@ -1,13 +1,21 @@
-"""Which clients take part in a round."""
+"""Which clients take part in a round, and in which cells."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.protocol import Tree, is_moment
+from shoal.algorithms.rng import key
 from shoal.engine.config.sections import ParticipationOptions
-from shoal.engine.messages.seeds import key
+from shoal.engine.messages.cell import Cell
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
+
+# Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
+ONE_BY_ONE, IN_BATCHES = "auto", "auto, in batches"
+AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128)}
 
 
 def draw_cohort(
@@ -109,3 +117,46 @@ class Schedule:
     def _next_evaluation(self, round_number: int) -> int:
         every = self._plan.evaluate_every
         return min(-(-round_number // every) * every, self._plan.rounds)
+
+
+def evaluation_cell(
+    round_number: int,
+    ids: Sequence[int],
+    states: Mapping[int, Tree],
+    inboxes: Mapping[int, Tree],
+    cost: float = 0.0,
+) -> Cell:
+    """A cell of clients to evaluate as they stand; optimizer moments, which no evaluation reads, stay behind."""
+    models = {i: {name: t for name, t in states[i].items() if not is_moment(name)} for i in ids if i in states}
+    return Cell(
+        round_number,
+        ids,
+        phase="",
+        up={},
+        train=False,
+        private={},
+        states=models,
+        inboxes={i: inboxes[i] for i in ids if i in inboxes},
+        score=frozenset(ids),
+        cost=cost,
+    )
+
+
+def form_cells(clients: Sequence[int], infos: Sequence[ClientInfo], cell_size: int | str) -> list[list[int]]:
+    """Groups ascending clients of one model; depends on the clients only, never on the hosts.
+
+    Args:
+        clients: Who is visited.
+        infos: Of all clients.
+        cell_size: Clients of a cell, or a name of `AUTOMATIC`.
+    """
+    if isinstance(cell_size, str):
+        share, most = AUTOMATIC[cell_size]
+        size = min(max(len(clients) // share, 1), most)
+    else:
+        size = cell_size
+    cells: list[list[int]] = []
+    for model in sorted({infos[i].model for i in clients}):
+        same = [i for i in clients if infos[i].model == model]
+        cells += [same[start : start + size] for start in range(0, len(same), size)]
+    return cells

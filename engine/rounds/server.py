@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Context, Requests
-from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.method_errors import ProtocolError, raise_named, yield_place
 from shoal.algorithms.protocol import MODEL, Ask, Mix, Replies, Tree
 from shoal.algorithms.rng import CPU, creating_on, key, moved
-from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell, form_cells
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
 from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched
@@ -31,7 +30,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_tree,
 )
 from shoal.engine.rounds.reduction import Sums, combine, require_finite
-from shoal.engine.rounds.sampling import Plan, Schedule
+from shoal.engine.rounds.sampling import Plan, Schedule, evaluation_cell, form_cells
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 

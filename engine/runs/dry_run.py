@@ -10,9 +10,7 @@ import torch
 from rich.table import Table
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
@@ -20,21 +18,14 @@ from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
 from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
-from shoal.engine.messages.cell import form_cells
 from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
+from shoal.engine.preparing.identity import identity, require_identity
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import (
-    identity,
-    read_graph,
-    require_identity,
-    require_metric,
-    require_task,
-    require_whole,
-)
-from shoal.engine.rounds.sampling import draw_cohort
+from shoal.engine.rounds.sampling import draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients

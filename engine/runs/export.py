@@ -15,11 +15,11 @@ from shoal.algorithms.method_errors import code_of
 from shoal.algorithms.protocol import MODEL, Tree
 from shoal.engine.config.config import load_config
 from shoal.engine.hosts.host import Host, Visit
-from shoal.engine.messages.cell import evaluation_cell
 from shoal.engine.messages.job import Job, make_job
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.metrics import write_tensors
 from shoal.engine.records.run_folder import CHECKPOINTS, read_summary
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import predicted_classes
 from shoal.engine.rounds.state import FederationState
 from shoal.engine.runs.plan import RunPlan

@@ -4,9 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from shoal.algorithms.client import Client, ClientInfo, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.messages.seeds import key

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms import client_model as module_under_test
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms import client as module_under_test
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.algorithms.models.layers.adapted import Adapted
@@ -307,11 +305,11 @@ def test_alike_nodes_have_their_features_at_every_hop(
     client = make_client(graph, build(name, 4, 3, hops, 0.0, {}))
     x_NF = torch.randn(6, 4)
     expected = client.model.module([x_NF] * len(client.model.flat.inputs)).logits_NC
-    assert torch.equal(client.model(client.model.alike(x_NF)).logits_NC, expected)
+    assert torch.equal(client.model(client.model.standalone(x_NF)).logits_NC, expected)
 
 
 def test_alike_has_a_matrix_a_layer(graph: View, make_client: MakeClient) -> None:
-    around = make_client(graph, make_coupled("gcn", layers=3)).model.alike(graph.x[:6])
+    around = make_client(graph, make_coupled("gcn", layers=3)).model.standalone(graph.x[:6])
     assert isinstance(around, Neighbourhood)
     assert len(around.operators) == 3
     for operator in around.operators:

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from shoal.algorithms.base import Algorithm, Client, Requests
-from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.context import Context, ModelInfo
-from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL, Ask, Tree
 from shoal.algorithms.train_options import TrainOptions

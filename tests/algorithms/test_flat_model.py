@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.names import BACKBONES

@@ -8,13 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.algorithms import client_model as module_under_test
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms import client as module_under_test
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.local_training import batches
 from shoal.engine.messages.seeds import key
 from shoal.storage.store.view import View
 
@@ -82,9 +80,9 @@ def test_forward_has_gradients(client_of: Callable[[str], Client], name: str) ->
 def test_a_lone_node_is_a_graph_for_itself(client_of: Callable[[str], Client], name: str) -> None:
     model = client_of(name).model
     x = torch.randn(3, 5)
-    out = model.output(model.alike(x))
+    out = model.output(model.standalone(x))
     assert out.logits_NC.shape == (3, 4)
-    alone = torch.cat([model.output(model.alike(row[None])).logits_NC for row in x])
+    alone = torch.cat([model.output(model.standalone(row[None])).logits_NC for row in x])
     torch.testing.assert_close(out.logits_NC, alone)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.client import ClientModel
 from shoal.algorithms.protocol import MODEL
 from shoal.engine.config.config import parse_config
 from shoal.engine.messages.job import make_job

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shoal.algorithms import client_model
+from shoal.algorithms import client as client_module
 from shoal.algorithms.base import Algorithm, Output, Tree
 from shoal.engine.hosts import host
 from shoal.engine.hosts.device import DeviceLost
@@ -244,7 +244,7 @@ def test_hops_too_large_for_the_cache(
         return hop
 
     monkeypatch.setattr(View, "_on_device_if_it_fits", nearest_seen)
-    monkeypatch.setattr(client_model, "ROWS_AT_A_TIME", 7)
+    monkeypatch.setattr(client_module, "ROWS_AT_A_TIME", 7)
     monkeypatch.setattr(host, "cache_bytes", lambda device, share, on_processor: room)
     assert_same(run_there(keys), expected)
     # A matrix as large as the room takes all of it when it passes, and leaves it to the next hop.

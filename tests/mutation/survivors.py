@@ -39,8 +39,12 @@ EQUIVALENT = Path("tests/mutation/equivalent.txt")
 # Tests beside tests/<folder>/test_<file>.py, for all paths that begin so.
 TESTS = {
     "algorithms/base.py": ["tests/algorithms/test_protocol.py"],
-    "algorithms/client.py": ["tests/algorithms/training/test_local_training.py"],
-    "algorithms/client_model.py": ["tests/algorithms/test_client.py", "tests/algorithms/methods/test_across_models.py"],
+    "algorithms/client.py": [
+        "tests/algorithms/training/test_local_training.py",
+        "tests/algorithms/test_client_model.py",
+        "tests/algorithms/methods/test_across_models.py",
+        "tests/algorithms/models/test_sparse_features.py",
+    ],
     "algorithms/context.py": ["tests/algorithms/test_protocol.py"],
     "algorithms/rng.py": ["tests/algorithms/training/test_local_training.py"],
     "algorithms/protocol.py": ["tests/algorithms/test_protocol.py", "tests/algorithms/test_named_models.py"],
@@ -49,7 +53,6 @@ TESTS = {
     "algorithms/models/layers/dropout.py": ["tests/algorithms/training/batched/test_batched_training.py"],
     "algorithms/methods/fedgta/label_tiles.py": ["tests/algorithms/methods/fedgta/test_label_sketch.py"],
     "algorithms/training/analytic/": ["tests/algorithms/training/analytic"],
-    "algorithms/flat_model.py": ["tests/algorithms/models/test_sparse_features.py"],
     "algorithms/methods/local.py": [
         "tests/algorithms/methods/test_local.py",
         "tests/algorithms/methods/registry/test_load.py",

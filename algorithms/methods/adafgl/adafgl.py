@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Requests, Trainer, Tree, Upload
-from shoal.algorithms.client import ClientInfo
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.methods.adafgl.branches import Branches, Scores
 from shoal.algorithms.methods.adafgl.knowledge import Knowledge, homophily, knowledge
 from shoal.algorithms.methods.fedavg import FedAvg

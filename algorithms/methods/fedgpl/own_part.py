@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.method_errors import ProtocolError
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.models.prompts.prompted import Prompted
+from shoal.algorithms.protocol import moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
@@ -60,7 +60,7 @@ class OwnPart:
         state, device = self.client.state, self.client.data.device
         state.update({BATCH: torch.zeros((), dtype=torch.int64), LOSS: torch.zeros((), device=device)})
         if self.options.opt_state == "reset":
-            for name in kept_moments(state, OWN):
+            for name in kept_moments(state, moments_key(OWN)):
                 del state[f"{OWN}.opt.{name}"]
 
     def prompted(self) -> PlainGraphs:
@@ -98,10 +98,10 @@ class OwnPart:
         part = nn.Parameter(client.state[OWN].clone())
         part.grad = gradient[own] + client.state.pop(OF_HEAD)
         optimizer = make_optimizer([part], self.options)
-        if moments := kept_moments(client.state, OWN):
+        if moments := kept_moments(client.state, moments_key(OWN)):
             optimizer.state[part] = moments
         optimizer.step()
-        keep_moments(client.state, OWN, optimizer.state[part])
+        keep_moments(client.state, moments_key(OWN), optimizer.state[part])
         hold(client, part.detach())
         client.state[BATCH] = client.state[BATCH] + 1
 

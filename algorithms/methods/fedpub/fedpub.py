@@ -8,16 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Ask, Client, Context, Mix, Requests, Term, Trainer, Tree, Upload
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpub.proxy_graph import sketch
 from shoal.algorithms.methods.shared.requirements import require_body
 from shoal.algorithms.protocol import MODEL, Reduce
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.batches import batches
 from shoal.algorithms.training.joint_training import own_optimizer
-from shoal.algorithms.training.local_training import finite_loss
+from shoal.algorithms.training.local_training import batches, finite_loss
 
 # Where a client's state holds its mask, `[W]`; absent before its first training, when all are one.
 MASK = "mask"

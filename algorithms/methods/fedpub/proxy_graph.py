@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.client import ClientModel
 from shoal.algorithms.graphs.graph_views import smoothing_over
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, operator_over
 

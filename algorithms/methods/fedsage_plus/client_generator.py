@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Trainer
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
 from shoal.algorithms.methods.fedsage_plus.generator import (
     Generator,
@@ -27,7 +27,7 @@ from shoal.algorithms.methods.fedsage_plus.matching import others_loss, own_loss
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.algorithms.protocol import Tree
+from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import generator_on
 from shoal.algorithms.training.joint_training import own_optimizer, weighted_sum
 from shoal.algorithms.training.local_training import finite_loss, kept_moments
@@ -196,7 +196,7 @@ class ClientGenerator:
         """Fixes the augmented graph, by the generator as it is now."""
         state = self._client.state
         state[AUGMENTED] = torch.tensor(self._client.random(AUGMENTED))
-        for name in kept_moments(state, GENERATOR):
+        for name in kept_moments(state, moments_key(GENERATOR)):
             del state[f"{GENERATOR}.opt.{name}"]
 
     def augmented(self, coupled: Coupled) -> AugmentedNodes:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedsage_plus.generated_features import GeneratedFeatures, layer, root
 from shoal.algorithms.models.gnn.sage import GraphSAGE
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood

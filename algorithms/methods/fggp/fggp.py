@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Output, Replies, Requests, Term, Trainer, Tree, Upload
-from shoal.algorithms.client_model import ROWS_AT_A_TIME
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ROWS_AT_A_TIME, FlatModel
 from shoal.algorithms.graphs.generated_graph import EdgeOptions
 from shoal.algorithms.graphs.nearest import nearest
 from shoal.algorithms.losses.prototypes import class_means

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.client import ClientModel
 from shoal.algorithms.graphs.completed_graph import CompletedGraph, completed
 from shoal.algorithms.graphs.generated_graph import EdgeOptions, GeneratedGraph
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, Operator, operator_over

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Ask, Client, Context, Mix, Received, Replies, Requests, Trainer, Tree, Upload
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.gcfl_plus.division import minimum_cut, warping_distances
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined

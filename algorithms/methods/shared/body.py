@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 
 
 def body_of(flat: FlatModel, w: Tensor | None = None) -> Tensor:

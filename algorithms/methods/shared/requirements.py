@@ -1,8 +1,8 @@
 """Checks of a run's models and tasks that several methods share."""
 
 from shoal.algorithms.base import Context
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.context import ModelInfo
-from shoal.algorithms.flat_model import FlatModel
 from shoal.storage.errors import ShoalError
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.models.layers.weighted_hops import WeightedHops, weighted_hops
+from shoal.algorithms.models.layers.weighted_hops import DenseHops, SparseHops, weighted_hops
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import Features
 
@@ -37,8 +37,8 @@ class GAMLP(nn.Module):
     its own.
 
     The concatenations are never formed: with a = [a_ref ‖ a_x] a score is the sum of two matrix-vector
-    products, which are several times as fast as products with a matrix of one or two columns. Where a hop is sparse,
-    its weighted rows are not formed either: the first layer of the MLP is applied to every sparse hop for itself.
+    products, which are several times as fast as products with a matrix of one or two columns. Where all hops are
+    sparse, their weighted rows are not formed either: the first layer of the MLP is applied to every hop.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class GAMLP(nn.Module):
         """Weight of every hop at every node, `[N, K]`; rows sum to one. Arguments as for `forward`."""
         return self._weights_NK(weighted_hops(hops, self.head))
 
-    def _weights_NK(self, hops: WeightedHops) -> Tensor:
+    def _weights_NK(self, hops: DenseHops | SparseHops) -> Tensor:
         n, k, f = hops.shape
         if self.attention == "simple":
             return self.theta.sigmoid().softmax(0).expand(n, k)

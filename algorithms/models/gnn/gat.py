@@ -38,7 +38,7 @@ class GAT(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
+        """As for `Coupled`.
 
         Raises:
             ShoalError: `model.hidden` is no multiple of `model.heads`.
@@ -88,9 +88,9 @@ class _AttentionVectors(nn.Module):
         glorot(self.att_dst)
 
 
-def _attended(operator: SparseMatrix, sender_MH: Tensor, vectors: Any) -> Tensor:
-    """Weighted sums of what neighbours say, `[n_l, H]`, by the attention vectors of all heads, `[1, heads, D]`."""
-    sender_MHD = sender_MH.view(-1, *vectors.att_src.shape[1:])
-    receiver_NH = (sender_MHD[: len(operator)] * vectors.att_dst).sum(-1)
-    weight_MH = (sender_MHD * vectors.att_src).sum(-1)
-    return attend(operator, receiver_NH, weight_MH, sender_MHD, vectors.negative_slope).flatten(1)
+def _attended(operator: SparseMatrix, message_MH: Tensor, vectors: Any) -> Tensor:
+    """Sums of messages, `[n_l, H]`, weighted by the attention vectors of all heads, `[1, heads, D]`."""
+    message_MHD = message_MH.view(-1, *vectors.att_src.shape[1:])
+    receiver_NH = (message_MHD[: len(operator)] * vectors.att_dst).sum(-1)
+    sender_MH = (message_MHD * vectors.att_src).sum(-1)
+    return attend(operator, receiver_NH, sender_MH, message_MHD, vectors.negative_slope).flatten(1)

@@ -48,19 +48,7 @@ class GCN(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
-
-        Args:
-            features: See there.
-            classes: See there.
-            hops: Not used.
-            dropout: See there.
-            hidden: See there.
-            layers: See there.
-            jumping: `max`, or `none` for the last layer's output alone.
-            norm: `batch`, or `none`.
-            head: See there.
-            fanouts: See there.
+        """As for `Coupled`; `jumping: none` gives the last layer's output alone.
 
         Raises:
             ShoalError: As there, or neighbours are drawn for a norm that reads the whole graph.
@@ -80,7 +68,7 @@ class GCN(Coupled):
         for conv, operator in others:
             x = self.activate(self.convolve(conv, operator, self.drop(x)))
             outputs.append(x)
-        # With fanouts every layer hears for fewer nodes than the one before.
+        # With fanouts every layer has fewer receivers than the one before.
         return self.jump([x[: len(operators[-1])] for x in outputs])
 
     @property

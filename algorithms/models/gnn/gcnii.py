@@ -19,7 +19,7 @@ class GCNII(Coupled):
 
     H_l = ReLU(((1 - alpha) P H_{l-1} + alpha H_0) ((1 - beta_l) I + beta_l W_l)), beta_l = log(theta / l + 1).
 
-    The paper ends in a linear layer, as `head: linear` does. A layer of its own kind keeps the width, so that the
+    The paper ends in a linear layer, as `head: linear` does. GCNII's layer keeps the width, so that the
     classifier of `head: conv` is GCN's: P H_L W + b. Where edges have weights, they are the entries of A.
     """
 
@@ -41,7 +41,7 @@ class GCNII(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
+        """As for `Coupled`.
 
         Raises:
             ShoalError: `model.alpha` or `model.theta` is out of range.
@@ -61,8 +61,8 @@ class GCNII(Coupled):
         x = initial = F.relu(transform(x_NF, self.lift.weight, self.lift.bias))
         layers: Iterable[tuple[Any, SparseMatrix]] = zip(self.convs, operators)
         for conv, operator in layers:
-            heard = torch.lerp(operator @ self.drop(x), initial[: len(operator)], conv.alpha)
-            x = F.relu(torch.addmm(heard, heard, conv.weight1, beta=1 - conv.beta, alpha=conv.beta))
+            mixed = torch.lerp(operator @ self.drop(x), initial[: len(operator)], conv.alpha)
+            x = F.relu(torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta))
         return x
 
     def first_weights(self) -> list[nn.Parameter]:

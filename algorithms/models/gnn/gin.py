@@ -42,22 +42,7 @@ class GIN(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
-
-        Args:
-            features: See there.
-            classes: See there.
-            hops: Not used.
-            dropout: See there.
-            hidden: See there.
-            layers: See there.
-            norm: `layer` or `none`.
-            head: See there.
-            fanouts: See there.
-
-        Raises:
-            ShoalError: As there.
-        """
+        """As for `Coupled`."""
         super().__init__(
             features,
             classes,
@@ -83,7 +68,7 @@ class GIN(Coupled):
 
 
 def gin_layer(width: int, hidden: int, norm: Norm = "layer") -> GINConv:
-    """A layer that makes rows of `hidden` numbers of rows of `width`."""
+    """A layer from width `width` to width `hidden`."""
     scaled = [nn.LayerNorm(hidden)] if norm == "layer" else []
     return GINConv(
         nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), *scaled), train_eps=True
@@ -91,10 +76,10 @@ def gin_layer(width: int, hidden: int, norm: Norm = "layer") -> GINConv:
 
 
 def gin_output(conv: GINConv, operator: SparseMatrix, x: Features) -> Tensor:
-    """What such a layer gives, `[n_l, H]`, the operator being that of sums."""
+    """Output of such a layer, `[n_l, H]`; the operator sums."""
     first, *others = conv.nn
-    said = transform(x, first.weight)
-    out = operator @ said + (1 + conv.eps) * said[: len(operator)] + first.bias
+    messages = transform(x, first.weight)
+    out = operator @ messages + (1 + conv.eps) * messages[: len(operator)] + first.bias
     for module in others:
         out = module(out)
     return out

@@ -13,7 +13,8 @@ from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 class GraphSAGE(Coupled):
     """GraphSAGE with the mean aggregator (Hamilton et al., 2017): h'_i = W_1 mean_{j in N(i)} h_j + W_2 h_i + b.
 
-    A node without neighbours has the mean 0. A classifier of `head: conv` is such a layer, W_1 beside its W_2 and b.
+    A node without neighbours has the mean 0. A classifier of `head: conv` is such a layer: `Head.messages` has W_1, the
+    linear layer W_2 and b.
     """
 
     operator = "mean"
@@ -32,7 +33,7 @@ class GraphSAGE(Coupled):
         head: HeadKind = "linear",
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used."""
+        """As for `Coupled`."""
         super().__init__(
             features,
             classes,
@@ -46,17 +47,17 @@ class GraphSAGE(Coupled):
         )
 
     def convolve(self, conv: SAGEConv, operator: SparseMatrix, x: Features) -> Tensor:
-        return _heard(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
+        return _aggregated(operator, x, conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias)
 
     def classify(self, operator: SparseMatrix, x: Tensor) -> Tensor:
-        own: Any = self.head.linears[-1]
-        heard: Any = self.head.messages
-        return _heard(operator, x, heard.weight, own.weight, own.bias)
+        linear: Any = self.head.linears[-1]
+        messages: Any = self.head.messages
+        return _aggregated(operator, x, messages.weight, linear.weight, linear.bias)
 
     def first_weights(self) -> list[nn.Parameter]:
         return [self.convs[0].get_parameter("lin_l.weight"), self.convs[0].get_parameter("lin_r.weight")]
 
 
-def _heard(operator: SparseMatrix, x: Features, heard_HF: Tensor, own_HF: Tensor, bias_H: Tensor) -> Tensor:
+def _aggregated(operator: SparseMatrix, x: Features, neighbours_HF: Tensor, self_HF: Tensor, bias_H: Tensor) -> Tensor:
     """Output of a layer with the weights W_1 and W_2, `[n_l, H]`."""
-    return operator @ transform(x, heard_HF) + transform(first_rows(x, len(operator)), own_HF, bias_H)
+    return operator @ transform(x, neighbours_HF) + transform(first_rows(x, len(operator)), self_HF, bias_H)

@@ -1,4 +1,4 @@
-"""FedStar's model: an encoder of features that also hears an encoder of structure, which never hears of features."""
+"""FedStar's model: an encoder of features that also reads an encoder of structure, which reads no features."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,8 +57,8 @@ class Star(Coupled):
         assert isinstance(self.structure, StructureEncoder)
         assert codes_NQ is not None
         x = transform(x_NF, self.lift.weight, self.lift.bias)
-        *heard, last = self.structure(codes_NQ, operators)
-        for number, (conv, operator, s) in enumerate(zip(self.convs, operators, heard, strict=True)):
+        *structures, last = self.structure(codes_NQ, operators)
+        for number, (conv, operator, s) in enumerate(zip(self.convs, operators, structures, strict=True)):
             x = self.drop(x) if number else x
             x = F.relu(self.convolve(conv, operator, torch.cat([x, s], dim=1)))
         return torch.cat([x, last], dim=1)
@@ -97,6 +97,6 @@ class StructureEncoder(nn.Module):
         root_N1 = (starts.diff() + 1).float().rsqrt()[:, None]
         found = [self.lift(codes_NQ)]
         for conv, operator in zip(self.convs, operators, strict=True):
-            said = root_N1 * transform(found[-1], conv.get_submodule("lin").get_parameter("weight"))
-            found.append(torch.tanh(root_N1 * (operator @ said + said) + conv.get_parameter("bias")))
+            messages = root_N1 * transform(found[-1], conv.get_submodule("lin").get_parameter("weight"))
+            found.append(torch.tanh(root_N1 * (operator @ messages + messages) + conv.get_parameter("bias")))
         return found

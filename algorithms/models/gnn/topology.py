@@ -1,4 +1,4 @@
-"""The network of FGGP that says which nodes belong together: its output is read pair by pair, nobody classifies it."""
+"""FGGP's network for edges: the similarity of two rows of its output tells whether the nodes are joined."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Graph transformer: every node asks, and weighs its neighbours by what they offer."""
+"""Graph transformer: a node weighs its neighbours by products of queries and keys."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Transformer(Coupled):
         heads: int = 1,
         fanouts: list[int] | None = None,
     ) -> None:
-        """As for `Coupled`; `hops` is not used.
+        """As for `Coupled`.
 
         Raises:
             ShoalError: `model.hidden` is no multiple of `model.heads`.
@@ -52,15 +52,15 @@ class Transformer(Coupled):
         return F.leaky_relu(x)
 
     def convolve(self, conv: TransformerConv, operator: SparseMatrix, x: Features) -> Tensor:
-        # All nodes are transformed, those that only are heard, too: sparse rows are then read once a weight.
+        # All nodes are transformed, senders that receive nothing, too: sparse rows are then read once a weight.
         query, key, value, own = (
             transform(x, linear.weight, linear.bias)
             for linear in (conv.lin_query, conv.lin_key, conv.lin_value, conv.lin_skip)
         )
         by_head = (-1, conv.heads, conv.out_channels)
-        hears = len(operator)
-        heard = attend(operator, query[:hears].view(by_head), key.view(by_head), value.view(by_head))
-        return own[:hears] + heard.flatten(1)
+        receivers = len(operator)
+        summed = attend(operator, query[:receivers].view(by_head), key.view(by_head), value.view(by_head))
+        return own[:receivers] + summed.flatten(1)
 
     def first_weights(self) -> list[nn.Parameter]:
         first = self.convs[0]

@@ -1,4 +1,4 @@
-"""What a coupled backbone reads: features, and one matrix a layer that says who hears whom."""
+"""What a coupled backbone reads: features, and one aggregation matrix a layer."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -21,8 +21,8 @@ class Neighbourhood(NamedTuple):
 
     Attributes:
         x_NF: Features of all nodes that occur, float32, dense or sparse.
-        operators: Matrix of every layer, `[n_l, n_{l-1}]` with n_0 = N: row i is what node i hears. The first n_l
-            nodes of a layer's input are those of its output.
+        operators: Matrix of every layer, `[n_l, n_{l-1}]` with n_0 = N: row i weighs the senders of node i. The
+            first n_l nodes of a layer's input are those of its output.
         rows: Rows of the last layer's output that are asked for, int64; None: all of them.
     """
 
@@ -88,14 +88,14 @@ def sampled(
     return Neighbourhood(data.rows(0, torch.from_numpy(nodes)), tuple(reversed(matrices)))
 
 
-def alike(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
-    """Nodes that stand for themselves: all they hear has their own features; `sum` hears it from one neighbour."""
+def standalone(x_NF: Tensor, operator: Operator, layers: int) -> Neighbourhood:
+    """Nodes whose neighbours all have the node's own features; `sum` has one neighbour."""
     nodes = np.arange(len(x_NF))
     if operator in ("sum", "mean"):
         matrix = _matrix(operator, Drawn(nodes, np.arange(len(nodes) + 1), nodes), np.full(len(nodes), 2))
     else:
-        nobody = Drawn(nodes, np.zeros(len(nodes) + 1, np.int64), np.zeros(0, np.int64))
-        matrix = _matrix(operator, nobody, np.ones(len(nodes), np.int64))
+        no_neighbours = Drawn(nodes, np.zeros(len(nodes) + 1, np.int64), np.zeros(0, np.int64))
+        matrix = _matrix(operator, no_neighbours, np.ones(len(nodes), np.int64))
     return Neighbourhood(x_NF, (matrix.to(x_NF.device),) * layers)
 
 
@@ -112,20 +112,20 @@ def operator_over(
 ) -> SparseMatrix:
     """The matrix of all nodes of a graph without loops; with its transpose, if it is symmetric.
 
-    Where it is not, a node's degree is the number of nodes that it hears.
+    Where it is not, a node's degree is the number of its senders.
 
     Args:
         operator: As for `all_nodes`.
         indptr: Row starts, int32 `[N + 1]`.
         indices: Columns, int32 `[E]`.
-        symmetric: Whoever hears a node is heard by it.
+        symmetric: Every edge has both directions.
         weight: Entries of A, float32 `[E]`, for `sum` and `symmetric`; None: ones.
     """
     nodes, degree = len(indptr) - 1, degrees(indptr, weight)
     matrix = _matrix(operator, Drawn(np.arange(nodes), indptr, indices), degree, weight)
     if not symmetric:
         return matrix
-    # It is its own transpose, but that a mean divides by the degree of who hears.
+    # It is its own transpose, but that a mean divides by the degree of the receiver.
     transposed = matrix.csr
     if operator == "mean":
         starts, columns, _ = matrix.parts()

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
-# Steps of random walks, and degrees that are told apart.
+# Steps of random walks, and number of degrees that have a code of their own.
 STEPS, DEGREES = 16, 16
 CODES = STEPS + DEGREES
-# Walks that begin at as many nodes of every graph are followed at once.
+# Walks from as many nodes of every graph are followed in one product.
 STARTS = 64
 
 

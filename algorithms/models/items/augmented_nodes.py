@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, alike
+from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.store.view import View
 
 
-class AugmentedFeatures(SparseMatrix):
+class AugmentedFeatures(FeatureMatrix):
     """X and below it the features of new nodes, `[N + M, F]`: its product with W is that of both; X is not copied.
 
-    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    It has no arrays of its own.
     """
 
     def __init__(self, x_NF: Features, new_MF: Features) -> None:
@@ -73,11 +73,11 @@ def with_new_neighbours(indptr: np.ndarray, indices: np.ndarray, count_N: np.nda
 
 @dataclass(frozen=True)
 class AugmentedNodes:
-    """The nodes of a client, as a coupled backbone reads them in a mended graph; none of the new ones is an item.
+    """The nodes of a client, as a coupled backbone reads them in an augmented graph; no new node is an item.
 
     Attributes:
         data: The client's graph as it is.
-        x: Features of the mended graph.
+        x: Features of the augmented graph.
         operator: What the layers multiply by, `[N + M, N + M]`.
         coupled: The backbone.
     """
@@ -103,9 +103,9 @@ class AugmentedNodes:
         return self.some(getattr(self.data, name))
 
     def successive(self, rows: int) -> Iterator[Neighbourhood]:
-        """All nodes at once."""
+        """All nodes in one batch."""
         yield self.all()
 
-    def alike(self, x_NF: Tensor) -> Neighbourhood:
+    def standalone(self, x_NF: Tensor) -> Neighbourhood:
         """Nodes all of whose neighbours have the features of the node itself."""
-        return alike(x_NF, self.coupled.operator, self.coupled.depth)
+        return standalone(x_NF, self.coupled.operator, self.coupled.depth)

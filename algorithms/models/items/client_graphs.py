@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
-from shoal.algorithms.models.inputs.neighbourhood import Operator, alike, kept_rows, matrix_of_all, operator_over
+from shoal.algorithms.models.inputs.neighbourhood import Operator, kept_rows, matrix_of_all, operator_over, standalone
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -69,7 +69,7 @@ class ClientGraphs:
         return GraphBatch(hops, self._layers(matrix), self._first(graphs), self._codes(data.rows_of(graphs)))
 
     def successive(self, rows: int) -> Iterator[GraphBatch]:
-        """All graphs in their order: at once for a coupled backbone, else as many at a time as have so many rows."""
+        """All graphs in their order: in one batch for a coupled backbone, else in batches of at most so many rows."""
         if self.coupled is not None:
             yield self.all()
             return
@@ -80,7 +80,7 @@ class ClientGraphs:
             yield GraphBatch(hops, (), self.ptr[start : stop + 1] - first[start])
             start = stop
 
-    def alike(self, x_NF: Tensor) -> GraphBatch:
+    def standalone(self, x_NF: Tensor) -> GraphBatch:
         """Graphs of one node each, all of whose neighbours, at every hop, have the features of the node itself.
 
         Their structure has no code: that is zero.
@@ -88,7 +88,7 @@ class ClientGraphs:
         first = torch.arange(len(x_NF) + 1, device=x_NF.device)
         if self.coupled is None:
             return GraphBatch([x_NF] * len(self.hops), (), first)
-        operators = alike(x_NF, self.operator, self.coupled.depth).operators
+        operators = standalone(x_NF, self.operator, self.coupled.depth).operators
         codes_NQ = None if self.coupled.structure is None else x_NF.new_zeros(len(x_NF), CODES)
         return GraphBatch([x_NF], operators, first, codes_NQ)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.models.inputs.graph_batch import PairBatch
-from shoal.algorithms.models.inputs.neighbourhood import alike, matrix_of_all
+from shoal.algorithms.models.inputs.neighbourhood import matrix_of_all, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
 from shoal.storage.store.view import View
@@ -60,7 +60,7 @@ class ClientPairs:
         return PairBatch([self.data.cache((name, k), partial(self._kept, k, rows)) for k in self.hops], (), places)
 
     def successive(self, rows: int) -> Iterator[PairBatch]:
-        """All pairs in their order: at once for a coupled backbone, else as many at a time as have so many ends."""
+        """All pairs in their order: in one batch for a coupled backbone, else in batches of at most so many ends."""
         if self.coupled is not None:
             yield self.all()
             return
@@ -69,12 +69,12 @@ class ClientPairs:
         for start in range(0, max(len(self.ends), 1), step):
             yield self.some(torch.arange(start, min(start + step, len(self.ends)), device=self.ends.device))
 
-    def alike(self, x_NF: Tensor) -> PairBatch:
+    def standalone(self, x_NF: Tensor) -> PairBatch:
         """Pairs of a node with itself, all of whose neighbours, at every hop, have the features of the node."""
         ends = torch.arange(len(x_NF), device=x_NF.device)[:, None].expand(-1, 2)
         if self.coupled is None:
             return PairBatch([x_NF] * len(self.hops), (), ends)
-        return PairBatch([x_NF], alike(x_NF, self.coupled.operator, self.coupled.depth).operators, ends)
+        return PairBatch([x_NF], standalone(x_NF, self.coupled.operator, self.coupled.depth).operators, ends)
 
     def _of_all_nodes(self, ends: Tensor) -> PairBatch:
         operators: tuple[SparseMatrix, ...] = ()

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PlainGraphs:
         x_NF: Features, float32 `[N, F]`.
         pairs_2E: Every undirected edge once, rows within the batch, int32 `[2, E]`; no loops.
         first: First row of every graph and the end of the last, int64 `[G + 1]`; every graph has a node.
-        arrows_2E: Edges of one way, from the node that is heard to the one that hears it, int32; None: there are none.
+        arrows_2E: Edges of one way, from sender to receiver, int32; None: there are none.
     """
 
     x_NF: Tensor
@@ -35,12 +35,12 @@ class PlainGraphs:
 def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
     """What a coupled backbone reads of graphs: the matrix of all its layers is made here."""
     nodes, device = len(graphs.x_NF), graphs.x_NF.device
-    heard, hears = (part.cpu().numpy() for part in graphs.pairs_2E.long())
-    heard, hears = np.concatenate([heard, hears]), np.concatenate([hears, heard])
+    sender, receiver = (part.cpu().numpy() for part in graphs.pairs_2E.long())
+    sender, receiver = np.concatenate([sender, receiver]), np.concatenate([receiver, sender])
     if graphs.arrows_2E is not None:
         one_way = graphs.arrows_2E.cpu().numpy()
-        heard, hears = np.concatenate([heard, one_way[0]]), np.concatenate([hears, one_way[1]])
-    entry = np.sort(hears.astype(np.int64) * nodes + heard)
+        sender, receiver = np.concatenate([sender, one_way[0]]), np.concatenate([receiver, one_way[1]])
+    entry = np.sort(receiver.astype(np.int64) * nodes + sender)
     starts = np.searchsorted(entry, nodes * np.arange(nodes + 1)).astype(np.int32)
     columns = (entry % nodes).astype(np.int32)
     matrix = operator_over(coupled.operator, starts, columns, graphs.arrows_2E is None).to(device)
@@ -50,7 +50,7 @@ def batch_of(graphs: PlainGraphs, coupled: Coupled) -> GraphBatch:
 def features_of(batch: GraphBatch) -> Tensor:
     """Features of a batch, float32 `[N, F]`, written out where they are sparse: a prompt changes every number."""
     (x_NF,) = batch.hops
-    return x_NF.float().to_dense() if isinstance(x_NF, SparseMatrix) else x_NF.float()
+    return x_NF.float().to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
 
 
 def pairs_of(batch: GraphBatch) -> Tensor:

@@ -9,7 +9,7 @@ from shoal.algorithms.models.layers.output import Output
 
 
 class Adapted(nn.Module):
-    """A linear adapter in the place of the backbone's classifier, and a classifier on the adapter's output.
+    """A linear adapter instead of the backbone's classifier, and a classifier on the adapter's output.
 
     Where clients train different models, all then have embeddings of one width and classifiers of one shape.
     """

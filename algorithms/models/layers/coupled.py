@@ -20,7 +20,7 @@ HeadKind = Literal["linear", "conv"]
 
 
 def first_rows(x: Features, count: int) -> Features:
-    """The first rows of features or of a layer's output: the nodes that hear."""
+    """The first rows of features or of a layer's output: those of the receivers."""
     if count == len(x):
         return x
     return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
@@ -43,8 +43,8 @@ class Coupled(nn.Module):
     Attributes:
         papers_head: The classifier that the paper's model for nodes has.
         operator: What the layers multiply by, see `shoal.algorithms.models.inputs.neighbourhood.all_nodes`.
-        weighs_edges: Layers multiply what they hear over an edge by its weight; else graphs whose edges have weights
-            are refused.
+        weighs_edges: Layers multiply messages by the weights of edges; else graphs with weights of edges are
+            refused.
         fanouts: Neighbours drawn of a node in a training step, the last layer's first; empty: the whole graph.
         conv_head: The classifier passes messages.
         structure: A second encoder, which reads codes of nodes (`structure_codes`); None: `embed`
@@ -86,7 +86,7 @@ class Coupled(nn.Module):
             structure: Makes a second encoder.
             embedding: Width of the embedding, where it is not `hidden`.
             head: What the classifier is.
-            messages: Makes what a classifier that passes messages has beside its weight `[C, H]` and bias `[C]`.
+            messages: Makes the further parameters of a classifier that passes messages (`Head.messages`).
 
         Raises:
             ShoalError: `model.layers`, `model.hidden`, `model.fanouts` or `train.dropout` is out of range.

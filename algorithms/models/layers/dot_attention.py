@@ -1,6 +1,6 @@
-"""Attention by products of what nodes ask and offer, without a row of messages for every edge on a processor.
+"""Attention by products of queries and keys, without a row of messages for every edge on a processor.
 
-Axes: N nodes that hear, M nodes that are heard, E entries, H heads of width D.
+Axes: N receivers, M senders, E entries, H heads of width D.
 """
 
 import math
@@ -20,7 +20,7 @@ def attend(pattern: SparseMatrix, query_NHD: Tensor, key_MHD: Tensor, value_MHD:
     """Sum over j of w_ij v_j, w_i = softmax over j of <q_i, k_j> / sqrt(D), float32 `[N, H, D]` (Shi et al., eq. 3-4).
 
     Args:
-        pattern: `[N, M]`: row i names the nodes j that i hears; of none, the sum is zero. Its values are not read.
+        pattern: `[N, M]`: row i has the senders j of node i; of none, the sum is zero. Its values are not read.
         query_NHD: q, float32.
         key_MHD: k, float32.
         value_MHD: v, float32.

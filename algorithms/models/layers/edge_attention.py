@@ -1,6 +1,6 @@
 """Attention over the neighbours of every node without a row of messages for every edge: GAT's sums on a processor.
 
-Axes: N nodes that hear, M nodes that are heard, E entries, H heads of width D.
+Axes: N receivers, M senders, E entries, H heads of width D.
 """
 
 from typing import Any
@@ -15,21 +15,21 @@ from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 
 def attend(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
-    """Σ_j w_ij x_j with w_i = softmax over j of LeakyReLU(heard_i + said_j), float32 `[N, H, D]` (GAT, eqs. 3 and 6).
+    """Σ_j w_ij x_j, w_i = softmax over j of LeakyReLU(receiver_i + sender_j), float32 `[N, H, D]` (GAT, eqs. 3 and 6).
 
     Args:
-        pattern: `[N, M]`: row i names the nodes j that i hears, at least one; its values are not read.
-        heard_NH: What a node contributes to the score as the one that hears, float32.
-        said_MH: What it contributes as the one that is heard, float32.
-        x_MHD: What the nodes say, float32.
+        pattern: `[N, M]`: row i has the senders j of node i, at least one; its values are not read.
+        receiver_NH: What a node contributes to the score as receiver, float32.
+        sender_MH: What it contributes as sender, float32.
+        x_MHD: Messages of the nodes, float32.
         slope: Of LeakyReLU below zero.
     """
     if x_MHD.device.type != "cpu":
-        return _by_torch(pattern, receiver_NH, sender_MH, x_MHD, slope)
+        return by_torch(pattern, receiver_NH, sender_MH, x_MHD, slope)
     return _Attention.apply(receiver_NH, sender_MH, x_MHD, pattern, slope)
 
 
-def _by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
+def by_torch(pattern: SparseMatrix, receiver_NH: Tensor, sender_MH: Tensor, x_MHD: Tensor, slope: float) -> Tensor:
     """The same on any device, with E x H x D numbers in memory."""
     from torch_geometric.utils import softmax  # imported by the models of PyG's layers alone, which takes seconds
 

@@ -12,7 +12,7 @@ from torch.nn.utils import skip_init
 from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class Head(nn.Module):
@@ -24,8 +24,8 @@ class Head(nn.Module):
         drops_embedding: There is dropout before the last layer, too (`model.head_dropout`); what gives a head of one
             layer its input sees to that.
         pooled: Embeddings of rows are pooled, or joined in pairs, before the last layer, and none is dropped before.
-        messages: What a last layer that passes messages has beside its weight and bias, which a coupled backbone puts
-            here and reads; None: nothing.
+        messages: Further parameters of a last layer that passes messages, set and read by a coupled backbone; None:
+            there are none.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Head(nn.Module):
 
     def forward(self, x_NF: Features) -> Output:
         """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
-        x = x_NF.float() if isinstance(x_NF, SparseMatrix) else x_NF.to(self.dtype)
+        x = x_NF.float() if isinstance(x_NF, FeatureMatrix) else x_NF.to(self.dtype)
         return self.after_first(self.transformed(x), x)
 
     def transformed(self, x_NF: Features) -> Tensor:
         """Output of the first linear layer, before its activation."""
         first: Any = self.linears[0]
-        return transform(x_NF, first.weight, first.bias)
+        return first(x_NF) if isinstance(x_NF, Tensor) else transform(x_NF, first.weight, first.bias)
 
     def after_first(self, x: Tensor, embedding: Features | None = None) -> Output:
         """What becomes of the first layer's output; its input is the embedding where no other layer follows."""

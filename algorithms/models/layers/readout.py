@@ -1,6 +1,6 @@
-"""A backbone of nodes that answers for whole graphs: the embeddings of a graph's nodes become one.
+"""Backbones of nodes that answer for graphs, or for pairs of nodes.
 
-Axes: N nodes of G graphs that lie behind one another, H width of the embedding.
+Axes: N nodes of G graphs that lie behind one another, or of M pairs; H width of the embedding.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.models.inputs.graph_batch import GraphBatch
+from shoal.algorithms.models.inputs.graph_batch import GraphBatch, ItemBatch, PairBatch
+from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import drop
-from shoal.algorithms.models.layers.embedded_nodes import embedded_nodes
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 
@@ -19,13 +19,67 @@ Pooling = Literal["mean", "sum", "max", "attention"]
 POOLINGS = get_args(Pooling)
 
 
-class Readout(nn.Module):
-    """Pooling between a backbone and its last linear layer, which then answers for graphs.
+class OverNodes(nn.Module):
+    """A backbone of nodes whose last linear layer reads something else: embeddings of items, made of those of nodes.
+
+    Dropout before the classifier falls on the embeddings of items.
+    """
+
+    def __init__(self, backbone: nn.Module, dropout: float) -> None:
+        """Wraps what embeds nodes; an item's embedding loses an entry with probability `dropout` in training."""
+        super().__init__()
+        self.backbone: Any = backbone
+        self.inputs = backbone.inputs
+        self.dropout = dropout
+        self.head.pooled = True
+
+    @property
+    def head(self) -> Head:
+        """The backbone's own, whose last layer reads embeddings of items."""
+        return self.backbone.head
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        self.backbone.reset_parameters()
+
+    def classified(self, embedding: Tensor) -> Output:
+        """Output for items from their embeddings, a row each."""
+        drops = self.head.drops_embedding
+        read = drop(embedding, self.dropout, self.training) if drops else embedding
+        return Output(self.head.linears[-1](read), embedding)
+
+
+def embedded_nodes(backbone: Any, batch: ItemBatch) -> Tensor:
+    """Embeddings of all nodes of a batch by a backbone, float32 `[N, H]`."""
+    if isinstance(backbone, Coupled):
+        (x_NF,) = batch.hops
+        return backbone.embed(x_NF, batch.operators, *batch.beside)
+    return backbone(batch.hops).embedding_NH.float()
+
+
+class PairEmbedding(OverNodes):
+    """The product of the embeddings of both ends, entry by entry.
+
+    z_uv = z_u * z_v, the Hadamard operator of node2vec (Grover and Leskovec, KDD 2016, table 1), is the same for both
+    directions of an edge.
+    """
+
+    def forward(self, batch: PairBatch) -> Output:
+        """Output for every pair of a batch; the embedding is the product, `[M, H]`."""
+        return self.classified(self.join(embedded_nodes(self.backbone, batch), batch.ends))
+
+    def join(self, z_NH: Tensor, ends_M2: Tensor) -> Tensor:
+        """Embeddings of pairs, `[M, H]`, from those of nodes and the numbers of both ends, int64."""
+        first_M, second_M = ends_M2.unbind(1)
+        return z_NH.index_select(0, first_M) * z_NH.index_select(0, second_M)
+
+
+class Readout(OverNodes):
+    """Pooling of the embeddings of a graph's nodes.
 
     `mean`, `sum` and `max` are PyG's aggregations of these names, `attention` is its `AttentionalAggregation` with a
     linear gate (Li et al., ICLR 2016, eq. 7 without a transform of the nodes): sum_v softmax_v(a z_v) z_v, the softmax
-    over the nodes of a graph, which would not see a bias. Dropout before the classifier falls on the embeddings of
-    graphs.
+    over the nodes of a graph, which would not see a bias.
     """
 
     def __init__(
@@ -38,29 +92,19 @@ class Readout(nn.Module):
         """Draws the gate of `attention` from torch's default generator.
 
         Args:
-            backbone: What embeds nodes.
-            readout: How.
-            dropout: Probability that an entry of a graph's embedding is dropped in training.
-            own: Makes a pooling of the user's own from the width, in the place of these.
+            backbone: See `OverNodes`.
+            readout: The pooling.
+            dropout: See `OverNodes`.
+            own: Makes the user's pooling from the width, instead of these.
         """
-        super().__init__()
-        self.backbone: Any = backbone
-        self.inputs = backbone.inputs
+        super().__init__(backbone, dropout)
         self.readout = readout
-        self.dropout = dropout
-        self.head.pooled = True
         width = self.head.linears[-1].in_features
         self.gate = nn.Linear(width, 1, bias=False) if readout == "attention" else None  # type: ignore[arg-type]
         self.own = None if own is None else own(width)  # type: ignore[arg-type]
 
-    @property
-    def head(self) -> Head:
-        """The backbone's own, whose last layer reads embeddings of graphs."""
-        return self.backbone.head
-
     def reset_parameters(self) -> None:
-        """Draws all parameters anew from torch's default generator."""
-        self.backbone.reset_parameters()
+        super().reset_parameters()
         if self.gate is not None:
             self.gate.reset_parameters()
         if self.own is not None:
@@ -73,12 +117,6 @@ class Readout(nn.Module):
     def pooled(self, batch: GraphBatch) -> Tensor:
         """Embeddings of the graphs of a batch, `[G, H]`."""
         return self.pool(embedded_nodes(self.backbone, batch), batch.first)
-
-    def classified(self, embedding_GH: Tensor) -> Output:
-        """Output for graphs from their embeddings."""
-        drops = self.head.drops_embedding
-        read_GH = drop(embedding_GH, self.dropout, self.training) if drops else embedding_GH
-        return Output(self.head.linears[-1](read_GH), embedding_GH)
 
     def pool(self, z_NH: Tensor, first: Tensor) -> Tensor:
         """Embeddings of graphs, `[G, H]`.

@@ -1,6 +1,6 @@
-"""A model of the user's own: a torch module that embeds nodes, with Shoal's classifier on top.
+"""Modules of the user: a backbone that embeds nodes, below Shoal's classifier, or a readout of graphs.
 
-Axes: N nodes, F features, H width of the embedding, K + 1 hops.
+Axes: N nodes of G graphs that lie behind one another, F features, H width of the embedding, K + 1 hops.
 """
 
 import inspect
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.user_code.user_code import UserCode
 
-KEY = "model.name"
-# What the engine hands to a constructor that asks for it by name.
-GIVEN = ("features", "hops", "dropout")
+KEY, READOUT_KEY = "model.name", "model.readout"
+# What the engine passes to a constructor that asks for it by name.
+PASSED = ("features", "hops", "dropout")
 
 
 class Backbone(nn.Module):
-    """What a model of one's own derives from: it embeds nodes, and Shoal classifies the embeddings by a linear layer.
+    """Base class of users' models: it embeds nodes, and Shoal classifies the embeddings by a linear layer.
 
         class Mine(shoal.Backbone):
             def __init__(self, features: int, *, hidden: int = 64):
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
 
 
 def user_model(code: UserCode) -> type[nn.Module]:
-    """The class by which the engine builds a model of the user's own; the same for the same texts.
+    """The class by which the engine builds a user's model; the same for the same texts.
 
     Raises:
         ShoalError: The file fails, or what it holds is no such model; names the line.
@@ -86,7 +86,7 @@ def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
     """The options of a model, its keyword-only parameters.
 
     Raises:
-        ShoalError: The constructor wants what nobody gives it.
+        ShoalError: The constructor has a parameter that is not passed.
     """
     options = []
     for parameter in inspect.signature(cls).parameters.values():
@@ -94,16 +94,16 @@ def _options(code: UserCode, cls: type[Backbone]) -> list[inspect.Parameter]:
             if parameter.annotation is parameter.empty or parameter.default is parameter.empty:
                 raise code.fault(KEY, f"{cls.__name__}: option {parameter.name} needs a type and a default")
             options.append(parameter)
-        elif parameter.name not in GIVEN:
-            known = ", ".join(GIVEN)
+        elif parameter.name not in PASSED:
+            known = ", ".join(PASSED)
             raise code.fault(
                 KEY, f"{cls.__name__}: nothing is given for {parameter.name}; take {known}, and options behind a *"
             )
     return options
 
 
-class _Own(nn.Module):
-    """What models of the user's own have in common.
+class _UserModel(nn.Module):
+    """What users' models have in common.
 
     Attributes:
         code: The texts.
@@ -144,9 +144,7 @@ class _Own(nn.Module):
         """Draws all parameters anew from torch's default generator, as the user's constructor does."""
         with self.code.at_work(KEY), torch.device(self.head.linears[0].weight.device):  # type: ignore[arg-type]
             fresh = self._make()
-        with torch.no_grad():
-            for mine, drawn in zip(self.inner.parameters(), fresh.parameters()):
-                mine.copy_(drawn)
+        _copy_parameters(fresh, self.inner)
         self.head.reset_parameters()
 
     def embedded(self, *received: Any, rows: int) -> Tensor:
@@ -157,15 +155,11 @@ class _Own(nn.Module):
         """
         with self.code.at_work(KEY):
             z_NH = self.inner(*received)
-        shape = [rows, self.inner.width]
-        if not isinstance(z_NH, Tensor) or list(z_NH.shape) != shape:
-            found = list(z_NH.shape) if isinstance(z_NH, Tensor) else type(z_NH).__name__
-            raise self.code.fault(KEY, f"{self.made.__name__}.forward must give a tensor {shape}, found {found}")
-        return z_NH.float()
+        return _require_rows(z_NH, [rows, self.inner.width], self.code, KEY, f"{self.made.__name__}.forward")
 
 
-class UserCoupled(_Own, Coupled):
-    """A model of the user's own that passes messages: it is given all nodes and edges of a client."""
+class UserCoupled(_UserModel, Coupled):
+    """A user's model that passes messages: it reads all nodes and edges of a client."""
 
     operator = "sum"
     fanouts = ()
@@ -179,7 +173,7 @@ class UserCoupled(_Own, Coupled):
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Embeddings of all nodes, `[N, H]`."""
-        x = x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF.float()
+        x = x_NF.to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
         weights = (operators[0].parts()[2],) if self.weighs_edges else ()
         return self.embedded(x, _edge_index(operators[0]), *weights, rows=len(x))
 
@@ -188,17 +182,17 @@ class UserCoupled(_Own, Coupled):
         return []
 
 
-class UserDecoupled(_Own):
-    """A model of the user's own that reads rows of the hops."""
+class UserDecoupled(_UserModel):
+    """A user's model that reads rows of the hops."""
 
     def __init__(self, features: int, classes: int, hops: int, dropout: float, **options: Any) -> None:
-        """As for `_Own`."""
+        """As for `_UserModel`."""
         super().__init__(features, classes, hops, dropout, **options)
         self.inputs = tuple(range(hops + 1))
 
     def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of all hops, `[N, F]` each."""
-        dense = [x.to_dense() if isinstance(x, SparseMatrix) else x.float() for x in hops]
+        dense = [x.to_dense() if isinstance(x, FeatureMatrix) else x.float() for x in hops]
         z_NH = self.embedded(dense, rows=len(dense[0]))
         read_NH = z_NH
         if self.head.drops_embedding and not self.head.pooled and self.training and self.dropout:
@@ -206,10 +200,83 @@ class UserDecoupled(_Own):
         return Output(self.head(read_NH).logits_NC, z_NH)
 
 
+def user_readout(code: UserCode) -> Callable[[int], nn.Module]:
+    """Makes readouts of a user's class from the width of the embedding.
+
+    The class is a torch module that is made from the width H alone, or from nothing, and called as PyG's aggregations
+    are: `forward(x, index, dim_size=G)` with embeddings `[N, H]` and the graph of every node, int64 `[N]`, ascending;
+    it gives `[G, H]`. All of PyG's aggregations that keep the width are such classes.
+
+    Raises:
+        ShoalError: The file fails, or has no such class; names the line.
+    """
+    cls = code.load()
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise code.fault(READOUT_KEY, f"{getattr(cls, '__name__', cls)} is no torch module")
+    return lambda width: UserReadout(code, cls, width)
+
+
+class UserReadout(nn.Module):
+    """The user's readout; the shape of its result is checked."""
+
+    def __init__(self, code: UserCode, cls: type[nn.Module], width: int) -> None:
+        """Makes the user's module; its parameters are drawn from torch's default generator.
+
+        Raises:
+            ShoalError: It cannot be made; names the line.
+        """
+        super().__init__()
+        self.code, self.cls, self.width = code, cls, width
+        with torch.random.fork_rng(devices=[]):
+            self.inner = self._made()
+
+    def _made(self) -> nn.Module:
+        with self.code.at_work(READOUT_KEY):
+            return self.cls(self.width) if inspect.signature(self.cls).parameters else self.cls()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator, as the user's constructor does."""
+        _copy_parameters(self._made(), self.inner)
+
+    def forward(self, z_NH: Tensor, first: Tensor) -> Tensor:
+        """Embeddings of graphs, float32 `[G, H]`.
+
+        Args:
+            z_NH: Embeddings of nodes.
+            first: First row of every graph and the end of the last, int64 `[G + 1]`.
+
+        Raises:
+            ShoalError: The user's code fails, or gives something else; names the line.
+        """
+        counts_G = first.diff()
+        index_N = torch.arange(len(counts_G), device=z_NH.device).repeat_interleave(counts_G)
+        with self.code.at_work(READOUT_KEY):
+            z_GH = self.inner(z_NH, index_N, dim_size=len(counts_G))
+        return _require_rows(z_GH, [len(counts_G), self.width], self.code, READOUT_KEY, "forward")
+
+
+def _copy_parameters(drawn: nn.Module, into: nn.Module) -> None:
+    with torch.no_grad():
+        for old, new in zip(into.parameters(), drawn.parameters()):
+            old.copy_(new)
+
+
+def _require_rows(z: Any, shape: list[int], code: UserCode, key: str, function: str) -> Tensor:
+    """What a user's function gave, in float32.
+
+    Raises:
+        ShoalError: It is no tensor of this shape.
+    """
+    if not isinstance(z, Tensor) or list(z.shape) != shape:
+        found = list(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise code.fault(key, f"{function} must give a tensor {shape}, found {found}")
+    return z.float()
+
+
 def _edge_index(operator: SparseMatrix) -> Tensor:
-    """Who is heard and who hears, int64 `[2, E]`, from a matrix whose row i is what node i hears."""
+    """Senders and receivers of messages, int64 `[2, E]`, from a matrix whose row i has the senders of node i."""
     starts, columns, _ = operator.parts()
-    heard = torch.as_tensor(columns, dtype=torch.int64)
+    sender = torch.as_tensor(columns, dtype=torch.int64)
     counts = torch.as_tensor(starts, dtype=torch.int64).diff()
-    hears = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    return torch.stack([heard, hears])
+    receiver = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return torch.stack([sender, receiver])

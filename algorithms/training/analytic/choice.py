@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, trains_plainly
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
@@ -16,16 +16,16 @@ UNWRITTEN = ("gbp", "s2gc", "sign", "transformer")
 
 
 class AnalyticGradient(Protocol):
-    """The gradients that a backward pass would add up, written in their place; the same numbers to rounding."""
+    """Gradients of a backward pass, to rounding, written into `grad`."""
 
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """Overwrites the gradients of all parameters by those of a batch, in training mode.
 
-        Dropout draws from torch's default generator what the model's own forward pass would draw.
+        Dropout draws the same numbers from torch's default generator as the model's forward pass.
 
         Args:
-            inputs: What the model reads.
-            label_N: Classes of the rows that it answers for, int64.
+            inputs: Inputs of the model.
+            label_N: Classes of the rows of its output, int64.
 
         Returns:
             The mean cross-entropy, a scalar.
@@ -34,7 +34,7 @@ class AnalyticGradient(Protocol):
 
 
 def analytic(model: FlatModel) -> AnalyticGradient:
-    """The gradients of a model of which nothing is missing."""
+    """The gradients of a model for which `needed_for_analytic` gives None."""
     name = name_of(model.module)
     if name in HEADS:
         return HeadGradients(model)
@@ -47,14 +47,14 @@ def analytic(model: FlatModel) -> AnalyticGradient:
 
 
 def needed_for_analytic(method: Algorithm, model: FlatModel) -> str | None:
-    """What is missing to train a model by gradients in closed form; None: nothing."""
+    """What is missing to train a model by formulas of its gradients; None: nothing."""
     if model.reads_items:
         return "a node task (task: node)"
     name = name_of(model.module)
     if name is None:
         return "a model that is not adapted to another width"
     if name in UNWRITTEN:
-        return f"a model whose gradients are written out, which {name} is not"
+        return f"a model with formulas of its gradients, which {name} is not"
     if getattr(model.module, "attention", None) == "recursive":
         return "another model.attention than recursive"
     if model.coupled is None and not model.module.head.drops_embedding:  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
@@ -27,7 +27,7 @@ from shoal.algorithms.training.analytic.layers import (
     spmm_t,
     weight_gradient,
 )
-from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.graph.sparse_matrix import StoredFeatures
 
 
 class Body(ABC):
@@ -91,8 +91,8 @@ class JumpingLayers(Layers):
     """
 
     def forward(self, around: Neighbourhood) -> Tensor:
-        x: Features = around.x_NF
-        self._steps: list[tuple[Layer, Features, Tensor]] = []
+        x: StoredFeatures = around.x_NF
+        self._steps: list[tuple[Layer, StoredFeatures, Tensor]] = []
         for number, (layer, operator) in enumerate(zip(self._layers, around.operators)):
             out = layer.forward(operator, x).relu_()
             self._steps.append((layer, x, out))

@@ -1,6 +1,6 @@
-"""Layers of message passing: what they compute, and the gradients of that, written where parameters keep theirs.
+"""Layers of message passing: forward passes, and gradients written into the parameters' `grad`.
 
-Axes: n nodes that hear, m nodes that are heard, F inputs, H outputs. G is the gradient at a layer's output.
+Axes: n receivers, m senders, F inputs, H outputs. G is the gradient at a layer's output.
 """
 
 from abc import ABC, abstractmethod
@@ -11,25 +11,25 @@ from torch import Tensor
 
 from shoal.algorithms.models.layers.edge_attention import backward as attention_backward
 from shoal.algorithms.models.layers.edge_attention import forward as attention_forward
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 
-def product(x: Features, weight: Tensor, out: Tensor) -> Tensor:
+def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
     """x W', `[m, H]`."""
     return torch.addmm(out, x.csr if isinstance(x, SparseMatrix) else x, weight.t(), beta=0, out=out)
 
 
 def spmm(operator: SparseMatrix, messages: Tensor, out: Tensor, add: bool = False) -> Tensor:
-    """What nodes hear of what others say, or that added to `out`."""
+    """The aggregated messages, `[n, H]`, or `out` plus these."""
     return torch.addmm(out, operator.csr, messages, beta=float(add), out=out)
 
 
 def spmm_t(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = False) -> Tensor:
-    """The gradient of what nodes say from that of what is heard, or that added to `out`."""
+    """The gradient of messages from that of their aggregate, or `out` plus it."""
     return torch.addmm(out, operator.transposed, gradient, beta=float(add), out=out)
 
 
-def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
+def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None:
     """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
     assert weight.grad is not None
     if isinstance(x, SparseMatrix):
@@ -40,7 +40,7 @@ def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
 
 
 class Buffers:
-    """Matrices by name, of as many rows as were ever needed; what they hold is left from the step before."""
+    """Matrices by name that keep their memory and their numbers between steps; they grow to the most rows needed."""
 
     def __init__(self, like: Tensor) -> None:
         """Of a tensor's type and device."""
@@ -49,11 +49,11 @@ class Buffers:
 
     def __call__(self, name: str, rows: int, width: int) -> Tensor:
         """A matrix `[rows, width]`, the same memory for the same name."""
-        room = self._buffers.get(name)
-        if room is None or room.shape[0] < rows:
-            room = self._buffers[name] = self._like.new_empty(rows, width)
-        assert room.shape[1] == width, (name, room.shape, width)
-        return room[:rows]
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[0] < rows:
+            buffer = self._buffers[name] = self._like.new_empty(rows, width)
+        assert buffer.shape[1] == width, (name, buffer.shape, width)
+        return buffer[:rows]
 
 
 def let_through(gradient: Tensor, output: Tensor) -> Tensor:
@@ -62,34 +62,34 @@ def let_through(gradient: Tensor, output: Tensor) -> Tensor:
 
 
 class Layer(ABC):
-    """One of PyG's layers, whose parameters these are; all nodes are heard, `n` is `m`."""
+    """One of PyG's layers, whose parameters these are; all nodes send and receive, `n` is `m`."""
 
     def __init__(self, conv: Any, buffers: Buffers) -> None:
         """Of a layer with memory of its own."""
         self.conv, self.buffers = conv, buffers
 
     @abstractmethod
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
-        """Output `[n, H]` for `[m, F]`, in a room of the layer; it and `x` must stay until `backward`."""
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
+        """Output `[n, H]` for `[m, F]`, in a buffer of the layer; it and `x` must stay until `backward`."""
 
     @abstractmethod
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Writes the parameters' gradients; gives that of the input, in a room of the layer, if it is wanted."""
+        """Writes the parameters' gradients; gives that of the input, in a buffer of the layer, if it is wanted."""
 
 
 class GCNLayer(Layer):
     """P x W' + b. With S = P' G: S' x for W, column sums of G for b, S W for x."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         weight, bias = self.conv.lin.weight, self.conv.bias
-        messages = product(x, weight, self.buffers("said", len(x), len(weight)))
+        messages = product(x, weight, self.buffers("messages", len(x), len(weight)))
         return spmm(operator, messages, self.buffers("out", len(operator), len(weight)).copy_(bias), add=True)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         weight = self.conv.lin.weight
         torch.sum(gradient, 0, out=self.conv.bias.grad)
-        messages = spmm_t(self._operator, gradient, self.buffers("said", len(self._x), len(weight)))
+        messages = spmm_t(self._operator, gradient, self.buffers("messages", len(self._x), len(weight)))
         weight_gradient(weight, self._x, messages)
         return torch.mm(messages, weight, out=self.buffers("in", *self._x.shape)) if wanted else None
 
@@ -97,10 +97,10 @@ class GCNLayer(Layer):
 class SAGELayer(Layer):
     """M x W_1' + x W_2' + b. With S = M' G: S' x for W_1, G' x for W_2, S W_1 + G W_2 for x."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
-        messages = product(x, neighbours, self.buffers("said", len(x), len(own)))
+        messages = product(x, neighbours, self.buffers("messages", len(x), len(own)))
         out = product(x, own, self.buffers("out", len(operator), len(own))).add_(self.conv.lin_l.bias)
         return spmm(operator, messages, out, add=True)
 
@@ -108,7 +108,7 @@ class SAGELayer(Layer):
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
         torch.sum(gradient, 0, out=self.conv.lin_l.bias.grad)
         weight_gradient(own, self._x, gradient)
-        messages = spmm_t(self._operator, gradient, self.buffers("said", len(self._x), len(own)))
+        messages = spmm_t(self._operator, gradient, self.buffers("messages", len(self._x), len(own)))
         weight_gradient(neighbours, self._x, messages)
         if not wanted:
             return None
@@ -118,11 +118,11 @@ class SAGELayer(Layer):
 class GINLayer(Layer):
     """LayerNorm(relu(A z + (1 + e) z + b) V' + c) with z = x W'."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         first, _, second, norm = self.conv.nn
         shape = len(x), len(first.weight)
-        self._messages = product(x, first.weight, self.buffers("said", *shape))
+        self._messages = product(x, first.weight, self.buffers("messages", *shape))
         hidden = torch.mul(self._messages, 1 + self.conv.eps, out=self.buffers("hidden", *shape)).add_(first.bias)
         self._hidden = spmm(operator, self._messages, hidden, add=True).relu_()
         self._mixed = torch.addmm(second.bias, self._hidden, second.weight.t(), out=self.buffers("mixed", *shape))
@@ -153,13 +153,13 @@ class GINLayer(Layer):
 class GATLayer(Layer):
     """Attention over x W', see `shoal.algorithms.models.layers.edge_attention`, plus b; on a processor."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         conv = self.conv
         self._x = x
-        messages = product(x, conv.lin.weight, self.buffers("said", len(x), len(conv.lin.weight)))
+        messages = product(x, conv.lin.weight, self.buffers("messages", len(x), len(conv.lin.weight)))
         self._messages = messages.view(-1, conv.heads, conv.out_channels)
-        heard_NH, weight_MH = ((self._messages * part).sum(-1) for part in (conv.att_dst, conv.att_src))
-        out, self._kept = attention_forward(operator, heard_NH, weight_MH, self._messages, conv.negative_slope)
+        receiver_NH, sender_MH = ((self._messages * part).sum(-1) for part in (conv.att_dst, conv.att_src))
+        out, self._kept = attention_forward(operator, receiver_NH, sender_MH, self._messages, conv.negative_slope)
         return out.flatten(1).add_(conv.bias)
 
     def backward(self, gradient: Tensor, wanted: bool) -> Tensor | None:

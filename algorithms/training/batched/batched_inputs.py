@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
-from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, alike
+from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 
 def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
@@ -73,7 +73,7 @@ class _Product(torch.autograd.Function):
         return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
 
 
-def padded(parts: Sequence[Features], filling: int) -> Tensor:
+def padded(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
     """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
     rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
     most = max(map(len, rows))
@@ -116,7 +116,7 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
 class BatchedRows:
     """Rows of hops, for decoupled models; the attributes of `BatchedInputs`."""
 
-    def __init__(self, gathered: Sequence[Sequence[Features]]) -> None:
+    def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
         """Of every client the hops' rows."""
         self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
         self._rows = [len(own[0]) for own in gathered]
@@ -159,7 +159,7 @@ class BatchedGraphs:
 
     def example(self) -> Inputs:
         x_BNF, *asked = self.tensors
-        around = alike(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
+        around = standalone(x_BNF.new_zeros(self.NODES, x_BNF.shape[2]), "sum", len(self._operators))
         return around._replace(rows=asked[0].new_zeros(self.ROWS)) if asked else around
 
     def lengths(self, seen: int) -> Sequence[int]:

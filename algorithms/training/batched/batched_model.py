@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs

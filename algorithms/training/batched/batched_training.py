@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.func import vmap
 
 from shoal.algorithms.base import Algorithm, trains_plainly
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
 from shoal.algorithms.models.layers.dropout import fill_kept, masks
-from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.protocol import MODEL, moments_key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.batched.batched_inputs import BatchedInputs, batched_inputs, padded
 from shoal.algorithms.training.batched.batched_model import logits_of
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
 NO_LABEL = -100
+MOMENTS = moments_key(MODEL)
 
 
 def needed_to_batch(method: Algorithm, model: FlatModel, options: TrainOptions) -> str | None:
@@ -93,7 +93,7 @@ class BatchedTrainer:
         leaves = [_leaf(w, gradient) for w, gradient in zip(w_BP.detach(), stack_BP.grad)]
         optimizer = make_optimizer(leaves, self.options)
         for leaf, client in zip(leaves, clients):
-            if kept := kept_moments(client.state, MODEL):
+            if kept := kept_moments(client.state, MOMENTS):
                 optimizer.state[leaf] = kept
         loss_B = torch.zeros(len(clients), device=device)
         for _ in range(self.options.epochs):
@@ -114,7 +114,7 @@ class BatchedTrainer:
             optimizer.step()
         if self.options.opt_state == "keep":
             for leaf, client in zip(leaves, clients):
-                keep_moments(client.state, MODEL, optimizer.state[leaf])
+                keep_moments(client.state, MOMENTS, optimizer.state[leaf])
         return loss_B.detach()
 
     def _logits(

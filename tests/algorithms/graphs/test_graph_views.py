@@ -10,8 +10,7 @@ import torch
 from support.sparse_rows import sparse
 from torch import Tensor
 
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews, pairs, smoothing_over
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.masked_features import AlteredFeatures

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client, ClientInfo, random_of
-from shoal.algorithms.client_model import ClientModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.context import Context
-from shoal.algorithms.flat_model import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL

@@ -97,7 +97,7 @@ def test_alike_are_pairs_of_the_same_features(
     view = make_view(8, [(i, i + 4) for i in range(4)], [0] * 8, [0], 2, np.concatenate([x, x]))
     client = client_of(view, name, make_client)
     expected = client.model.logits()
-    torch.testing.assert_close(client.model(client.model.alike(torch.from_numpy(x))).logits_NC, expected[:4])
+    torch.testing.assert_close(client.model(client.model.standalone(torch.from_numpy(x))).logits_NC, expected[:4])
 
 
 @pytest.mark.parametrize("options", [{}, {"fanouts": [-1, -1]}])

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedgen import FeatureGenerator, ensemble_cross_entropy, sameness
 
 RNG = torch.Generator().manual_seed(8)

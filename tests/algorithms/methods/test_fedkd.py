@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Output, Tree, Upload
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.fedkd import FedKD, projection
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL

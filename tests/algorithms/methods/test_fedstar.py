@@ -18,7 +18,7 @@ from torch_geometric.data import Batch
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 from torch_geometric.transforms import AddRandomWalkPE
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedstar import structure_of
 from shoal.algorithms.models.build import build
 from shoal.engine.config.config import Config

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedkd import compressed, expanded, restored, truncated
 from shoal.algorithms.models.build import build
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.small_graphs import CLASSES, FEATURES, OF_CLIENT, WITHOUT_TRAIN
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.engine.rounds.server import Server

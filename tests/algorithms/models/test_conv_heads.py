@@ -13,8 +13,7 @@ from support.sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.methods.shared.body import body_of, classifier_of, joined
@@ -132,7 +131,7 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_is_pyg_s_layers(name: str, layers: int, training: bool, as_sparse: bool, view: View) -> None:
+def test_conv_head_equals_pyg_layers(name: str, layers: int, training: bool, as_sparse: bool, view: View) -> None:
     model = make(name, hidden_layers=layers).train(training)
     twin = PyGStack(name, model).train(training)
     around = all_nodes(view, model.operator, model.depth)
@@ -153,7 +152,7 @@ def test_is_pyg_s_layers(name: str, layers: int, training: bool, as_sparse: bool
 
 @every_model
 @pytest.mark.parametrize("head_dropout", [True, False])
-def test_trains_as_pyg(name: str, head_dropout: bool, view: View, make_client: Callable[..., Client]) -> None:
+def test_conv_head_trains_as_pyg(name: str, head_dropout: bool, view: View, make_client: Callable[..., Client]) -> None:
     """On its three training rows; without dropout the order of what is drawn is no part of it."""
     dropout = 0.3 if head_dropout else 0.0
     model = make(name, dropout, head_dropout=head_dropout)
@@ -179,7 +178,7 @@ def test_trains_as_pyg(name: str, head_dropout: bool, view: View, make_client: C
 
 
 @every_model
-def test_dropout_before_the_classifier_is_an_option(name: str, view: View) -> None:
+def test_head_dropout_false_drops_nothing_before_the_classifier(name: str, view: View) -> None:
     for head_dropout in (True, False):
         model = make(name, 0.5, hidden_layers=1, head_dropout=head_dropout).train()
         around = all_nodes(view, model.operator, 2)
@@ -191,7 +190,9 @@ def test_dropout_before_the_classifier_is_an_option(name: str, view: View) -> No
 
 @every_model
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_a_client_without_edges_trains(name: str, nodes: int, make_view: Callable[..., View]) -> None:
+def test_conv_head_client_without_edges_has_finite_gradients(
+    name: str, nodes: int, make_view: Callable[..., View]
+) -> None:
     x = np.random.default_rng(1).standard_normal((nodes, FEATURES)).astype(np.float32)
     alone = make_view(nodes, [], [0] * nodes, [0], CLASSES, x)
     model = make(name)
@@ -202,7 +203,7 @@ def test_a_client_without_edges_trains(name: str, nodes: int, make_view: Callabl
 
 
 @every_model
-def test_the_classifier_is_all_of_the_last_layer(name: str) -> None:
+def test_conv_head_classifier_of_covers_its_parameters(name: str) -> None:
     """It is what methods share or keep; what is left is as large as a linear model's."""
     flat, linear = (FlatModel(make(name, hidden_layers=2, head=head)) for head in ("conv", "linear"))
     own = [p for key, p in flat.module.named_parameters() if key.startswith("head.")]
@@ -265,17 +266,17 @@ def test_conv_head_with_drawn_neighbours_or_pooled_items_is_refused(name: str) -
 
 
 @every_model
-def test_views_and_rows_that_stand_for_themselves_have_a_matrix_for_the_classifier(
+def test_conv_head_views_and_standalone_rows_have_one_more_matrix(
     name: str, view: View, make_client: Callable[..., Client]
 ) -> None:
     client = make_client(view, make(name, 0.0))
     drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
     torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits(), rtol=1e-4, atol=1e-5)
-    assert client.model(client.model.alike(view.x)).logits_NC.shape == (12, CLASSES)
+    assert client.model(client.model.standalone(view.x)).logits_NC.shape == (12, CLASSES)
 
 
 @every_model
-def test_an_adapted_model_has_a_linear_classifier_of_its_own(name: str, view: View) -> None:
+def test_adapted_conv_head_becomes_the_adapter(name: str, view: View) -> None:
     """What passes messages is then the adapter."""
     torch.manual_seed(0)
     module = build(name, FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN, "head": "conv"}, embedding=6).eval()

@@ -12,8 +12,7 @@ from support.sparse_rows import sparse
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.graphs.graph_views import GraphViews
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build, width_of
@@ -78,7 +77,9 @@ def gradients_of(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> d
 @pytest.mark.parametrize("head", ["linear", "conv"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_is_pyg_s_layers(layers: int, norm: str, head: str, training: bool, as_sparse: bool, view: View) -> None:
+def test_batch_norm_equals_pyg_layers(
+    layers: int, norm: str, head: str, training: bool, as_sparse: bool, view: View
+) -> None:
     model = make(hidden_layers=layers, norm=norm, head=head).train(training)
     twin = PyGStack(model, layers, norm, head).train(training)
     around = all_nodes(view, "symmetric", model.depth)
@@ -115,9 +116,7 @@ def test_jumping_normalises_every_layer(view: View) -> None:
     torch.testing.assert_close(out.logits_NC, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_statistics_are_those_of_all_nodes_whatever_rows_are_asked_for(
-    view: View, make_client: Callable[..., Client]
-) -> None:
+def test_batch_norm_of_some_rows_uses_all_nodes(view: View, make_client: Callable[..., Client]) -> None:
     client = make_client(view, make(0.0, **BOTH))
     whole = client.model.output(client.model.gathered("all"))
     rows = torch.tensor([3, 0, 9])
@@ -160,7 +159,7 @@ def test_parameters_are_those_of_the_plain_model() -> None:
     ("option", "needed"),
     [({"norm": "batch"}, "model.norm: none"), ({"head": "conv"}, None), (BOTH, "model.norm: none")],
 )
-def test_gradients_in_closed_form_decline(option: dict[str, Any], needed: str) -> None:
+def test_formulas_with_batch_norm_are_refused(option: dict[str, Any], needed: str) -> None:
     assert needed_for_analytic(FedAvg(), FlatModel(make(**option))) == needed
     assert needed_for_analytic(FedAvg(), FlatModel(make())) is None
 
@@ -171,10 +170,10 @@ def test_drawn_neighbours_are_refused(option: dict[str, Any]) -> None:
         make(fanouts=[3, 2], **option)
 
 
-def test_views_and_rows_that_stand_for_themselves_have_a_matrix_for_the_classifier(
+def test_conv_head_views_and_standalone_rows_have_one_more_matrix(
     view: View, make_client: Callable[..., Client]
 ) -> None:
     client = make_client(view, make(0.0, **BOTH))
     drawn = GraphViews(client.model, torch.Generator().manual_seed(0)).draw(0.0, 0.0)
     torch.testing.assert_close(client.model(drawn).logits_NC, client.model.logits())
-    assert client.model(client.model.alike(view.x)).logits_NC.shape == (12, CLASSES)
+    assert client.model(client.model.standalone(view.x)).logits_NC.shape == (12, CLASSES)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, TransformerConv
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
@@ -123,16 +123,16 @@ def vpg_by_loops(
         {"candidates": 2, "joined": 0.4, "nodes": 0.9, "rule": "low"},
     ],
 )
-def test_vpg_is_its_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
+def test_vpg_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
     """What is kept, its features, and gradients by them, in a batch and graph by graph."""
     graphs = random_graphs(seed)
     model = make({"name": "vpg", **options})
     view = batches(graph_view(graphs), model)
-    sender = {"nodes": 0.5, "edges": 0.9, "rule": "high", "joined": 0.5, **options}
-    sender.pop("candidates", None)
+    loop_options = {"nodes": 0.5, "edges": 0.9, "rule": "high", "joined": 0.5, **options}
+    loop_options.pop("candidates", None)
     prompt = model.prompt
     found = model.prompt(view.all())
-    expected = [vpg_by_loops(g, prompt.direction, candidates=prompt.candidates, **sender) for g in graphs]
+    expected = [vpg_by_loops(g, prompt.direction, candidates=prompt.candidates, **loop_options) for g in graphs]
     for (x, pairs, _), (wanted_x, wanted_pairs) in zip(parts(found), expected, strict=True):
         torch.testing.assert_close(x, wanted_x)
         assert pairs == wanted_pairs
@@ -165,7 +165,7 @@ def test_shares_are_whole_numbers_but_for_rounding() -> None:
     assert floor_of(0.29, torch.tensor([100, 99, 1])).tolist() == [29, 28, 0]
 
 
-def test_the_direction_of_vpg_learns_across_itself(graph_view: GraphView) -> None:
+def test_vpg_gradient_is_orthogonal_to_its_direction(graph_view: GraphView) -> None:
     """Its gradient by finite differences of the loss, what is kept being as it is; its length changes nothing."""
     graphs = random_graphs(3)
     model = make({"name": "vpg", "candidates": 1}, name="transformer")
@@ -202,7 +202,7 @@ def all_in_one_by_loops(graph: Data, tokens: Tensor, inner: float, cross: float)
 
 
 @pytest.mark.parametrize(("inner", "cross"), [(0.3, 0.1), (0.6, 0.5)])
-def test_all_in_one_is_its_loops(graph_view: GraphView, inner: float, cross: float) -> None:
+def test_all_in_one_equals_plain_loops(graph_view: GraphView, inner: float, cross: float) -> None:
     graphs = random_graphs(1)
     model = make({"name": "all_in_one", "tokens": 4, "inner": inner, "cross": cross})
     with torch.no_grad():
@@ -235,7 +235,7 @@ def test_what_is_added_to_features(graph_view: GraphView) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"form": "hard"}, {"form": "hard", "share": 0.6, "vectors": 4}, {"form": "hard", "share": 1.0}]
 )
-def test_supt_is_its_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
+def test_supt_equals_plain_loops(graph_view: GraphView, options: dict[str, Any], seed: int) -> None:
     """Scores by PyG's layer graph by graph, nodes chosen one by one, with gradients by all parameters."""
     graphs = random_graphs(seed)
     model = make({"name": "supt", "vectors": 3, **options})
@@ -276,7 +276,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize("prompt", sorted(PROMPTS))
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_step_is_that_of_pyg(graph_view: GraphView, name: str, prompt: str) -> None:
+def test_prompted_step_equals_pyg(graph_view: GraphView, name: str, prompt: str) -> None:
     """Its layers on the edges that a prompt gives, pooled and read, dropout included, with all gradients."""
     graphs = random_graphs(1)
     model = make(prompt, name, 0.4).train()
@@ -322,7 +322,7 @@ def test_without_a_prompt_nothing_changes(graph_view: GraphView, pyg_graphs: lis
         assert torch.equal(ours, other)
 
 
-def test_names_tell_the_parts(graph_view: GraphView) -> None:
+def test_prompted_parameter_names_begin_with_their_part(graph_view: GraphView) -> None:
     model = make({"name": "vpg", "candidates": 10}, "transformer", readout="attention")
     names = list(dict(model.named_parameters()))
     assert names[:2] == ["prompt.direction", "prompt.candidates"]
@@ -367,7 +367,7 @@ def test_sparse_features_are_written_out(graph_view: GraphView, prompt: str) -> 
     torch.testing.assert_close(out.logits_NC, model(batch).logits_NC)
 
 
-def test_graphs_come_back_from_their_pairs(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_batch_of_plain_graphs_restores_the_batch(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     model = make("none", "gin")
     batch = batches(graph_view(pyg_graphs), model).all()
     again = batch_of(PlainGraphs(batch.hops[0], pairs_of(batch).flip(1), batch.first), model.backbone.backbone)

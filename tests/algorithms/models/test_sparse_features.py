@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.sparse_rows import sparse
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.decoupled.gamlp import ATTENTIONS
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes, sampled
@@ -117,7 +117,7 @@ def test_float16_values_are_multiplied_in_float32(view: View) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
-def test_only_weights_of_the_features_lie_by_column(name: str) -> None:
+def test_sparse_flat_model_stores_only_first_weights_by_column(name: str) -> None:
     dense, by_column = both(name, {}, 0)
     assert not torch.equal(dense.w, by_column.w)
     turned = [tuple(p.shape) for p in by_column.module.parameters() if not p.is_contiguous()]
@@ -127,7 +127,7 @@ def test_only_weights_of_the_features_lie_by_column(name: str) -> None:
         assert torch.equal(one, other), parameter
 
 
-def test_a_model_of_sparse_features_is_copied_and_loaded_as_it_lies() -> None:
+def test_sparse_flat_model_copy_and_load_keep_column_order() -> None:
     _, model = both("gcn", {}, 0)
     twin = model.on(torch.device("cpu"))
     assert torch.equal(twin.w, model.w)
@@ -142,7 +142,7 @@ def test_a_model_of_sparse_features_is_copied_and_loaded_as_it_lies() -> None:
     assert first.grad.data_ptr() % 64 == 0
 
 
-def test_a_penalty_on_the_vector_adds_to_the_gradient_of_a_weight_by_column() -> None:
+def test_penalty_on_w_adds_to_gradient_of_weight_by_column() -> None:
     _, model = both("mlp", {"hidden": 8}, 0)
     x = sparse(torch.eye(FEATURES)[:6])
     assert model.w.grad is not None

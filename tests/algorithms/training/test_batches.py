@@ -12,15 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.batches import batches
-from shoal.algorithms.training.local_training import LocalTrainer
+from shoal.algorithms.training.local_training import LocalTrainer, batches
 from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.train_options import TrainOptions
-from shoal.algorithms.training.flat_step import flat_step
-from shoal.algorithms.training.local_training import make_optimizer
+from shoal.algorithms.training.local_training import flat_step, make_optimizer
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -44,7 +43,7 @@ def visits(options: TrainOptions, ours: bool) -> Iterator[tuple[Tensor, dict[str
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_steps_are_those_of_torch(options: dict[str, Any]) -> None:
+def test_flat_step_equals_torch_to_the_bit(options: dict[str, Any]) -> None:
     """Bit for bit, with moments that were kept, without, and with a rate that changes between visits."""
     train = TrainOptions(**options)
     before = torch.zeros(P)
@@ -58,7 +57,7 @@ def test_steps_are_those_of_torch(options: dict[str, Any]) -> None:
         before = found
 
 
-def test_a_gradient_is_left_as_it_is() -> None:
+def test_flat_step_does_not_change_the_gradient() -> None:
     """Methods read it after the last step."""
     for options in OPTIONS:
         w = nn.Parameter(torch.ones(P))

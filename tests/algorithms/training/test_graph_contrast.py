@@ -137,13 +137,13 @@ def test_options_are_those_of_the_paper() -> None:
     assert ContrastOptions() == ContrastOptions(100, 16, 1e-3, 0.5, 0.2, 0.2)
 
 
-def test_one_graph_is_not_enough(graphs: SmallGraphs, data: View) -> None:
+def test_graph_contrast_of_one_graph_raises(graphs: SmallGraphs, data: View) -> None:
     assert GraphContrast(model_of(), data, graphs.some(np.array([3, 5])), ContrastOptions(), seed_of).steps == 1
     with pytest.raises(ShoalError, match=r"^pre-training contrasts graphs with one another and needs two, found 1$"):
         GraphContrast(model_of(), data, graphs.some(np.array([3])), ContrastOptions(), seed_of)
 
 
-def test_a_loss_that_is_no_number_ends_it(graphs: SmallGraphs, data: View) -> None:
+def test_graph_contrast_loss_not_finite_raises(graphs: SmallGraphs, data: View) -> None:
     training = GraphContrast(model_of(), data, graphs, ContrastOptions(lr=1e20, batch=2), seed_of)
     with pytest.raises(ShoalError, match=r"^the loss of epoch 1 is nan; take a smaller learning rate$"):
         list(training.epoch(1))

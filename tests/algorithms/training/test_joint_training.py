@@ -13,9 +13,7 @@ from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.output import Output
@@ -120,7 +118,7 @@ def trained(client: Client, losses: dict[str, JointLoss], part: str = "train") -
 
 
 @pytest.mark.parametrize("part", ["train", "all"])
-def test_what_a_model_drops_does_not_depend_on_the_other(part: str, view: View, make_client: MakeClient) -> None:
+def test_joint_training_dropout_streams_are_independent(part: str, view: View, make_client: MakeClient) -> None:
     clients = [pair(view, make_client) for _ in range(3)]
     alone = {name: labels_alone(clients[0], name, part) for name in OTHER}
     expected = {name: trained(clients[i], {name: alone[name]}, part)[name] for i, name in enumerate(OTHER)}
@@ -136,9 +134,7 @@ def test_what_a_model_drops_does_not_depend_on_the_other(part: str, view: View, 
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_on_labels_of_training_rows_it_is_the_trainer_s_own_to_the_bit(
-    name: str, view: View, make_client: MakeClient
-) -> None:
+def test_joint_training_on_labels_equals_fit_to_the_bit(name: str, view: View, make_client: MakeClient) -> None:
     left, right = pair(view, make_client), pair(view, make_client)
     loss = train_jointly(left, trainer_of(left), {name: labels_alone(left, name)}, "train")
     assert loss == {name: trainer_of(right).fit(right, {}, name)}
@@ -146,9 +142,7 @@ def test_on_labels_of_training_rows_it_is_the_trainer_s_own_to_the_bit(
     assert all(torch.equal(right.state[entry], t) for entry, t in left.state.items())
 
 
-def test_all_answer_before_the_first_step_and_the_last_is_followed_by_the_call(
-    view: View, make_client: MakeClient
-) -> None:
+def test_joint_training_forwards_all_models_before_stepping(view: View, make_client: MakeClient) -> None:
     client = pair(view, make_client, dropout=0.0)
     seen: list[str] = []
     before = {name: flat(model.module) for name, model in client.models.items()}
@@ -197,7 +191,7 @@ def test_a_loss_that_is_not_finite(view: View, make_client: MakeClient) -> None:
         train_jointly(client, trainer_of(client), losses)
 
 
-def test_what_cannot_be_done_in_one_step_of_all_rows(view: View, make_client: MakeClient) -> None:
+def test_joint_training_with_batches_or_fanouts_is_refused(view: View, make_client: MakeClient) -> None:
     client = pair(view, make_client)
     with pytest.raises(ShoalError, match=r"^train.batch_size: .* leave it out$"):
         train_jointly(client, trainer_of(client, TrainOptions(batch_size=4)), {MODEL: taught(client, MODEL, "all")})

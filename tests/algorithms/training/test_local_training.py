@@ -13,9 +13,7 @@ from support.plain_fedavg import cross_entropy, flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, random_of
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.output import Output

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.protocol import MODEL

@@ -94,20 +94,6 @@ def test_graphs_of_a_cell_side_by_side(count: Count, model: str) -> None:
     assert counts.launches / MANY < 4.5
 
 
-def test_fedpg_of_a_cell_at_once(count: Count) -> None:
-    """Neither its waits nor its copies depend on the number of clients."""
-    counts = count(MANY, algorithm={"name": "fedpg"})
-    assert (counts.synchronisations, counts.copies) == (15, 4)
-    assert counts.launches / MANY < 18
-
-
-@pytest.mark.parametrize(("method", "copies"), [("fedprox", 3), ("class_means", 2), ("fedproto", 3)])
-def test_losses_of_a_cell_at_once(count: Count, method: str, copies: int) -> None:
-    counts = count(MANY, algorithm={"name": method})
-    assert (counts.synchronisations, counts.copies) == (1, copies)
-    assert counts.launches / MANY < (9.5 if method == "fedproto" else 4)
-
-
 def test_a_loop_copies_as_often(count: Count) -> None:
     """Its clients' losses are looked at one by one."""
     counts = count(engine={"trainer": "autograd"})
@@ -133,26 +119,11 @@ def test_scores_of_graphs(count: Count) -> None:
     assert (scored.launches - plain.launches) / MANY < 2.5
 
 
-def test_fedgta(count: Count) -> None:
-    """Moments and confidence of all clients at once, computed and fetched without a look at them."""
-    counts = count(MANY, algorithm={"name": "fedgta"})
-    assert (counts.synchronisations, counts.copies) == (1, 2)
-    assert counts.launches / MANY < 3.2
-
-
 def test_what_is_streamed_is_not_waited_for(count: Count, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a cache the training rows of every client come in each round, selected on the processor."""
     monkeypatch.setattr(host, "cache_bytes", lambda device, share, on_processor: 0)
     counts = count()
     assert (counts.synchronisations, counts.copies) == (1, 3 + FEW)
-
-
-def test_fedpg(count: Count) -> None:
-    """Waits where it chooses rows by their class, and to tell how much it sends."""
-    counts = count(algorithm={"name": "fedpg"}, engine={"trainer": "autograd"})
-    assert counts.launches / FEW < 380
-    assert counts.synchronisations / FEW < 17
-    assert counts.copies == 2
 
 
 def steps(device: torch.device) -> Sequence[tuple[Callable[[], Any], tuple[int, int, int]]]:

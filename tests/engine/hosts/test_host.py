@@ -15,8 +15,9 @@ from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.protocol import Reduce
 from shoal.engine.hosts.host import Host
 from shoal.engine.hosts.write_guard import MethodWrites
-from shoal.engine.messages.cell import Cell, Outcome, evaluation_cell
+from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.store import shard_path

@@ -124,7 +124,7 @@ def test_a_run_with_one_open_view_has_the_same_bits(
 ) -> None:
     keys = {"model.name": model, "algorithm.name": "fedavg"}
     expected = run(keys, rounds=2).state.server
-    monkeypatch.setattr("shoal.engine.hosts.job_context.most_views", lambda: 1)
+    monkeypatch.setattr("shoal.engine.hosts.host.most_views", lambda: 1)
     found = run(keys, rounds=2).state.server
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

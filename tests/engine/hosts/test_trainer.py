@@ -10,7 +10,7 @@ from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from shoal.algorithms.client import ClientInfo
 from shoal.algorithms.protocol import Reduce
-from shoal.engine.messages.cell import IN_BATCHES, Cell, evaluation_cell, form_cells, one_by_one
+from shoal.engine.messages.cell import Cell, one_by_one
+from shoal.engine.rounds.sampling import IN_BATCHES, evaluation_cell, form_cells
 
 
 def infos(models: list[int]) -> list[ClientInfo]:

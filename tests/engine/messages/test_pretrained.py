@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL

@@ -20,7 +20,7 @@ from shoal.storage.store.view import View
 Start = Callable[..., Server]
 ExchangeOf = Callable[..., Exchange]
 
-PLACE = f"{__file__}, line 38, in upload()"
+PLACE = f"{__file__}, line 37, in upload()"
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def test_everybody_is_given_its_own_and_answers_in_order(
     exchange = exchange_of(echo(), [0, 1, 2, 4, 5], cell_size=cell_size)
     exchange.next_state.inboxes[4] = {"c": torch.tensor(7.0)}
     private = {2: {"tell": torch.tensor(2.0)}, 3: {"tell": torch.tensor(3.0)}}
-    replies, held = exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private, train=False), never)
+    replies = exchange.ask(Ask("p", UP, {"tell": torch.tensor(9.0)}, private, train=False), never)
     assert replies.ids == [0, 1, 2, 4, 5]
     assert replies["tell"].tolist() == [9, 9, 2, 9, 9]
     assert replies["inbox"].tolist() == [-1, -1, -1, 7, -1]
     assert [t.tolist() for t in replies.lists["list"]] == [[], [1.0], [2.0] * 2, [4.0], [5.0] * 2]
     assert replies["sum"].item() == pytest.approx((0 + 2 + 6 + 20 + 30) / (1 + 2 + 3 + 5 + 6))
-    assert held == {}
+    assert exchange._held == {}
     assert exchange.next_state.touched == dict.fromkeys([0, 1, 2, 4, 5], False)
     assert {i: float(tree["visits"]) for i, tree in exchange.next_state.clients.items()} == dict.fromkeys(
         [0, 1, 2, 4, 5], 1
@@ -81,11 +81,11 @@ def test_everybody_is_given_its_own_and_answers_in_order(
 
 def test_a_phase_may_ask_others_than_the_cohort(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
     exchange = exchange_of(echo(), [0, 1])
-    replies, _ = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[5, 3, 3]), never)
+    replies = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[5, 3, 3]), never)
     assert replies.ids == [3, 5]
     assert exchange.cohort == [0, 1]
-    replies, held = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[]), never)
-    assert (replies.ids, replies.entries, held) == ([], {}, {})
+    replies = exchange.ask(Ask("p", {"sum": Reduce.MEAN}, train=False, to=[]), never)
+    assert (replies.ids, replies.entries, exchange._held) == ([], {}, {})
 
 
 def test_states_go_from_phase_to_phase(echo: Callable[..., Server], exchange_of: ExchangeOf) -> None:
@@ -148,7 +148,7 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     server.state.inboxes[1] = {"c": torch.tensor(6.0)}
     exchange = exchange_of(server, [0, 1, 3], cell_size=2)
     exchange.next_state.put_into_inbox(1, "c", torch.tensor(8.0))
-    replies, _ = exchange.ask(Ask("p", UP), lambda client: True)
+    replies = exchange.ask(Ask("p", UP), lambda client: True)
     next_state = exchange.next_state
     assert replies.ids == [0, 3]
     assert exchange.cohort == [0, 3]
@@ -157,7 +157,7 @@ def test_who_fails_takes_no_further_part_and_is_as_before(echo: Callable[..., Se
     assert 1 not in next_state.scores["trained"]
     assert exchange._meter.failures[1][0] == f"round 1, client 1: {PLACE}: RuntimeError: client 1"
     # Nor in a later phase, in which it would not fail.
-    replies, _ = exchange.ask(Ask("q", UP, to=[1, 3]), never)
+    replies = exchange.ask(Ask("q", UP, to=[1, 3]), never)
     assert replies.ids == [3]
     # A client that was no part of the cohort may fail, too.
     exchange.ask(Ask("p", UP, to=[3, 4]), never)

@@ -10,11 +10,11 @@ from support.small_molecules import drawn_molecules, write_molecules
 
 from shoal.engine.config.config import Config, load_config
 from shoal.engine.hosts.host import Host
-from shoal.engine.messages.cell import evaluation_cell
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.checkpoint import load_newest
 from shoal.engine.records.run_folder import read_summary
+from shoal.engine.rounds.sampling import evaluation_cell
 from shoal.engine.rounds.scoring import scores_of
 from shoal.engine.runs.run import run
 from shoal.storage.errors import ShoalError

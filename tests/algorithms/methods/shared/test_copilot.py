@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.base import Client, Output, Received, Trainer
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import WithCopilot
 from shoal.algorithms.protocol import MODEL, Ask, Reduce, Replies

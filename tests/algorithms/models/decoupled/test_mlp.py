@@ -1,6 +1,6 @@
 import torch
 
-from shoal.algorithms.models.decoupled.mlp import MLP
+from shoal.algorithms.models.decoupled.fixed_hops import MLP
 
 
 def test_two_layers_by_hand() -> None:

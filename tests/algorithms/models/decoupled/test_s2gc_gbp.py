@@ -11,11 +11,10 @@ from support.plain_dropout import dropped
 from support.sparse_rows import sparse
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build
-from shoal.algorithms.models.layers.summed_features import SummedFeatures
+from shoal.algorithms.models.decoupled.fixed_hops import SummedFeatures
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import needed_for_analytic
@@ -78,7 +77,7 @@ def test_is_the_equation(
     ],
 )
 @pytest.mark.parametrize("as_sparse", [False, True])
-def test_every_hop_counts_as_much_as_it_should(
+def test_hop_weights_equal_the_papers(
     name: str, options: dict[str, float], weights: list[float], as_sparse: bool
 ) -> None:
     torch.manual_seed(1)
@@ -176,5 +175,5 @@ def test_sparse_hops_are_not_written_out(layers: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["s2gc", "gbp", "sign"])
 def test_gradients_are_autograd_s(name: str) -> None:
-    sender = f"a model whose gradients are written out, which {name} is not"
-    assert needed_for_analytic(FedAvg(), FlatModel(make(name, 2))) == sender
+    missing = f"a model with formulas of its gradients, which {name} is not"
+    assert needed_for_analytic(FedAvg(), FlatModel(make(name, 2))) == missing

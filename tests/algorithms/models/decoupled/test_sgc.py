@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.models.decoupled.sgc import SGC
+from shoal.algorithms.models.decoupled.fixed_hops import SGC
 from shoal.storage.graph.propagation import hops
 from shoal.storage.options.propagation import PropagationOptions
 

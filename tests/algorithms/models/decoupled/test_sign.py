@@ -11,8 +11,7 @@ from support.plain_dropout import dropped
 from support.sparse_rows import sparse
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.decoupled.sign import SIGN

@@ -97,14 +97,14 @@ def test_drawing_all_neighbours_gives_the_whole_graphs_numbers_and_gradients(mak
 
 
 def test_without_jumping_nothing_changes(view: View) -> None:
-    plain, sender, jumping = (
+    plain, explicit, jumping = (
         build("gcn", FEATURES, CLASSES, 0, 0.0, {"layers": 4, **more})
         for more in ({}, {"jumping": "none"}, {"jumping": "max"})
     )
     # All have the same parameters.
-    sender.load_state_dict(plain.state_dict())
+    explicit.load_state_dict(plain.state_dict())
     jumping.load_state_dict(plain.state_dict())
-    logits = [model(all_nodes(view, "symmetric", 4)).logits_NC for model in (plain, sender, jumping)]
+    logits = [model(all_nodes(view, "symmetric", 4)).logits_NC for model in (plain, explicit, jumping)]
     assert torch.equal(logits[0], logits[1])
     assert not torch.allclose(logits[0], logits[2])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_mean_pool
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.structure_codes import CODES, structure_codes
 from shoal.algorithms.models.items import client_graphs as module_under_test
@@ -116,15 +116,15 @@ def test_all_parts_and_blocks_have_their_codes(
     assert graphs_of(view, gin).all().codes_NQ is None
 
 
-def test_graphs_of_one_node_that_hear_themselves_have_no_code(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_standalone_graphs_have_zero_codes(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     model = make()
-    batch = graphs_of(graph_view(pyg_graphs), model).alike(torch.randn(3, FEATURES))
+    batch = graphs_of(graph_view(pyg_graphs), model).standalone(torch.randn(3, FEATURES))
     assert batch.codes_NQ is not None
     assert batch.codes_NQ.tolist() == [[0.0] * CODES] * 3
     assert model(batch).logits_NC.shape == (3, CLASSES)
 
 
-def test_structure_hears_of_no_feature(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_structure_encoder_ignores_features(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     """The second half of the embedding stays, the first does not; the features' half hears of both."""
     model = make(dropout=0.0).eval()
     before = model(graphs_of(graph_view(pyg_graphs), model).all()).embedding_NH
@@ -206,7 +206,7 @@ def test_refused(options: dict[str, Any], task: str, message: str) -> None:
         build("star", FEATURES, CLASSES, 0, 0.5, options, task=task)
 
 
-def test_an_adapter_may_stand_on_it(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
+def test_star_can_be_adapted(graph_view: GraphView, pyg_graphs: list[Data]) -> None:
     model = build("star", FEATURES, CLASSES, 0, 0.0, {"hidden": HIDDEN}, embedding=6, task="graph")
     out = model(graphs_of(graph_view(pyg_graphs), model).all())
     assert out.logits_NC.shape == (5, CLASSES)

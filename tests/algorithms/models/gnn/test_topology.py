@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, operator_over

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.algorithms.models.inputs.neighbourhood import Operator, alike, all_nodes, sampled
+from shoal.algorithms.models.inputs.neighbourhood import Operator, all_nodes, sampled, standalone
 from shoal.storage.store.view import View
 
 OPERATORS = get_args(Operator)
@@ -106,9 +106,9 @@ def test_two_of_four_neighbours_by_hand(star: View, operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_alike_nodes_hear_themselves_once(operator: Operator) -> None:
+def test_standalone_nodes_receive_their_own_features_once(operator: Operator) -> None:
     x = torch.randn(3, 2)
-    around = alike(x, operator, 2)
+    around = standalone(x, operator, 2)
     assert around.x_NF is x
     assert around.rows is None
     assert len(around.operators) == 2
@@ -129,7 +129,7 @@ def test_indices_have_32_bits(view: View, operator: Operator) -> None:
     for around in (
         all_nodes(view, operator, 1),
         sampled(view, operator, [2], view.train, rng),
-        alike(view.x, operator, 1),
+        standalone(view.x, operator, 1),
     ):
         (matrix,) = around.operators
         assert matrix.csr.crow_indices().dtype == matrix.csr.col_indices().dtype == torch.int32
@@ -151,19 +151,19 @@ def test_drawn_rows_come_in_the_order_that_was_asked_for(view: View, operator: O
         torch.testing.assert_close(around.x_NF[: len(rows)], view.x[rows].float())
 
 
-def test_the_stream_says_which_neighbours_are_drawn(view: View) -> None:
+def test_sampled_depends_on_the_stream_alone(view: View) -> None:
     draws = [sampled(view, "mean", [2, 2], view.train, np.random.default_rng(seed)).x_NF for seed in (0, 0, 1)]
     assert torch.equal(draws[0], draws[1])
     assert draws[0].shape != draws[2].shape or not torch.equal(draws[0], draws[2])
 
 
-def test_sums_read_the_adjacency_where_it_lies(view: View) -> None:
+def test_sum_operator_shares_the_adjacency(view: View) -> None:
     matrix = all_nodes(view, "sum", 1).operators[0]
     assert matrix.csr is matrix.transposed is view.adjacency
 
 
 @pytest.mark.parametrize("operator", ["mean", "symmetric", "attention"])
-def test_what_is_kept_of_an_operator_holds_no_map_open(view: View, operator: Operator) -> None:
+def test_cached_operator_holds_no_map(view: View, operator: Operator) -> None:
     starts, columns, _ = all_nodes(view, operator, 1).operators[0].parts()
     assert starts.data_ptr() != view.edges[0].data_ptr()
     assert columns.data_ptr() != view.edges[1].data_ptr()

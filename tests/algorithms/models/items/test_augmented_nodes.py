@@ -8,8 +8,7 @@ import pytest
 import torch
 from support.sparse_rows import sparse as as_sparse
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import operator_over
 from shoal.algorithms.models.items.augmented_nodes import AugmentedFeatures, AugmentedNodes, with_new_neighbours
@@ -101,8 +100,10 @@ def test_models_answer_as_in_the_graph_written_out(
     torch.testing.assert_close(client.model.forward(rows)().logits_NC, expected[rows])
     torch.testing.assert_close(client.model(client.model.gathered("train")).logits_NC, expected[[0, 2]])
     torch.testing.assert_close(client.model(client.model.gathered("all")).logits_NC, expected)
-    of_themselves = client.model(client.model.alike(new)).logits_NC
-    torch.testing.assert_close(of_themselves, make_client(view, client.model.module).model(other.model.alike(new))[0])
+    of_themselves = client.model(client.model.standalone(new)).logits_NC
+    torch.testing.assert_close(
+        of_themselves, make_client(view, client.model.module).model(other.model.standalone(new))[0]
+    )
 
 
 def test_a_flat_model_of_sparse_features_reads_them() -> None:

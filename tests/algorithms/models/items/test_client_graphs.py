@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
@@ -98,7 +98,7 @@ def test_some_rows_of_hops(graph_view: GraphView, pyg_graphs: list[Data]) -> Non
     assert [len(rows) for rows in graphs.part("test").hops] == [7, 7, 7]
 
 
-def test_a_matrix_of_blocks_keeps_its_type_and_lets_a_transpose_wait() -> None:
+def test_diagonal_blocks_keep_dtype_and_lazy_transpose() -> None:
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
     matrix = SparseMatrix.of(*(torch.tensor(t).int() for t in ([0, 2, 3, 4], [0, 1, 0, 2])), values, 3)
     cut = matrix.diagonal_blocks(torch.tensor([0, 2, 3]), torch.tensor([1, 0]))
@@ -108,10 +108,10 @@ def test_a_matrix_of_blocks_keeps_its_type_and_lets_a_transpose_wait() -> None:
 
 
 @every_operator
-def test_graphs_of_one_node_that_hear_themselves(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
+def test_standalone_graphs_of_one_node(graph_view: GraphView, pyg_graphs: list[Data], name: str) -> None:
     """As in node tasks: what a node hears has its own features."""
     x = torch.randn(3, FEATURES)
-    batch = graphs_of(graph_view(pyg_graphs), name).alike(x)
+    batch = graphs_of(graph_view(pyg_graphs), name).standalone(x)
     assert batch.first.tolist() == [0, 1, 2, 3]
     assert torch.equal(batch.hops[0], x)
     np.testing.assert_allclose(batch.operators[0].to_dense(), np.eye(3))

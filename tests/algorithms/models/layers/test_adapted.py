@@ -7,7 +7,7 @@ from support.plain_dropout import dropped
 from torch import Tensor, nn
 
 from shoal.algorithms.models.build import build, width_of
-from shoal.algorithms.models.decoupled.mlp import MLP
+from shoal.algorithms.models.decoupled.fixed_hops import MLP
 from shoal.algorithms.models.layers.adapted import Adapted
 
 

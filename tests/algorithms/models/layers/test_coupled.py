@@ -11,7 +11,7 @@ from support.plain_dropout import dropped
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.methods.fedavg import FedAvg
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
@@ -139,8 +139,8 @@ def test_gin_without_a_norm_keeps_how_much_a_node_sums_up(view: View) -> None:
 
 
 def test_the_transformer_is_trained_by_autograd() -> None:
-    sender = "a model whose gradients are written out, which transformer is not"
-    assert needed_for_analytic(FedAvg(), FlatModel(make("transformer"))) == sender
+    missing = "a model with formulas of its gradients, which transformer is not"
+    assert needed_for_analytic(FedAvg(), FlatModel(make("transformer"))) == missing
 
 
 OPTIONS = {

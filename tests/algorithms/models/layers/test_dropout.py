@@ -24,7 +24,7 @@ def test_outside_training_and_at_zero_nothing_happens() -> None:
 
 
 @pytest.mark.parametrize("p", [0.2, 0.3, 0.5, 0.75])
-def test_the_processor_keeps_by_sixteen_bits_an_entry(p: float) -> None:
+def test_fill_kept_on_cpu_reads_sixteen_bits_an_entry(p: float) -> None:
     """So many entries meet every value of 16 bits, the one that p falls on, too."""
     x = torch.randn(600, 1001)
     torch.manual_seed(3)
@@ -80,7 +80,7 @@ def test_a_type_changes_no_draw_and_neither_do_strides(dtype: torch.dtype) -> No
     assert torch.equal(fill_kept(turned, 0.4, torch.Generator().manual_seed(5)), plain)
 
 
-def test_what_is_nearly_always_dropped_is_kept_once_in_all_values_of_sixteen_bits() -> None:
+def test_dropout_p_near_one_keeps_one_of_65536() -> None:
     torch.manual_seed(0)
     out = drop(torch.ones(1_000_000), 1 - 2**-20, training=True)
     assert 0 < int((out > 0).sum()) < 50
@@ -99,7 +99,7 @@ def test_another_device_draws_what_clients_of_one_batch_draw(place: str, p: floa
     torch.testing.assert_close(out, torch.where(kept, x.cpu() / (1 - p), torch.zeros(())))
 
 
-def test_masks_are_taken_in_the_order_of_calls_and_given_back() -> None:
+def test_masks_are_used_in_call_order_and_reset() -> None:
     x, asked = torch.ones(2), list[tuple[Tensor, float]]()
 
     def numbers() -> Iterator[Tensor]:
@@ -127,7 +127,7 @@ def test_masks_are_taken_in_the_order_of_calls_and_given_back() -> None:
     assert torch.equal(drop(x, 0.5, training=True), expected)
 
 
-def test_masks_are_given_back_after_an_error() -> None:
+def test_masks_after_an_error_are_reset() -> None:
     with pytest.raises(RuntimeError, match="on purpose"), masks(lambda x, p: torch.zeros_like(x)):
         raise RuntimeError("on purpose")
     assert drop(torch.ones(1000), 0.5, training=True).any()

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal.algorithms.models.layers.edge_attention import _by_torch, attend
+from shoal.algorithms.models.layers.edge_attention import attend, by_torch
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 
 # Node 2 hears itself alone.
@@ -35,7 +35,7 @@ def by_definition(receiver: torch.Tensor, sender: torch.Tensor, x: torch.Tensor,
 
 @pytest.mark.parametrize(("heads", "width"), [(1, 5), (3, 4)])
 @pytest.mark.parametrize("slope", [0.2, 0.0])
-@pytest.mark.parametrize("attention", [attend, _by_torch])
+@pytest.mark.parametrize("attention", [attend, by_torch])
 def test_sums_and_gradients(pattern: SparseMatrix, heads: int, width: int, slope: float, attention: object) -> None:
     assert callable(attention)
     expected, found = parts(heads, width), parts(heads, width)

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.inputs.graph_batch import PairBatch
-from shoal.algorithms.models.layers.pair_embedding import PairEmbedding
+from shoal.algorithms.models.layers.readout import PairEmbedding
 from shoal.algorithms.protocol import MODEL
-from shoal.algorithms.training.batches import batches
+from shoal.algorithms.training.local_training import batches
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.sparse_matrix import SparseMatrix
@@ -111,7 +109,7 @@ def test_places_among_training_pairs(
     for places in (None, torch.tensor([2, 0])):
         expected = logits[view.train] if places is None else logits[view.train[places]]
         torch.testing.assert_close(client.model.output(read(places)).logits_NC, expected)
-    monkeypatch.setattr("shoal.algorithms.client_model.ROWS_AT_A_TIME", 5)
+    monkeypatch.setattr("shoal.algorithms.client.ROWS_AT_A_TIME", 5)
     torch.testing.assert_close(torch.cat([out.logits_NC for out in model.outputs()]), logits)
 
 
@@ -175,7 +173,7 @@ def test_a_model_of_another_width_is_adapted(view: View) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgc", "gcn"])
-def test_pairs_of_nodes_that_look_alike(view: View, name: str) -> None:
+def test_standalone_pairs_square_the_embedding(view: View, name: str) -> None:
     """Neighbours that are as the node itself: a graph of two such nodes gives the same."""
     model = model_on(view, name)
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((3, FEATURES)).astype(np.float32))
@@ -185,7 +183,7 @@ def test_pairs_of_nodes_that_look_alike(view: View, name: str) -> None:
     else:
         first, second = module.backbone.convs
         z = torch.relu(x @ first.lin.weight.t() + first.bias) @ second.lin.weight.t() + second.bias
-    torch.testing.assert_close(model.output(model.alike(x)).embedding_NH, (z * z).detach())
+    torch.testing.assert_close(model.output(model.standalone(x)).embedding_NH, (z * z).detach())
 
 
 @pytest.mark.parametrize(

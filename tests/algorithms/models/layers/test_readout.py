@@ -12,7 +12,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool, global_max_pool, global_mean_pool
 from torch_geometric.nn.aggr import AttentionalAggregation
 
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build, width_of
 from shoal.algorithms.models.items.client_graphs import ClientGraphs
 from shoal.algorithms.models.layers.output import Output
@@ -107,7 +107,7 @@ class InPyG(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 @every_readout
 @pytest.mark.parametrize("name", ["gcn", "gin"])
-def test_a_step_is_that_of_pyg(
+def test_readout_step_equals_pyg(
     graph_view: GraphView, pyg_graphs: list[Data], name: str, readout: str, training: bool
 ) -> None:
     """Output and all gradients on batches of its loader, dropout included."""
@@ -184,7 +184,7 @@ def test_adapted_after_the_readout(graph_view: GraphView, pyg_graphs: list[Data]
 
 @every_readout
 @pytest.mark.parametrize("name", ["gin", "gamlp"])
-def test_fresh_is_reset(name: str, readout: str) -> None:
+def test_readout_reset_equals_fresh(name: str, readout: str) -> None:
     options = {"hidden": HIDDEN, "readout": readout}
     torch.manual_seed(3)
     first = FlatModel(build(name, FEATURES, CLASSES, 2, 0.5, options, task="graph"))
@@ -215,6 +215,6 @@ def test_refused(task: str, options: dict[str, object], line: str) -> None:
     assert str(error.value).startswith(line)
 
 
-def test_what_a_graph_task_leaves_plain_may_be_said() -> None:
+def test_graph_task_accepts_default_node_options() -> None:
     plain = {"fanouts": None, "norm": "none", "head": "linear", "jumping": "max"}
     assert isinstance(build("gcn", FEATURES, CLASSES, 0, 0.5, plain, task="graph"), Readout)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from support.sparse_rows import sparse
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.training.analytic.choice import AnalyticGradient, analytic, needed_for_analytic
 from shoal.algorithms.training.analytic.gamlp import apart
@@ -89,7 +89,7 @@ def test_float16_hops_are_multiplied_in_float32() -> None:
     assert torch.equal(*found)
 
 
-def test_recursive_attention_is_left_to_autograd() -> None:
+def test_recursive_attention_is_trained_by_autograd() -> None:
     missing = needed_for_analytic(Algorithm(), model_of("recursive", 2, 0.0, 2))
     assert missing == "another model.attention than recursive"
     assert needed_for_analytic(Algorithm(), model_of("jk", 2, 0.0, 2)) is None

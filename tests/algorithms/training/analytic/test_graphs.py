@@ -11,8 +11,7 @@ from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes
 from shoal.algorithms.protocol import MODEL
@@ -167,7 +166,7 @@ def test_a_loss_that_is_not_finite_is_refused(view: View, make_client: Callable[
         ("mlp", {"head_dropout": True}, None),
     ],
 )
-def test_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
+def test_needed_for_analytic_names_what_is_missing(name: str, options: dict[str, Any], why: str | None) -> None:
     model = FlatModel(build(name, FEATURES, CLASSES, 0, 0.5, options))
     missing = needed_for_analytic(Algorithm(), model)
     assert missing is None if why is None else missing is not None and missing.startswith(why)

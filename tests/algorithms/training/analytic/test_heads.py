@@ -13,9 +13,7 @@ from support.sparse_rows import sparse
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client, ClientInfo
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
@@ -112,7 +110,7 @@ def test_losses_of_logits_far_apart_are_those_of_cross_entropy(scale: float) -> 
     torch.testing.assert_close(model.w.grad, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_finite_is_no_loss() -> None:
+def test_gradient_of_nan_parameters_gives_nan_loss() -> None:
     model = model_of(2, 0.0)
     x, y = batch_of(20, 4)
     model.load(torch.full_like(model.w, float("nan")))
@@ -163,7 +161,7 @@ def test_visits_are_those_of_the_loop(layers: int, optimizer: str, batch_size: i
             torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_of_ones_own_is_differentiated(views: list[View], make_client: Callable[..., Client]) -> None:
+def test_fit_with_loss_uses_autograd(views: list[View], make_client: Callable[..., Client]) -> None:
     def squares(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
         return out.logits_NC.square().mean()
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
-from shoal.algorithms.client import Client
-from shoal.algorithms.client_model import ClientModel
-from shoal.algorithms.flat_model import FlatModel
+from shoal.algorithms.client import Client, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.output import Output

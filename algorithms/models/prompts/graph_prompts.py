@@ -1,9 +1,10 @@
-"""VPG, FedGPL's prompt: it keeps the nodes and edges of a graph that a direction finds significant.
+"""Prompts that change which nodes and edges graphs have: All-in-One (ProG) and FedGPL's VPG.
 
-Axes: N nodes of G graphs, F features, K candidate nodes of every graph.
+Axes: N nodes of G graphs, F features, K new nodes of every graph.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,11 +13,90 @@ from torch import Tensor, nn
 from shoal.algorithms.models.inputs.graph_batch import GraphBatch
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs, features_of, graphs_of_rows, pairs_of
 from shoal.algorithms.models.layers.readout import ceil_of, floor_of, highest
-from shoal.algorithms.models.prompts.added_nodes import with_added
 from shoal.storage.errors import ShoalError
 
 # Below it, a direction's length is taken to be this.
 SHORTEST = 1e-12
+
+
+@dataclass(frozen=True)
+class WithAdded:
+    """Graphs that have new nodes, which no edge joins yet.
+
+    Attributes:
+        x_MF: Features of all nodes, M = N + G K.
+        first: First row of every graph and the end of the last, int64 `[G + 1]`.
+        own_N: Where the nodes of the graphs are now, int64.
+        added_GK: Where the new nodes are, int64.
+        graph_N: The graph of every one of its own nodes, int64.
+    """
+
+    x_MF: Tensor
+    first: Tensor
+    own_N: Tensor
+    added_GK: Tensor
+    graph_N: Tensor
+
+    def joins(self, joined_NK: Tensor) -> Tensor:
+        """Rows of nodes and of the new nodes of their graph that they are joined to, int32 `[2, E]`, where true."""
+        node, new = joined_NK.nonzero(as_tuple=True)
+        return torch.stack([self.own_N[node], self.added_GK[self.graph_N[node], new]]).int()
+
+
+def with_added(x_NF: Tensor, first: Tensor, new_KF: Tensor) -> WithAdded:
+    """Adds new nodes, whose features may be differentiated, to every graph."""
+    graphs, new = len(first) - 1, len(new_KF)
+    graph_N = graphs_of_rows(first)
+    own_N = torch.arange(len(x_NF), device=first.device) + new * graph_N
+    number_G = torch.arange(graphs, device=first.device)
+    added_GK = (first[1:] + new * number_G)[:, None] + torch.arange(new, device=first.device)
+    place_M = torch.cat([own_N, added_GK.flatten()]).argsort()
+    x_MF = torch.cat([x_NF, new_KF.repeat(graphs, 1)]).index_select(0, place_M)
+    return WithAdded(x_MF, first + new * torch.arange(graphs + 1, device=first.device), own_N, added_GK, graph_N)
+
+
+class AllInOne(nn.Module):
+    """Graph of prompt tokens (Sun et al., KDD 2023, section 3.3), added to every graph and pooled with it.
+
+    Two tokens are joined where sigmoid(<p_i, p_j>) is at least `inner`; a token sends to a node, which does not send
+    back, where sigmoid(<p_i, x_j>) is at least `cross`. What is joined is constant for the gradient.
+    """
+
+    def __init__(self, features: int, *, tokens: int = 10, inner: float = 0.3, cross: float = 0.1) -> None:
+        """Draws the tokens from torch's default generator.
+
+        Args:
+            features: Width F of the features.
+            tokens: Number K of tokens.
+            inner: See above.
+            cross: See above.
+
+        Raises:
+            ShoalError: An option is out of range.
+        """
+        super().__init__()
+        if tokens < 1:
+            raise ShoalError(f"model.prompt.tokens: must be at least 1, found {tokens}")
+        for name, least in {"inner": inner, "cross": cross}.items():
+            if not 0 < least < 1:
+                raise ShoalError(f"model.prompt.{name}: must be above 0 and below 1, found {least}")
+        self.inner, self.cross = (math.log(least / (1 - least)) for least in (inner, cross))
+        self.tokens = nn.Parameter(torch.empty(tokens, features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the tokens anew, Kaiming-uniform."""
+        nn.init.kaiming_uniform_(self.tokens)
+
+    def forward(self, batch: GraphBatch) -> PlainGraphs:
+        """The graphs with tokens."""
+        x_NF, tokens = features_of(batch), self.tokens.detach()
+        added = with_added(x_NF, batch.first, self.tokens)
+        nodes, senders = added.joins(x_NF @ tokens.t() >= self.cross)
+        own: Tensor = added.own_N.int()[pairs_of(batch).long()]
+        left, right = (tokens @ tokens.t() >= self.inner).triu(1).nonzero(as_tuple=True)
+        inner = torch.stack([added.added_GK[:, left].flatten(), added.added_GK[:, right].flatten()]).int()
+        return PlainGraphs(added.x_MF, torch.cat([own, inner], dim=1), added.first, torch.stack([senders, nodes]))
 
 
 class VPG(nn.Module):

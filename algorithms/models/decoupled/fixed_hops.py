@@ -1,0 +1,179 @@
+"""Models that read the hops with fixed weights, or one of them alone: MLP, SGC, S2GC and GBP.
+
+Axes: N nodes, K hops beyond the features, F features, H hidden width, C classes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.models.inputs.masked_features import products
+from shoal.algorithms.models.layers.head import Head
+from shoal.algorithms.models.layers.output import Output
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
+
+
+class FixedHops(nn.Module):
+    """Linear layers with ReLU and dropout between them on sum_k w_k X^(k).
+
+    One layer is a logistic regression, whose embedding is the sum itself. The constructors of all models take the width
+    F of a hop, the number of classes, the hops K beyond the features, and the probability that a hidden activation is
+    dropped in training. `layers` counts linear layers and `hidden` is their width. They raise `ShoalError` where
+    `model.layers`, `model.hidden`, `train.dropout` or an option of their own is out of range.
+
+    Attributes:
+        inputs: Hops that are read.
+        weights: w_k of these hops.
+    """
+
+    def __init__(
+        self, weights: dict[int, float], features: int, classes: int, dropout: float, layers: int, hidden: int
+    ) -> None:
+        """Draws the parameters from torch's default generator; `weights` are those of the hops that are read."""
+        super().__init__()
+        self.inputs = tuple(weights)
+        self.weights = tuple(weights.values())
+        self.head = Head(features, hidden, classes, layers, dropout)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew from torch's default generator."""
+        self.head.reset_parameters()
+
+    def first_weights(self) -> list[nn.Parameter]:
+        """The weight, `[H, F]`, that features are multiplied by."""
+        return self.head.first_weights()
+
+    def forward(self, hops: Sequence[Features]) -> Output:
+        """Output for rows of the hops, each `[N, F]` of float32 or float16, dense or sparse."""
+        return self.head(summed(hops, self.weights, self.head.dtype))
+
+
+class OneHop(FixedHops):
+    """The same on one hop."""
+
+    def forward(self, hops: Sequence[Features]) -> Output:
+        (x_NF,) = hops
+        return self.head(x_NF)
+
+
+class MLP(OneHop):
+    """MLP on the features, which sees no edge."""
+
+    def __init__(
+        self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 2, hidden: int = 64
+    ) -> None:
+        super().__init__({0: 1.0}, features, classes, dropout, layers, hidden)
+
+
+class SGC(OneHop):
+    """Simplifying Graph Convolutional Networks (Wu et al., 2019): logits = Ã^K X W + b.
+
+    One layer is the paper's. Two or more give methods with prototypes an embedding of width `hidden`.
+    """
+
+    def __init__(
+        self, features: int, classes: int, hops: int, dropout: float, *, layers: int = 1, hidden: int = 64
+    ) -> None:
+        super().__init__({hops: 1.0}, features, classes, dropout, layers, hidden)
+
+
+class S2GC(FixedHops):
+    """Simple Spectral Graph Convolution (Zhu and Koniusz, ICLR 2021): with P = D^-1/2 (A + I) D^-1/2,
+
+    logits = (1 / K) sum_{k=1..K} ((1 - alpha) P^k X + alpha X) W + b.
+
+    P is what `propagation.r: 0.5` gives. One layer is the paper's; more make an MLP of the same sum. Without hops the
+    features alone are read. `alpha` in [0, 1] is the share of the features in every term.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        layers: int = 1,
+        hidden: int = 64,
+        alpha: float = 0.05,
+    ) -> None:
+        if not 0 <= alpha <= 1:
+            raise ShoalError(f"model.alpha: must lie in [0, 1], found {alpha}")
+        weights = [alpha, *[(1 - alpha) / hops] * hops] if hops else [1.0]
+        super().__init__(dict(enumerate(weights)), features, classes, dropout, layers, hidden)
+
+
+class GBP(FixedHops):
+    """Graph neural network via Bidirectional Propagation (Chen et al., NeurIPS 2020): an MLP of
+
+    sum_{l=0..K} w_l (D^(r-1) (A + I) D^(-r))^l X, w_l = beta (1 - beta)^l.
+
+    These are the weights of personalised PageRank with restarts of probability beta (alpha in the paper), cut off after
+    K steps: they add up to 1 - (1 - beta)^(K+1), and are not scaled up to 1, as in the paper. r is `propagation.r`. The
+    paper approximates the sum by walks and pushes; here it is exact. `beta` in (0, 1] is the probability of a restart;
+    1 reads the features alone.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        hops: int,
+        dropout: float,
+        *,
+        layers: int = 2,
+        hidden: int = 64,
+        beta: float = 0.1,
+    ) -> None:
+        if not 0 < beta <= 1:
+            raise ShoalError(f"model.beta: must lie in (0, 1], found {beta}")
+        weights = {hop: beta * (1 - beta) ** hop for hop in range(hops + 1)}
+        super().__init__(weights, features, classes, dropout, layers, hidden)
+
+
+class SummedFeatures(FeatureMatrix):
+    """sum_k w_k X_k, `[N, F]`, some X_k sparse: its product with a weight W is sum_k w_k (X_k W), so no sum is kept.
+
+    It has no arrays of its own.
+    """
+
+    def __init__(self, hops: Sequence[Features], weights: Sequence[float]) -> None:
+        """Wraps the hops, each `[N, F]`, float32."""
+        self._hops, self._weights = hops, weights
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._hops[0].shape
+
+    def __matmul__(self, weight_FH: Tensor) -> Tensor:
+        return _sum(products(self._hops, weight_FH), self._weights)
+
+    def float(self) -> "SummedFeatures":
+        return self
+
+    def to_dense(self) -> Tensor:
+        dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in self._hops]
+        return _sum(dense, self._weights)
+
+
+def summed(hops: Sequence[Features], weights: Sequence[float], dtype: torch.dtype) -> Features:
+    """sum_k w_k X_k, `[N, F]`: a tensor of `dtype` where all hops are dense.
+
+    Args:
+        hops: X_k, each `[N, F]`, float32 or float16.
+        weights: w_k, one a hop.
+        dtype: Type to sum in.
+    """
+    if any(isinstance(hop, FeatureMatrix) for hop in hops):
+        return SummedFeatures([hop.float() for hop in hops], weights)
+    return _sum([hop.to(dtype) for hop in hops if isinstance(hop, Tensor)], weights)
+
+
+def _sum(terms: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    first, *others = zip(weights, terms, strict=True)
+    total = first[0] * first[1]
+    for weight, term in others:
+        total = torch.add(total, term, alpha=weight)
+    return total

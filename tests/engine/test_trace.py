@@ -1,0 +1,64 @@
+"""How many product files a round of FedAvg runs through: traced in the second round of ten clients in one process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from shoal.engine.config.config import Config
+from shoal.engine.hosts.backend import LocalBackend
+from shoal.engine.messages.job import make_job
+from shoal.engine.preparing.prepare import prepare
+from shoal.engine.rounds.costs import unwatched
+from shoal.engine.runs.plan import plan_of
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("shoal", "engine", "algorithms", "storage", "partition"))
+MOST_OF_A_ROUND, MOST_OF_A_VISIT, MOST_IMPORTED = 20, 12, 200
+VISIT = "_CellAtWork.visit_client"
+IMPORTED = "import sys, shoal.engine.runs.run; print(*(m.__file__ for n, m in sys.modules.items() if 'shoal.' in n))"
+
+
+def test_round_and_visit_run_through_few_files(
+    make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_CHECK_ALWAYS", "0")
+    config = make_config(partition__clients=10, model__name="sgc", engine__backend="local")
+    backend = LocalBackend()
+    backend.open(make_job(config, prepare(config), "traced"), plan_of(config), None)
+    of_round, of_visit = set(), set()
+    visits = 0
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal visits
+        file = frame.f_code.co_filename
+        if event not in ("call", "return") or not file.startswith(PRODUCT):
+            return
+        if frame.f_code.co_qualname == VISIT:
+            visits += 1 if event == "call" else -1
+        file = str(Path(os.path.realpath(file)).relative_to(ROOT))
+        of_round.add(file)
+        if visits:
+            of_visit.add(file)
+
+    backend.round(unwatched)
+    sys.setprofile(note)
+    try:
+        backend.round(unwatched)
+    finally:
+        sys.setprofile(None)
+    assert of_visit
+    print(f"a round: {len(of_round)}", *sorted(of_round), f"a visit: {len(of_visit)}", *sorted(of_visit), sep="\n")
+    assert len(of_round) <= MOST_OF_A_ROUND, sorted(of_round)
+    assert len(of_visit) <= MOST_OF_A_VISIT, sorted(of_visit)
+
+
+def test_run_imports_few_files() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True)
+    files = {os.path.realpath(file) for file in done.stdout.split() if not file.endswith("__init__.py")}
+    assert 0 < len(files) <= MOST_IMPORTED, len(files)
