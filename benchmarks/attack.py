@@ -50,14 +50,14 @@ class Worker:
         pipe: Its end of a pipe.
         kind: What it is at work on.
         seeds: Those that are left; the first is under way.
-        heard: When it last sent something.
+        last: When it last sent something.
     """
 
     process: BaseProcess
     pipe: Connection
     kind: str = ""
     seeds: list[int] = field(default_factory=list)
-    heard: float = 0.0
+    last: float = 0.0
 
 
 def work(pipe: Connection) -> None:
@@ -105,7 +105,7 @@ class Campaign:
             return False
         worker.kind, worker.seeds = self.calls.pop(0)
         worker.pipe.send((worker.kind, worker.seeds))
-        worker.heard = time.monotonic()
+        worker.last = time.monotonic()
         return True
 
     def _note(self, worker: Worker, verdict: str, detail: str = "") -> None:
@@ -117,7 +117,7 @@ class Campaign:
     def run(self) -> None:
         """Runs everything."""
         busy = [worker for worker in self.workers if self._give(worker)]
-        began = said = time.monotonic()
+        began = shown = time.monotonic()
         while busy:
             for pipe in wait([worker.pipe for worker in busy], timeout=1.0):
                 worker = next(worker for worker in busy if worker.pipe is pipe)
@@ -128,20 +128,20 @@ class Campaign:
                     self._note(worker, "crash", f"exit code {worker.process.exitcode}")
                     busy = self._replaced(worker, busy)
                     continue
-                worker.heard = time.monotonic()
+                worker.last = time.monotonic()
                 self._note(worker, verdict, detail)
                 if not worker.seeds and not self._give(worker):
                     busy.remove(worker)
             for worker in list(busy):
-                if time.monotonic() - worker.heard > HANG_SECONDS:
+                if time.monotonic() - worker.last > HANG_SECONDS:
                     worker.process.kill()
                     self._note(worker, "hang")
                     busy = self._replaced(worker, busy)
-            if time.monotonic() - said > 10:
-                said = time.monotonic()
+            if time.monotonic() - shown > 10:
+                shown = time.monotonic()
                 done = sum(sum(found.values()) for found in self.found.values())
                 left = sum(len(seeds) for _, seeds in self.calls) + sum(len(worker.seeds) for worker in busy)
-                rate = max(done, 1) / (said - began)
+                rate = max(done, 1) / (shown - began)
                 print(
                     f"{done} cases, {rate:.0f}/s, {left / rate:.0f} s left, {len(self.faults)} faults", file=sys.stderr
                 )

@@ -41,7 +41,7 @@ class Absent(Exception):
 
 
 class Contender:
-    """A process that plays rounds when told to."""
+    """A process that plays rounds on request."""
 
     def __init__(self, name: str, python: str, log: Path, *arguments: Path) -> None:
         path = os.pathsep.join([str(ROOT / "contenders"), str(ROOT.parent)])
@@ -233,14 +233,14 @@ class GnnCase(Case):
 
 
 def play(contenders: Sequence[Contender], rounds: int) -> dict[str, float]:
-    """A turn of so many rounds, all at once: clients trained in a second add up, the slowest one's seconds count."""
+    """A turn of so many rounds in parallel: clients trained in a second add up, the slowest one's seconds count."""
     before = sum(c.cpu() for c in contenders)
     for contender in contenders:
         contender.go()
-    said = [contender.hear() for contender in contenders]
-    seconds = [s["seconds"] for s in said]
+    answers = [contender.hear() for contender in contenders]
+    seconds = [s["seconds"] for s in answers]
     result = {"seconds": max(seconds), "rate": sum(1 / s for s in seconds) / len(seconds)}
-    result["training"] = said[0]["training"]
+    result["training"] = answers[0]["training"]
     result["cpu"] = (sum(c.cpu() for c in contenders) - before) / rounds
     return result
 

@@ -53,14 +53,14 @@ def play(name: str, device: str, smallest: bool, limit: float) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder, "rows.json")
         command = [sys.executable, str(HERE / "gpu_stages.py"), name, device, str(int(smallest)), str(rows)]
-        with open(Path(folder, "said"), "w+") as said:
+        with open(Path(folder, "printed"), "w+") as printed:
             try:
-                code = subprocess.run(command, stdout=said, stderr=said, timeout=limit).returncode
+                code = subprocess.run(command, stdout=printed, stderr=printed, timeout=limit).returncode
                 state = "done" if code == 0 else f"failed with status {code}"
             except subprocess.TimeoutExpired:
                 state = f"cut off after {limit:.0f} s"
-            said.seek(0)
-            lines = said.read().strip().splitlines()
+            printed.seek(0)
+            lines = printed.read().strip().splitlines()
         found = json.loads(rows.read_text()) if rows.exists() else []
     if state.startswith("failed") and lines:
         state = f"{state}: {lines[-1][:200]}"

@@ -81,7 +81,7 @@ def played(plain: dict[str, Any], rounds: int, count: bool = False) -> Played:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done all that it was told."""
+    """Waits until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 

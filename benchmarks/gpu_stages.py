@@ -123,7 +123,7 @@ def compared(where: Where, cases: dict[str, Row]) -> Iterator[Row]:
 
 
 def paths(where: Where) -> Iterator[Row]:
-    """Loop and stacked: seconds of a client-round, and what is launched, waited for and copied in it."""
+    """Autograd and batched: seconds of a client-round, and its launches, waits and copies."""
     clients = 8 if where.smallest else 128
     names = ("linear",) if where.smallest else (*SHAPES, "sgc", "gamlp", "gcn")
     for name in names:

@@ -3,7 +3,7 @@
 Settings are named as in `nci1-dirichlet-gin`: dataset, partition (labels of every client drawn from Dirichlet(1), or
 graphs dealt out evenly), backbone. Ten clients, 80/10/10 % of each one's graphs, three layers of width 64 without
 normalisation or dropout, readout by sum, Adam, batches of 32 graphs, one epoch a round. Methods share everything but
-themselves; FedStar's model is its own, two encoders side by side. `global` is one model on all graphs, beside which
+themselves; FedStar's model is its own, two parallel encoders. `global` is one model on all graphs, beside which
 stand published accuracies of GIN.
 """
 

@@ -82,7 +82,7 @@ class PeerFedDC(feddc.FedDC):
 class PeerAligned(fedproto.FedProto):
     """The clients' part: embeddings are read behind ReLU and, in training, behind dropout.
 
-    Errors are summed over classes in the place of their mean weighted by rows. A dropped embedding is about as far from
+    Errors are summed over classes instead of averaged by rows. A dropped embedding is about as far from
     any prototype as it is long, so that all of them are drawn towards zero.
     """
 

@@ -3,7 +3,7 @@
     python benchmarks/prepare.py --like papers100m-like --scales 0.01 0.05 --limit 512MiB --clients 100
     python benchmarks/prepare.py --like papers100m-like --scales 0.01 --limit 192MiB --kills
 
-The graph is a synthetic twin in OGB's own layout. Every step is told from the files that it makes. Memory is the
+The graph is a synthetic twin in OGB's own layout. The files that a step makes identify it. Memory is the
 resident memory of all processes, file pages that they map included, sampled every 50 ms; it should follow the limit,
 beside 0.35 GiB of interpreter and libraries, and not the scale. With `--kills` a second prepare is killed with SIGKILL
 at 10, 50 and 90 % of the time that each step took in the first, and must end with the same files.

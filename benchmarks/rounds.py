@@ -1,7 +1,7 @@
 """Seconds of a round of FedAvg: Shoal and its peers beside a bare torch loop over the same clients, in one run.
 
     python benchmarks/rounds.py [--quick] [--models linear mlp tiny] [--clients 10 50 200 500] [--ratio 1.0]
-                                [--against local stacked ray two flower pfl_research] [--pairs 9] [--peers runs/peers]
+                                [--against local batched ray two flower pfl_research] [--pairs 9] [--peers runs/peers]
     python benchmarks/rounds.py --models gcn sage gin gat gcnii sgc gamlp [--graphs cora pubmed computers physics]
                                 [--against local ray open_fgl] [--layout auto | dense | sparse]
     python benchmarks/rounds.py --models gin-graphs gcn-graphs --clients 500 --ratio 0.1 [--against local ray]
@@ -9,10 +9,10 @@
 A client makes three full-batch SGD steps. `linear` and `mlp` (one hidden layer of 256) have 2,400 rows of 128 features
 and 172 classes, `tiny` has 54 rows of 1,433 features, 64 hidden units and 7 classes. The other models have two layers
 of width 64 and the real graphs of $SHOAL_DATA as ten Louvain clients, a fifth of whose nodes trains; `sgc` and `gamlp`
-read two hops. Every contender is a process with one thread for mathematics; it plays a round (on graphs ten) when it is
-told to, in turn with the bare loop, which of them first alternating. `local` and `ray` are Shoal in one process and
+read two hops. Every contender is a process with one thread for mathematics; it plays a round (on graphs ten) in
+turn with the bare loop; which of them is first alternates. `local` and `ray` are Shoal in one process and
 with one host actor, `batched` is one process that trains the clients of a cell in one batch; `two` are two host actors
-beside two bare loops at once, each over half of the clients. The interval is the one of the median with at least 95 %
+beside two bare loops, each over half of the clients. The interval is the one of the median with at least 95 %
 (order statistics of the sign test). At the end all hold the same weights, to 1e-6 (linear) or 2e-6, on graphs
 after the first round, to 1e-5; all but `open_fgl`, OpenFGL's trainer, which has its own GCN and plays with `gcn` only.
 `benchmarks/peers.sh` installs the peers. `gin-graphs` and `gcn-graphs` are three layers and a readout by mean on

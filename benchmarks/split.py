@@ -137,9 +137,9 @@ class Bare:
         answers = _called(module, parts[0][0], "answer", joined)
         loss, start = torch.zeros(()), 0
         for client, graphs, (w, _) in zip(clients, chosen, parts):
-            said = _called(module, w, "classify", answers[start : start + len(graphs)])
+            scores = _called(module, w, "classify", answers[start : start + len(graphs)])
             data = self.models[client].data
-            loss = loss + F.cross_entropy(said, data.label[data.train[graphs]])
+            loss = loss + F.cross_entropy(scores, data.label[data.train[graphs]])
             start += len(graphs)
             self.optimizers[client].zero_grad()
         self.gnn.grad = None

@@ -1,4 +1,4 @@
-"""A dataset of one's own: `data.dataset: examples/dataset.py:Moons`, with `data.options.nodes`."""
+"""A user's dataset: `data.dataset: examples/dataset.py:Moons`, with `data.options.nodes`."""
 
 from pathlib import Path
 from typing import Any

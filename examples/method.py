@@ -1,4 +1,4 @@
-"""A method of one's own: `algorithm.name: examples/method.py:TrimmedMean`."""
+"""A user's method: `algorithm.name: examples/method.py:TrimmedMean`."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A model of one's own: `model.name: examples/model.py:Residual`.
+"""A user's model: `model.name: examples/model.py:Residual`.
 
 Whatever torch and PyG offer may stand in it. Shoal puts the classifier on top of the embeddings that `forward` gives.
 """

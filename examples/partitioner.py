@@ -1,4 +1,4 @@
-"""A partitioner of one's own: `partition.method: examples/partitioner.py:ByDegree`."""
+"""A user's partitioner: `partition.method: examples/partitioner.py:ByDegree`."""
 
 from dataclasses import dataclass
 

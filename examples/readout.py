@@ -1,4 +1,4 @@
-"""A readout of one's own: `model.readout: examples/readout.py:MeanAndMax` of a graph task.
+"""A user's readout: `model.readout: examples/readout.py:MeanAndMax` of a graph task.
 
 Called as PyG's aggregations are, which are readouts, too: `from torch_geometric.nn import SoftmaxAggregation`.
 """

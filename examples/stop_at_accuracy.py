@@ -1,4 +1,4 @@
-"""A callback of one's own: the run ends once it is good enough.
+"""A user's callback: it ends the run at an accuracy.
 
 shoal run configs/quickstart.yaml 'callbacks=[{name: "examples/stop_at_accuracy.py:StopAt", accuracy: 0.8}]'
 """

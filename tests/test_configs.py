@@ -8,6 +8,7 @@ import yaml
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build
 from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import RENAMED
 from shoal.engine.messages.models import assign_models, require_mixable
 from shoal.engine.preparing.identity import sources
 from shoal.engine.studies.study import read_study
@@ -28,6 +29,27 @@ def test_config_loads(path: Path) -> None:
         build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options, task=config.task)
     assert all(source.dataset in CATALOGUE for source in sources(config))
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
+
+
+def test_every_kind_of_config_is_loaded() -> None:
+    """Folders of `configs/`, its studies, and the tasks of nodes and graphs."""
+    assert {path.parent.name for path in FILES} >= {"configs", "fedgta", "fedpg", "fedgkc", "fggp", "fedgpl"}
+    assert STUDIES
+    assert {load_config(path).task for path in CONFIGS} >= {"node", "graph"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_config_with_earlier_keys_is_the_same_config(path: Path, tmp_path: Path) -> None:
+    """Each renamed key by its first name with each of its values, in the file and on the command line."""
+    for old, (new, values) in RENAMED.items():
+        section, key = old.split(".")
+        for earlier, today in values.items():
+            plain = yaml.safe_load(path.read_text())
+            plain.setdefault(section, {})[key] = earlier
+            (tmp_path / path.name).write_text(yaml.safe_dump(plain))
+            expected = load_config(path, [f"{new}={today}"])
+            assert load_config(tmp_path / path.name) == expected
+            assert load_config(path, [f"{old}={earlier}"]) == expected
 
 
 @pytest.mark.parametrize("name", ["products", "papers100m"])

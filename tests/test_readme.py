@@ -12,8 +12,10 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from cli_page import PAGE, page
+from pages import DOCS, PAGES
+from rooms import ORDER
 
+from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS, PROMPTS
 from shoal.engine.cli.main import command as main
@@ -114,8 +116,28 @@ def test_catalogue_is_complete() -> None:
         assert f"`{name}`" in catalogue, name
 
 
-def test_page_of_commands_is_current() -> None:
-    assert PAGE.read_text() == page(), "python tests/cli_page.py --write"
+def test_catalogue_lists_methods_by_models_and_weights() -> None:
+    catalogue = (ROOT / "docs" / "catalogue.md").read_text()
+    lists, one, weights = (catalogue.index(words) for words in ("A list of models", "the other methods", "refused by"))
+    end = catalogue.index("## Models")
+    methods = {name: type(load(describe(name, {}))) for name in METHODS}
+    several = {name for name, method in methods.items() if method.client_models == "heterogeneous"}
+    unweighted = {name for name, method in methods.items() if "weighted" not in method.supports}
+    assert set(re.findall(r"`(\w+)`", catalogue[lists:one])) == several
+    assert set(re.findall(r"`(\w+)`", catalogue[weights:end])) == unweighted
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generated_page_is_current(name: str) -> None:
+    assert (DOCS / name).read_text() == PAGES[name](), "python tests/pages.py --write"
+
+
+def test_architecture_page_has_every_room() -> None:
+    """Folders of the packages; those inside a room may stand in its line."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for package, rooms in ORDER.items():
+        for room in {name.split("/")[0] for name in rooms} - {package}:
+            assert f"`{package}/{room}/`" in text or (package == "partition" and f"`{room}/`" in text), room
 
 
 def test_pages_are_in_the_navigation() -> None:

@@ -56,9 +56,9 @@ class InTurns(FedAvg):
             time.sleep(0.1)
         self.turns.wait()
         for node, client in zip(nodes, self.task.cohorts[server_round - 1]):
-            told = ConfigRecord({"task": self.path, "client": client})
+            request = ConfigRecord({"task": self.path, "client": client})
             yield Message(
-                RecordDict({"arrays": arrays, "config": told}), dst_node_id=node, message_type=MessageType.TRAIN
+                RecordDict({"arrays": arrays, "config": request}), dst_node_id=node, message_type=MessageType.TRAIN
             )
 
     def aggregate_train(

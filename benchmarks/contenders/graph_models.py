@@ -40,7 +40,7 @@ def gcn(weights: Weights, views: list[View]) -> list[Forward]:
 
 def sage(weights: Weights, views: list[View]) -> list[Forward]:
     """Twice M (H W) + H V + b, M taking means over neighbours."""
-    heard, own = (weights.across(f"convs.0.lin_{side}.weight") for side in "lr")
+    neighbour, own = (weights.across(f"convs.0.lin_{side}.weight") for side in "lr")
     heard2, own2 = (weights.across(f"convs.1.lin_{side}.weight") for side in "lr")
     bias, bias2 = (weights.plain(f"convs.{n}.lin_l.bias") for n in (0, 1))
     head = linear(weights, "head.linears.0")
@@ -52,7 +52,7 @@ def sage(weights: Weights, views: list[View]) -> list[Forward]:
         x = Matrix(features(view.x))
 
         def forward() -> Tensor:
-            h = F.relu(means @ (x @ heard) + x @ own + bias)
+            h = F.relu(means @ (x @ neighbour) + x @ own + bias)
             return head((means @ (h @ heard2) + torch.addmm(bias2, h, own2)).index_select(0, train))
 
         return forward

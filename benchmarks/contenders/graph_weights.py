@@ -29,7 +29,7 @@ class Weights:
         return self._take((name,), self._start[name].clone(), lambda w: [w])
 
     def across(self, *names: str, width: int | None = None) -> Tensor:
-        """Matrices of inputs of one width, side by side as `[width, outputs]`; None is the width of the first."""
+        """Matrices of inputs of one width, concatenated as `[width, outputs]`; None is the width of the first."""
         parts = [self._start[name].reshape(-1, width or self.shapes[names[0]][1]) for name in names]
         counts = [len(part) for part in parts]
         return self._take(names, torch.cat(parts).t().contiguous(), lambda w: w.t().split(counts))

@@ -110,9 +110,9 @@ class Domains:
         """
         members = {record.name: [scores[i] for i in sorted(scores) if i in record] for record in self._records}
         # Ranks are among the items of one client, and have no sum.
-        stacked = {name: np.stack(counts)[:, :, :KINDS] for name, counts in members.items() if counts}
+        by_part = {name: np.stack(counts)[:, :, :KINDS] for name, counts in members.items() if counts}
         for part, table in summary.items():
-            of_part = {name: counts[:, PARTS.index(part)] for name, counts in stacked.items()}
+            of_part = {name: counts[:, PARTS.index(part)] for name, counts in by_part.items()}
             by_name = _rates_of({name: counts.sum(0) for name, counts in of_part.items()})
             means = {name: {**found, **_over_clients(of_part[name])} for name, found in by_name.items()}
             table |= {"balanced": _mean([found["balanced"] for found in by_name.values()]), DOMAINS: means}

@@ -163,9 +163,7 @@ def require_form(upload: Any, up: Mapping[str, Reduce], parameters: Mapping[str,
             _require_weight(entry, upload.weight[entry], tensor.shape)
     for entry, size in upload.upload_bytes.items():
         if not isinstance(size, Integral) or size < 0:
-            raise ProtocolError(
-                f"gives {size!r} as the bytes of {entry!r} on the wire, expected a whole number, 0 or more"
-            )
+            raise ProtocolError(f"gives {size!r} as the bytes of {entry!r}, expected a whole number, 0 or more")
 
 
 def require_state(state: Any, parameters: Mapping[str, torch.Size]) -> None:

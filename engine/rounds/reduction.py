@@ -161,10 +161,10 @@ def combine(
         else:
             _require_one_shape(entry, [(o.ids[0], o.tensors[entry].shape[1:]) for o in outcomes])
             _require_one_type(entry, [(o.ids[0], o.tensors[entry]) for o in outcomes])
-            stacked = torch.cat([o.tensors[entry] for o in outcomes])
+            joined = torch.cat([o.tensors[entry] for o in outcomes])
             if order != list(range(len(ids))):
-                stacked = stacked[order]
-            (held if how is Reduce.MIX else entries)[entry] = stacked
+                joined = joined[order]
+            (held if how is Reduce.MIX else entries)[entry] = joined
     return Replies(sorted(ids), entries, weights, lists), held
 
 

@@ -237,8 +237,8 @@ def macro_f1(counts_B3C: np.ndarray) -> np.ndarray:
     mean_B = np.full(len(classes_B), np.nan)
     # NumPy adds rows of one length in the order in which it adds each of them alone.
     for classes in np.unique(classes_B[classes_B > 0]):
-        alike = classes_B == classes
-        mean_B[alike] = f1_BC[alike][seen_BC[alike]].reshape(-1, classes).mean(1)
+        same_classes = classes_B == classes
+        mean_B[same_classes] = f1_BC[same_classes][seen_BC[same_classes]].reshape(-1, classes).mean(1)
     return mean_B
 
 

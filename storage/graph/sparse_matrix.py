@@ -187,6 +187,12 @@ Features = Tensor | FeatureMatrix
 StoredFeatures = Tensor | SparseMatrix
 
 
+def stored(x: Features) -> StoredFeatures:
+    """Features that have entries of their own: a tensor or a sparse matrix, and nothing computed in a product."""
+    assert isinstance(x, Tensor | SparseMatrix), type(x).__name__
+    return x
+
+
 class _Product(torch.autograd.Function):
     """torch's own product transposes, and so sorts, the sparse matrix in every backward pass."""
 

@@ -282,7 +282,7 @@ UPLOADS = [
         "def upload(self, client, received, phase):\n    return Upload({'w': client.model.w}, {'w': float('nan')})",
         "round 1, client 0: upload() gives NaN or infinity in 'w'",
     ),
-    upload("upload_bytes", "return Upload(sent.entries, {}, {'w': -4})", "gives -4 as the bytes of 'w' on the wire"),
+    upload("upload_bytes", "return Upload(sent.entries, {}, {'w': -4})", "gives -4 as the bytes of 'w'"),
     upload("state", "client.state['n'] = 3", "client.state 'n' is a int, wanted a tensor"),
     upload("no state", "client.state = None", "client.state is None, wanted a dict"),
     upload(

@@ -17,7 +17,7 @@ from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
 from shoal.algorithms.training.analytic.heads import to_gradient
 from shoal.algorithms.training.analytic.layers import Buffers, product, weight_gradient
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
 class Hops(NamedTuple):
@@ -70,7 +70,7 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = apart([hop.float() for hop in inputs])
+        hops = apart([stored(hop).float() for hop in inputs])
         first = self._linears[0]
         gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
         products = {k: self._product(k, hop) for k, hop in hops.others.items()}

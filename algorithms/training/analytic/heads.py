@@ -16,7 +16,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.training.analytic.layers import Buffers, let_through
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class HeadGradients:
         """See `AnalyticGradient`; the inputs are rows of the one hop that the model reads."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
-        read, outputs = self._forward(x_NF.float())
+        read, outputs = self._forward(stored(x_NF).float())
         loss = to_gradient(outputs[-1], label_N)
         self._backward(read, outputs)
         return loss

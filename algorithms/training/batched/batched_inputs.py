@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
 def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
@@ -110,7 +110,8 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
     if isinstance(first, Neighbourhood):
         return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
     assert not isinstance(first, ItemBatch)
-    return BatchedRows([one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)])
+    rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
+    return BatchedRows([[stored(hop) for hop in hops] for hops in rows])
 
 
 class BatchedRows:
@@ -143,7 +144,7 @@ class BatchedGraphs:
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
         """Of every client its neighbourhood."""
         rows = [own.rows for own in gathered if own.rows is not None]
-        x_BNF = padded([own.x_NF for own in gathered], 0)
+        x_BNF = padded([stored(own.x_NF) for own in gathered], 0)
         # Without rows that are asked for the model answers for all nodes.
         self.tensors: Sequence[Tensor] = [x_BNF, *([padded(rows, 0)] if rows else [])]
         self._nodes, self._rows = [len(own.x_NF) for own in gathered], [len(own) for own in rows]

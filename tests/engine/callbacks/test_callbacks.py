@@ -100,7 +100,7 @@ def rewind(folder: Path, number: int) -> None:
             shutil.rmtree(path)
 
 
-def test_a_users_own_is_called_and_kept_apart(configure: Callable[..., Config], tmp_path: Path) -> None:
+def test_user_callback_is_called_and_changes_the_name(configure: Callable[..., Config], tmp_path: Path) -> None:
     mine = {"name": str(tmp_path / "mine.py:Notes"), "stop_after": 3}
     config, plain = configure(mine), configure()
     folder = run(config)
@@ -179,7 +179,7 @@ def test_csv_has_the_lines_after_a_kill(configure: Callable[..., Config], monkey
     assert [row["served.test.nodes"] for row in rows] == [str(score) for score in scores]
 
 
-def test_a_logger_that_fails_is_left_out(
+def test_failing_logger_is_dropped(
     configure: Callable[..., Config], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = configure("csv", "tensorboard")
@@ -193,7 +193,7 @@ def test_a_logger_that_fails_is_left_out(
     assert len((folder / "metrics.csv").read_text().splitlines()) == 7
 
 
-def test_tensorboard_is_there_unless_said_otherwise(configure: Callable[..., Config]) -> None:
+def test_tensorboard_is_on_by_default(configure: Callable[..., Config]) -> None:
     assert list(load_callbacks(configure("csv", **{"run.tensorboard": True}))) == ["tensorboard", "csv"]
     assert list(load_callbacks(configure("csv", "tensorboard", **{"run.tensorboard": True}))) == ["csv", "tensorboard"]
     assert list(load_callbacks(configure("csv"))) == ["csv"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.config.run_identity import identity_keys, name_digits
+from shoal.engine.config.run_identity import identity_keys
 from shoal.engine.preparing.identity import identity, store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
@@ -90,11 +90,10 @@ def test_a_name_is_no_part_of_numbers(config: Callable[..., Config]) -> None:
     assert (x.shape, x.values.tolist()) == ((30, 64), [1] * 30)
 
 
-def test_keys_at_their_defaults_are_no_part_of_a_name(config: Callable[..., Config]) -> None:
-    plain = config(features="given").plain()
-    older = {**plain, "data": {key: value for key, value in plain["data"].items() if key not in ("features", "name")}}
-    assert name_digits(older, {}) == name_digits(plain, {})
-    assert name_digits(config().plain(), {}) != name_digits(plain, {})
+def test_identity_keys_have_made_features_and_no_name_of_the_graph(config: Callable[..., Config]) -> None:
+    old = identity_keys(config(features="given").plain())
+    assert "data.name" not in old
+    assert identity_keys(config().plain()) == {**old, "data.features.kind": "degree"}
 
 
 def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:

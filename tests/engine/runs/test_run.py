@@ -187,7 +187,7 @@ def test_resume_of_a_run_with_other_numbers_is_refused(config: Path, monkeypatch
         ("model.hidden=wide", ("model.hidden", "wide")),
     ],
 )
-def test_what_a_config_chooses_and_is_not_there(
+def test_run_unknown_value_is_refused_by_key(
     tiny: Path, refused: Refused, override: str, parts: tuple[str, ...]
 ) -> None:
     line = refused("run", tiny, override)
@@ -248,7 +248,7 @@ def test_resume_with_a_changed_config(tiny: Path, refused: Refused, shoal: Calla
     shoal("run", tiny, "engine.retries=9", "--resume")
 
 
-def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -> None:
+def test_client_error_names_round_client_and_line(tiny: Path, refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
@@ -311,7 +311,7 @@ def run_failing(folder: Path, **changes: Any) -> Path:
     ("kind", "message"),
     [("raises", "RuntimeError: no luck"), ("nan", "NaN or infinity in 'w'"), ("other", "gives no 'w'")],
 )
-def test_left_out_or_the_end(tmp_path: Path, kind: str, message: str) -> None:
+def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str, message: str) -> None:
     algorithm = {"name": f"{tmp_path / 'failing.py'}:Failing", "kind": kind}
     with pytest.raises(ShoalError, match=rf"round 1, client 2: .*{message}"):
         run_failing(tmp_path, algorithm=algorithm)

@@ -154,7 +154,7 @@ def test_a_wrong_combination_stops_before_the_first_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_that_fails_is_a_row_and_the_rest_goes_on(
+def test_sweep_failed_run_is_a_row(
     config: str, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     method = tmp_path / "moody.py"
@@ -180,7 +180,7 @@ def test_one_that_fails_is_a_row_and_the_rest_goes_on(
     assert (rows[0].path / METRICS).stat().st_mtime_ns == stamp
 
 
-def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: Callable[..., int]) -> None:
+def test_sweep_parallel_equals_sequential(config: str, tmp_path: Path, status: Callable[..., int]) -> None:
     """One fails, the others are those of one after another, to the bit; finished ones are not run again."""
     method = tmp_path / "moody.py"
     method.write_text(MOODY)
@@ -203,7 +203,7 @@ def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: C
     assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
 
 
-def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
+def test_sweep_parallel_interrupted_resumes(config: str, tmp_path: Path) -> None:
     """Ctrl-C while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
     method, held = tmp_path / "slow.py", tmp_path / "held"
     method.write_text(SLOW.format(file=held))
@@ -227,7 +227,7 @@ def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
     assert Sweep(Study(config, asked)).go()
 
 
-def test_interrupted_it_knows_what_is_done(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_interrupted_keeps_finished_rows(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from shoal.engine.studies import sweep as module
 
     run, calls = module.run, []
