@@ -4,8 +4,7 @@ BIN := .venv/bin
 # Tests start Ray, and kill and wait for processes: two at a time keep two cores busy.
 WORKERS ?= 2
 # A file each, in their order: sorted by their number of tests, the few that kill runs for minutes would come last.
-AT_ONCE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-SOURCES := shoal engine algorithms storage partition
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test test-all lint mutants docs clean
 .DEFAULT_GOAL := help
@@ -17,10 +16,10 @@ run: .venv/installed ## run the quickstart
 	$(BIN)/shoal run configs/quickstart.yaml
 
 test: .venv/installed-test ## every test that is not marked slow, a tenth of the exhaustive ones
-	$(BIN)/python -m pytest -m "not slow" $(AT_ONCE)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
 test-all: .venv/installed-test ## all tests
-	$(BIN)/python -m pytest --exhaustive $(AT_ONCE)
+	$(BIN)/python -m pytest --exhaustive $(PARALLEL)
 
 lint: .venv/installed-test ## ruff and mypy
 	$(BIN)/ruff check .

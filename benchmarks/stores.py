@@ -25,8 +25,8 @@ from prepare import rss, size
 from rich.console import Console
 from rich.table import Table
 
-from shoal.storage.datasets.registry import PUBLISHED_FILES
-from shoal.storage.datasets.sources.source import data_root
+from shoal.storage.datasets.registry import CATALOGUE
+from shoal.storage.datasets.sources.source import DataSource, data_root
 
 DRAWN = "flickr-size"
 NODES, EDGES, FEATURES, CLASSES, SHARE = 89_250, 450_000, 500, 7, 0.46
@@ -51,7 +51,10 @@ def draw(folder: Path) -> None:
 def raw_bytes(graph: str, drawn: Path) -> int:
     """Bytes of the files that a graph is read from."""
     root = data_root(None)
-    return size(drawn) if graph == DRAWN else sum((root / file).stat().st_size for file in PUBLISHED_FILES[graph])
+    if graph == DRAWN:
+        return size(drawn)
+    files = CATALOGUE[graph].published_files(DataSource(graph))
+    return sum((root / file).stat().st_size for file in files)
 
 
 def measure(graph: str, drawn: Path, layout: str, hops: int) -> dict[str, float]:

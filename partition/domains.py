@@ -1,4 +1,4 @@
-"""Partitions within each of several graphs: no client holds nodes of two."""
+"""Partitions within each graph of a federation: no client holds nodes of two."""
 
 from dataclasses import replace
 from itertools import accumulate

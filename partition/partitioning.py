@@ -12,7 +12,7 @@ from shoal.partition.methods.from_file import by_file, by_index
 from shoal.partition.methods.louvain import by_louvain
 from shoal.partition.methods.metis import by_metis
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.user_partitioner import by_own
+from shoal.partition.methods.user_partitioner import by_user
 from shoal.partition.methods.workspace import Workspace
 from shoal.partition.out_of_core.kaminpar import by_kaminpar
 from shoal.partition.out_of_core.semi_external import by_semi_external
@@ -62,7 +62,7 @@ def partition(
 ) -> np.ndarray:
     """Client of every node, int32 `[N]`: a disjoint cover in which no client is empty.
 
-    Of several domains each is divided by itself, between the clients that `options.domains` gives it; a file divides
+    Each of the domains is divided separately, between the clients that `options.domains` gives it; a file divides
     all of them. With `index` some nodes may belong to `NO_CLIENT`. Of a dataset of graphs the graphs are divided, and a
     node goes with its graph.
 
@@ -85,7 +85,7 @@ def partition(
         assert labelled_mask.shape == (graph.items,)
         assert labelled_mask.dtype == np.bool_
 
-    method = by_own if is_own(options.method) else METHODS[options.method]
+    method = by_user if is_own(options.method) else METHODS[options.method]
     if not graph.domains:
         assignment = method(graph, options, labelled_mask, workspace)
     elif options.method == "file":

@@ -1,4 +1,4 @@
-"""What a user may have meant by a name that there is not."""
+""" "Did you mean" suggestions for unknown names."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean 'lr'?` with the known name that is most like a wrong one; an empty text where none is."""
     names = {name.lower(): name for name in known}
-    return _asked([names[alike] for alike in difflib.get_close_matches(wrong.lower(), names, n=1)])
+    return _asked([names[close] for close in difflib.get_close_matches(wrong.lower(), names, n=1)])
 
 
 def did_you_mean_at(wrong: str, known: Iterable[str]) -> str:

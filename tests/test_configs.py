@@ -10,10 +10,10 @@ from shoal.algorithms.models.build import build
 from shoal.engine.config.config import load_config
 from shoal.engine.config.config_text import RENAMED
 from shoal.engine.messages.models import assign_models, require_mixable
-from shoal.engine.preparing.prepare import sources
+from shoal.engine.preparing.identity import sources
 from shoal.engine.studies.study import read_study
 from shoal.engine.studies.sweep import Sweep
-from shoal.storage.datasets.registry import LOADERS
+from shoal.storage.datasets.registry import CATALOGUE
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -27,7 +27,7 @@ def test_loads(path: Path) -> None:
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
     for model in config.models():
         build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options, task=config.task)
-    assert all(source.dataset in LOADERS for source in sources(config))
+    assert all(source.dataset in CATALOGUE for source in sources(config))
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
 
 

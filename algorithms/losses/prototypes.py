@@ -12,13 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.algorithms.protocol import Tree
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 EPS = 1e-12
 
 
-def class_sums(z_NH: Features, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def class_sums(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Sums of the rows of every class, `[C, H]`, and their counts, int32 `[C]`; label -1 is left out."""
+    if not isinstance(z_NH, Tensor | SparseMatrix):
+        z_NH = z_NH.to_dense()
     known = y_N >= 0
     if not bool(known.all()):
         rows = known.nonzero()[:, 0]
@@ -37,7 +39,7 @@ def _sums_of_sparse(z_NH: SparseMatrix, y_N: Tensor, classes: int) -> Tensor:
     return values.new_zeros(classes * width).index_add_(0, place, values).view(classes, width)
 
 
-def class_means(z_NH: Features, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def class_means(z_NH: StoredFeatures, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes `[C, H]`, zero for a class without rows, and the counts, int32 `[C]`, that tell so."""
     sums_CH, counts_C = class_sums(z_NH, y_N, classes)
     return sums_CH / counts_C.clamp_min(1)[:, None], counts_C

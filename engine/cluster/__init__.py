@@ -1,1 +1,1 @@
-"""Everything that knows Ray: host actors, their pool, the roster, the cluster."""
+"""Everything that knows Ray: the backend, its host actors and their pool."""

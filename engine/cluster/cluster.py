@@ -1,4 +1,4 @@
-"""Ray: started on this machine or joined, and asked for what a run needs before anything else happens."""
+"""Ray: starts it or joins a cluster, checks that the hosts fit, and places them."""
 
 import logging
 import math
@@ -7,25 +7,26 @@ import secrets
 import signal
 import socket
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import ray
-from ray.exceptions import RayError
+import torch
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from shoal.engine.cluster import tensor_transport
 from shoal.engine.config.config import Config, ResourcesConfig
 from shoal.storage.errors import ShoalError
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 CONNECT_SECONDS = 10
-# Small outcomes go straight to the server: through the object store they cost the raylet more time. What Ray would
-# report of tasks, timings and metrics has no reader in a cluster that ends with the command.
+# Small outcomes go straight to the server: the object store would cost the raylet more time. Reports of tasks, timings
+# and metrics have no reader in a cluster that ends with the command.
 PRIVATE = {
     "max_direct_call_object_size": 2**20,
     "task_events_report_interval_ms": 0,
@@ -35,25 +36,30 @@ PRIVATE = {
 
 
 def connect(config: Config) -> None:
-    """Starts Ray or joins the cluster of `ray.address`, then compares the run's requests with what there is.
+    """Starts Ray or joins the cluster of `ray.address`, then checks that the run's hosts fit.
 
     Raises:
         ShoalError: No cluster at the address, or one too small for the hosts.
     """
-    _token(joining=config.ray.address is not None)
-    _probe(config.ray.address)
+    address = config.ray.address
+    _token(joining=address is not None)
     # Ray's own messages would drown the table; errors still come through as exceptions.
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
+        _probe(address)
         with _sigterm_kept():
-            if config.ray.address is None:
+            if address is None:
                 # Without an address Ray would join whatever cluster was started on this machine last.
                 ray.init(address="local", include_dashboard=False, _system_config=PRIVATE, **quiet)
             else:
-                ray.init(address=config.ray.address, runtime_env={"py_modules": [_package()]}, **quiet)
+                ray.init(address=address, runtime_env={"py_modules": [_package()]}, **quiet)
     except Exception as error:
-        raise _unreachable(config.ray.address or "this machine", error) from error
-    tensor_transport.register()
+        reason = " ".join(str(error).split())[:300]
+        raise ShoalError(
+            f"ray.address: no Ray cluster can be reached at {address or 'this machine'} ({reason}); start one with "
+            "`ray start --head`, set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
+        ) from error
+    share_tensors()
     try:
         _require_resources(config)
     except ShoalError:
@@ -63,10 +69,10 @@ def connect(config: Config) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Nobody changes what SIGTERM does meanwhile.
+    """Keeps the handler of SIGTERM inside of the block.
 
-    Ray would take it while it starts, and answer with an exception; one that is raised in a callback of a fork, of
-    which it does many, is printed and lost, and the run goes on as if nobody had asked it to stop.
+    Ray installs one while it starts, which raises an exception. Raised in a callback of a fork, that exception is
+    printed and lost, and the run ignores the signal.
     """
     change = signal.signal
 
@@ -78,25 +84,14 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _probe(address: str | None) -> None:
-    """Asks the port first: Ray itself would wait for minutes where nobody listens."""
+    """Tries the port first: Ray itself would wait for minutes where nothing listens."""
     host, colon, port = (address or "").rpartition(":")
     if colon and port.isdigit():
-        try:
-            socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
-        except OSError as error:
-            raise _unreachable(str(address), error) from error
-
-
-def _unreachable(where: str, error: Exception) -> ShoalError:
-    reason = " ".join(str(error).split())[:300]
-    return ShoalError(
-        f"ray.address: no Ray cluster can be reached at {where} ({reason}); start one with `ray start --head`, "
-        "set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
-    )
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _token(joining: bool) -> None:
-    """Keeps Ray's token in a file that only its owner can read; Ray itself would write it readable to all."""
+    """Writes Ray's token to a file that only its owner can read; Ray itself would make it readable to all."""
     path = os.environ.get(TOKEN_PATH)
     if path is None:
         if joining:
@@ -110,12 +105,32 @@ def _token(joining: bool) -> None:
 
 
 def _package() -> str:
-    """The package, shipped to a cluster whose machines may not have it."""
+    """Folder of the package, which Ray ships to machines that may not have it; links in it become folders."""
     return str(Path(__file__).absolute().parents[2])
 
 
+def share_tensors() -> None:
+    """Makes Ray send this process's CPU tensors as NumPy arrays, which readers map without a copy."""
+    ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=_from_array)
+
+
+def _to_array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().numpy()
+
+
+def _from_array(array: np.ndarray) -> torch.Tensor:
+    with warnings.catch_warnings():
+        # Shared memory is read-only, and no reader writes into a received tensor.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
 def _require_resources(config: Config) -> None:
-    """Hosts that can never be placed would wait for ever without an error."""
+    """Refuses hosts that can never be placed: Ray would wait for ever.
+
+    Raises:
+        ShoalError: The cluster has too few resources.
+    """
     share = config.resources
     deadline = time.monotonic() + (10 if config.ray.address else 0)
     while True:
@@ -137,21 +152,18 @@ def _require_resources(config: Config) -> None:
 
 
 def _room(machines: Sequence[Mapping[str, float]], share: ResourcesConfig) -> float:
-    """How many hosts fit the machines, the server standing where it takes the least room; 0 if it fits nowhere."""
-    buffers = []
+    """Counts the hosts that fit the machines, with the server where it costs the fewest; 0 if it fits nowhere."""
+    rooms = []
     for number, machine in enumerate(machines):
-        left = {
-            "CPU": machine.get("CPU", 0) - share.server_cpus,
-            "GPU": machine.get("GPU", 0) - share.server_gpus,
-        }
-        if min(left.values()) >= 0:
-            beside = [*machines[:number], left, *machines[number + 1 :]]
-            buffers.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in beside))
-    return max(buffers, default=0)
+        rest = {"CPU": machine.get("CPU", 0) - share.server_cpus, "GPU": machine.get("GPU", 0) - share.server_gpus}
+        if min(rest.values()) >= 0:
+            others = [*machines[:number], rest, *machines[number + 1 :]]
+            rooms.append(sum(places(one, share.cpus_per_host, share.gpus_per_host) for one in others))
+    return max(rooms, default=0)
 
 
 def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:
-    """How many hosts fit one machine with the resources that Ray counts; a share of a GPU must fit one device."""
+    """Counts the hosts that fit one machine, by the resources that Ray counts; a share of a GPU must fit one device."""
     slack = 1e-9
     by_cpu = machine.get("CPU", 0) // (cpus - slack) if cpus else math.inf
     if not gpus:
@@ -160,83 +172,23 @@ def places(machine: Mapping[str, float], cpus: float, gpus: float) -> float:
     return min(by_cpu, devices * ((1 + slack) // gpus) if gpus < 1 else devices // gpus)
 
 
-SECONDS_BETWEEN_LOOKS = 5.0
-SECONDS_GONE = 20.0
-SECONDS_TO_ANSWER = 2.0
-
-
-class ClusterHealth:
-    """Looks now and then whether the control service (GCS) answers, and whether this machine is still a part."""
-
-    def __init__(self) -> None:
-        """Of the cluster that this process is connected to."""
-        context = ray.get_runtime_context()
-        host, _, port = context.gcs_address.rpartition(":")
-        self._address, self._node = (host.strip("[]"), int(port)), context.get_node_id()
-        self._answered = self._looked = time.monotonic()
-
-    def require(self) -> None:
-        """Looks, unless it just did.
-
-        Raises:
-            ShoalError: The control service is gone for some time, or Ray's process on this machine (raylet) has ended.
-        """
-        now = time.monotonic()
-        if now - self._looked < SECONDS_BETWEEN_LOOKS:
-            return
-        self._looked = now
-        if self._answers():
-            self._answered = time.monotonic()
-            self.require_machine()
-        elif now - self._answered > SECONDS_GONE:
-            host, port = self._address
-            raise ShoalError(
-                f"ray: the control service of the cluster (GCS) at {host}:{port} has not answered for "
-                f"{now - self._answered:.0f} s; start the cluster again and use --resume"
-            )
-
-    def require_machine(self) -> None:
-        """Looks for this machine in the cluster.
-
-        Raises:
-            ShoalError: It is no part of it any more.
-        """
-        if not self._answers():
-            return
-        try:
-            nodes = ray.nodes()
-        except RayError:
-            return
-        if not any(node["Alive"] for node in nodes if node["NodeID"] == self._node):
-            raise ShoalError(
-                "ray: the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
-            )
-
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection(self._address, timeout=SECONDS_TO_ANSWER).close()
-        except OSError:
-            return False
-        return True
-
-
-# GPUs that nobody uses are there at once.
-SECONDS = 10.0
+# Free GPUs are reserved within milliseconds.
+SECONDS_TO_RESERVE = 10.0
 
 
 def gpu_places(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
-    """Where hosts go so that each GPU has as many of them as the next, or one less: scheduling strategies, one a host.
+    """Spreads hosts evenly over GPUs: one scheduling strategy a host.
 
-    Each GPU that they share is reserved whole, by a bundle of a placement group, for as long as the hosts live.
+    A bundle of a placement group reserves each shared GPU whole, for as long as the hosts live.
 
     Args:
         count: How many hosts.
         cpus: CPUs of each.
         gpus: Share of a GPU of each.
-        server_gpus: What the server takes of the GPUs beside them.
+        server_gpus: GPUs of the server.
 
     Returns:
-        Nothing where there is nothing to choose: no shares, one host, or not several GPUs that nobody uses.
+        Nothing where there is no choice: without shares, with one host, or with fewer than two free GPUs.
     """
     free = math.floor(ray.available_resources().get("GPU", 0.0) - math.ceil(server_gpus))
     several = min(count, free)
@@ -245,7 +197,7 @@ def gpu_places(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -
     of_each = [len(range(number, count, several)) for number in range(several)]
     bundles = [{"GPU": 1.0, **({"CPU": cpus * hosts} if cpus else {})} for hosts in of_each]
     group = placement_group(bundles, strategy="SPREAD")
-    if not group.wait(SECONDS):
+    if not group.wait(SECONDS_TO_RESERVE):
         remove_placement_group(group)
         return []
     return [PlacementGroupSchedulingStrategy(group, host % several) for host in range(count)]

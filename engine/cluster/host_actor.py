@@ -9,8 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from shoal.algorithms.protocol import Tree
-from shoal.engine.cluster import tensor_transport
-from shoal.engine.cluster.cluster import gpu_places
+from shoal.engine.cluster.cluster import gpu_places, share_tensors
 from shoal.engine.cluster.roster import DataLocality, local_clients
 from shoal.engine.hosts.device import DeviceLost, resident
 from shoal.engine.hosts.host import Host
@@ -26,16 +25,16 @@ class HostActor(Host):
 
     def __init__(self) -> None:
         super().__init__()
-        tensor_transport.register()
+        share_tensors()
 
     def ping(self) -> int:
-        """Says that the host is up, with its process id."""
+        """Process id of the host, once it is up."""
         return os.getpid()
 
     def run_call(self, job_id: str, cells: Sequence[Cell], shared: Tree) -> list[Outcome | None]:
-        """Runs the cells of one call, and says what memory the process then holds.
+        """Runs the cells of one call; their outcomes have the memory that the process holds afterwards.
 
-        A process whose GPU answers no more ends, so that Ray starts a new one, and the cells run again.
+        A process whose GPU no longer answers ends itself: Ray starts a new one, and the cells run again.
         """
         try:
             outcomes = list(self.run_cells(job_id, cells, shared))
@@ -49,7 +48,7 @@ class HostActor(Host):
         return outcomes
 
     def enter(self, job: Job) -> DataLocality:
-        """Opens a job as far as the host's machine has its files, and says of which clients it has them.
+        """Opens a job, unless its machine has the files of no client; returns the clients whose files it has.
 
         Raises:
             ShoalError: The store or the method does not fit the job.
@@ -61,13 +60,13 @@ class HostActor(Host):
 
 
 def start_hosts(count: int, cpus: float, gpus: float, server_gpus: float = 0.0) -> list[Any]:
-    """Starts host actors, which Ray starts again when they die; `await_hosts` waits for them.
+    """Starts host actors, which Ray restarts when they die; `await_hosts` waits for them.
 
     Args:
         count: How many.
         cpus: CPUs of each.
         gpus: GPUs of each, or a share of one.
-        server_gpus: What the server takes of the GPUs.
+        server_gpus: GPUs of the server.
     """
     places = gpu_places(count, cpus, gpus, server_gpus) or ["SPREAD"] * count
     actor = ray.remote(HostActor)

@@ -1,5 +1,6 @@
 """The backend on Ray: the server of a run as an actor, beside host actors that stay warm between runs."""
 
+import socket
 import time
 from contextlib import suppress
 from typing import Any
@@ -9,10 +10,10 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shoal.engine.cluster import tensor_transport
-from shoal.engine.cluster.cluster import ClusterHealth, connect
+from shoal.engine.cluster.cluster import connect, share_tensors
 from shoal.engine.cluster.host_actor import await_hosts, start_hosts
 from shoal.engine.cluster.ray_pool import RayPool
+from shoal.engine.cluster.roster import plain_error
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import ServerLost, server_device
 from shoal.engine.hosts.device import resident
@@ -25,6 +26,50 @@ from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 
 BETWEEN_BEATS = 1.0
+SECONDS_BETWEEN_CHECKS = 5.0
+SECONDS_GONE = 20.0
+SECONDS_TO_ANSWER = 2.0
+
+
+class ClusterHealth:
+    """Checks now and then that the control service (GCS) answers, and that this machine is still in the cluster."""
+
+    def __init__(self) -> None:
+        """Takes the cluster that this process is connected to."""
+        context = ray.get_runtime_context()
+        host, _, port = context.gcs_address.rpartition(":")
+        self._address, self._node = (host.strip("[]"), int(port)), context.get_node_id()
+        self._answered = self._checked = time.monotonic()
+
+    def require(self, now: bool = False) -> None:
+        """Checks the cluster, unless it just did.
+
+        Args:
+            now: Checks again, and only this machine: a control service that does not answer may come back.
+
+        Raises:
+            ShoalError: The control service has been gone for some time, or Ray's process on this machine has ended.
+        """
+        since = time.monotonic()
+        if not now and since - self._checked < SECONDS_BETWEEN_CHECKS:
+            return
+        self._checked = since
+        try:
+            socket.create_connection(self._address, timeout=SECONDS_TO_ANSWER).close()
+            self._answered = time.monotonic()
+            nodes = ray.nodes()
+        except (OSError, RayError):
+            if not now and since - self._answered > SECONDS_GONE:
+                host, port = self._address
+                raise ShoalError(
+                    f"ray: the control service of the cluster (GCS) at {host}:{port} has not answered for "
+                    f"{since - self._answered:.0f} s; start the cluster again and use --resume"
+                ) from None
+            return
+        if not any(node["Alive"] for node in nodes if node["NodeID"] == self._node):
+            raise ShoalError(
+                "ray: the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
+            )
 
 
 class RayBackend:
@@ -83,7 +128,7 @@ class RayBackend:
     def close(self) -> None:
         started = psutil.Process().children(recursive=True) if self._config.ray.address is None else []
         ray.shutdown()
-        # Ray ends what it started, but where processes of its own were killed it leaves others behind.
+        # Ray ends what it started, but where some of its processes were killed it leaves others behind.
         for process in started:
             with suppress(psutil.Error):
                 process.kill()
@@ -99,11 +144,11 @@ class RayBackend:
         return actor.remote(self._config, self.hosts, job, plan, state)
 
     def _get(self, ref: Any, watch: Watch = unwatched) -> Any:
-        """Waits as long as the server gives signs of life.
+        """Waits as long as the server answers `alive`.
 
         Raises:
             ServerLost: The server died or went silent.
-            ShoalError: What the server raised, or the cluster is gone.
+            ShoalError: The server raised one, or the cluster is gone.
         """
         silence = self._config.engine.cell_timeout
         answered = time.monotonic()
@@ -122,44 +167,41 @@ class RayBackend:
                     beat = self._server.alive.remote()
                 elif time.monotonic() - answered > silence:
                     ray.kill(self._server)
-                    self._health.require_machine()
+                    self._health.require(now=True)
                     raise ServerLost(f"the server was silent for {silence:.0f} s")
         except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, ShoalError):
-                raise ShoalError(cause.line, cause.detail) from None
-            raise ShoalError(f"the server failed: {type(cause).__name__}: {cause}", str(error)) from error
+            raise plain_error(error, "the server") from error
         except RayError as error:
-            self._health.require_machine()
+            self._health.require(now=True)
             raise ServerLost(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
 
 
 class ServerActor:
-    """The server as a Ray actor; by itself it asks for no CPU and no GPU."""
+    """The server as a Ray actor."""
 
     def __init__(self, config: Config, hosts: list[Any], job: Job, plan: Plan, state: FederationState | None) -> None:
-        tensor_transport.register()
+        share_tensors()
         self._live: Live | None = None
         self._refusal: ShoalError | None = None
         try:
             self._pool = RayPool(hosts, job, config.engine.cell_timeout, config.engine.retries)
             self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
-            # An actor that is not made counts as lost, and would be made again; `ready` tells it.
+            # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
             self._refusal = ShoalError(error.line, error.detail)
 
     def ready(self) -> None:
-        """Waits until every client, and every graph to evaluate, has a host that sees its data.
+        """Waits until every client, and every graph to evaluate, has a host that can read its data.
 
         Raises:
-            ShoalError: A client has none, or the server could not be made.
+            ShoalError: A client has none, or the constructor failed.
         """
         if self._refusal is not None:
             raise self._refusal
         self._pool.require_data([info.client for info in (*self._server.infos, *self._server.graphs)])
 
     def round(self) -> dict[str, Any]:
-        """Runs one round; its line has the memory of server and hosts, and what happened to hosts."""
+        """Runs one round; its line also has the memory of server and hosts, and the events of hosts."""
         line = self._server.round(self._watch)
         self._live = None
         hosts = {str(host): held for host, held in sorted(self._pool.memory.items())}
@@ -177,5 +219,5 @@ class ServerActor:
         return self._server.state
 
     def alive(self) -> Live | None:
-        """Answers while a round is under way, with how far it is."""
+        """Progress of the round under way; a call that returns shows that the server is alive."""
         return self._live

@@ -1,8 +1,8 @@
-"""Cells on host actors: largest first, where their data is, and again elsewhere if a host dies."""
+"""Runs cells on host actors: largest first, where their data is, and again elsewhere if a host dies."""
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,12 @@ from shoal.storage.errors import ShoalError
 
 @dataclass(eq=False)
 class Task:
-    """A cell, or one client of a cell, on its way through the hosts.
+    """A cell, or one client of a cell, to run on a host.
 
     Attributes:
-        position: Of the whole cell among the cells of a phase.
+        position: Place of the whole cell among the cells of a phase.
         cell: What a host runs.
-        losses: How often it was lost with its host.
+        losses: Number of times it was lost with its host.
     """
 
     position: int
@@ -34,22 +34,22 @@ class Task:
 
 
 class Assembly:
-    """The cells of one phase that run client by client."""
+    """Splits cells of a phase into single-client tasks and merges their outcomes."""
 
     def __init__(self) -> None:
-        """Starts without any."""
+        """Starts with no cell split."""
         self._ids: dict[int, Sequence[int]] = {}
         self._found: dict[int, dict[int, Outcome]] = {}
 
     def split(self, task: Task) -> list[Task]:
-        """The clients of a cell as pieces of their own."""
+        """One task for each client of a cell."""
         if len(task.cell.ids) == 1:
             return [task]
         self._ids[task.position] = task.cell.ids
         return [Task(task.position, single, task.losses) for single in one_by_one(task.cell)]
 
     def join(self, task: Task, outcome: Outcome) -> Outcome | None:
-        """The outcome of the whole cell, to the bit that of one go; None while other clients of it are missing."""
+        """The outcome of the whole cell, with the bits of an unsplit run; None while clients of it are missing."""
         ids = self._ids.get(task.position)
         if ids is None:
             return outcome
@@ -62,15 +62,15 @@ SLACK = 0.01
 
 
 def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence[int | None]) -> list[int]:
-    """Gives every cell a host, the most costly cells first.
+    """Assigns cells to the hosts that ran them last, if load allows; the most costly cells first.
 
-    A host keeps what it ran before, whose data it has open, up to its share of all costs or while it has least to
-    do; the rest goes where there is least to do. So a host that came later than others gets its share, too.
+    A host keeps its earlier cells, whose data it has open, up to an even share of all costs, or while its load is the
+    lowest. Other cells go to the host of the lowest load, so a host that joins later gets a share.
 
     Args:
-        costs: Of the cells.
-        able: Hosts that see a cell's data, at least one.
-        homes: Host that ran a cell last.
+        costs: Cost of each cell.
+        able: Hosts that can read the data of each cell, at least one.
+        homes: Host that ran each cell last; None: none did.
 
     Returns:
         The host of every cell.
@@ -87,81 +87,65 @@ def place(costs: Sequence[float], able: Sequence[Sequence[int]], homes: Sequence
     return places
 
 
-# Cells that take less are sent together: a call costs milliseconds.
+# Shorter cells are sent together: a call costs milliseconds.
 SECONDS_OF_A_CALL = 0.5
-# Of a queue; small enough that hosts end together, large enough for few calls.
+# Share of a queue: small enough that hosts finish together, large enough for few calls.
 SHARE_OF_A_CALL = 0.5
 
 
-class Queues:
-    """The pieces of a phase that wait for a host."""
+def queued(tasks: Sequence[Task], places: Sequence[int], hosts: int) -> list[list[Task]]:
+    """Queues of the hosts, each by cost: the last task, of the largest cost, is taken first."""
+    queues: list[list[Task]] = [[] for _ in range(hosts)]
+    for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].cell.cost, -pair[0].position)):
+        queues[host].append(task)
+    return queues
 
-    def __init__(self, hosts: int, pace: Callable[[Task], float]) -> None:
-        """Starts empty.
 
-        Args:
-            hosts: Number of hosts.
-            pace: Seconds that a piece may take; infinite where nobody knows yet.
-        """
-        self._queues: list[list[Task]] = [[] for _ in range(hosts)]
-        self._pace = pace
+def take(
+    queues: Sequence[list[Task]],
+    host: int,
+    reads: frozenset[int],
+    pace: Callable[[Task], float],
+    alone: bool = False,
+    never_lost: bool = False,
+) -> list[Task]:
+    """Takes tasks for one call: enough to pay for the call, and few enough that the hosts finish together.
 
-    def fill(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
-        """Puts pieces into the queues of their hosts, the largest last: it is taken first."""
-        for task, host in sorted(zip(tasks, places), key=lambda pair: (pair[0].cell.cost, -pair[0].position)):
-            self._queues[host].append(task)
+    A task that was lost before runs in a call without others, so that only it can cause the next loss.
 
-    def add(self, host: int, tasks: Iterable[Task]) -> None:
-        """Puts pieces behind all others, where they are taken first."""
-        self._queues[host].extend(tasks)
+    Args:
+        queues: The waiting tasks of every host.
+        host: The host.
+        reads: Clients whose data it can read.
+        pace: Expected seconds of a task; infinite while unknown.
+        alone: No other host is ready.
+        never_lost: Takes only tasks that were never lost.
+    """
+    most = len(queues[host]) or max(map(len, queues))
+    share = most if alone else math.ceil(SHARE_OF_A_CALL * most)
+    tasks: list[Task] = []
+    seconds = 0.0
+    while len(tasks) < share and seconds < SECONDS_OF_A_CALL:
+        task = _next(queues, host, reads, never_lost or bool(tasks))
+        if task is None:
+            break
+        tasks.append(task)
+        seconds += math.inf if task.losses else pace(task)
+    return tasks
 
-    def add_to_shortest(self, hosts: Sequence[int], task: Task) -> None:
-        """Puts a piece where the least waits, among some hosts."""
-        self._queues[min(hosts, key=lambda host: len(self._queues[host]))].append(task)
 
-    def replace(self, host: int, by: Callable[[Task], Iterable[Task]]) -> None:
-        """Replaces every piece of a host's queue."""
-        self._queues[host] = [new for task in self._queues[host] for new in by(task)]
-
-    def clients(self) -> set[int]:
-        """All clients that wait."""
-        return {i for queue in self._queues for task in queue for i in task.cell.ids}
-
-    def take(self, host: int, sees: frozenset[int], alone: bool, never_lost: bool) -> list[Task]:
-        """Pieces for one call: so many that it takes a while, and few enough that the hosts end together.
-
-        Args:
-            host: The host.
-            sees: Clients whose data it has.
-            alone: No other host is at work.
-            never_lost: Only pieces that were not lost before: these run alone, so that the next loss can only be
-                their own doing.
-        """
-        most = len(self._queues[host]) or max(map(len, self._queues))
-        share = most if alone else math.ceil(SHARE_OF_A_CALL * most)
-        tasks: list[Task] = []
-        seconds = 0.0
-        while len(tasks) < share and seconds < SECONDS_OF_A_CALL:
-            task = self._next(host, sees, never_lost or bool(tasks))
-            if task is None:
-                break
-            tasks.append(task)
-            seconds += math.inf if task.losses else self._pace(task)
-        return tasks
-
-    def _next(self, host: int, sees: frozenset[int], never_lost: bool) -> Task | None:
-        """The host's largest piece, or one of the fullest queue if its own has none for it."""
-        others = sorted((queue for queue in self._queues if queue), key=len, reverse=True)
-        for queue in [self._queues[host], *others]:
-            for task in reversed(queue):
-                if not (never_lost and task.losses) and sees.issuperset(task.cell.ids):
-                    queue.remove(task)
-                    return task
-        return None
+def _next(queues: Sequence[list[Task]], host: int, reads: frozenset[int], never_lost: bool) -> Task | None:
+    """The largest task of the host's queue, or of the fullest queue that has one for it."""
+    for queue in [queues[host], *sorted(queues, key=len, reverse=True)]:
+        for task in reversed(queue):
+            if not (never_lost and task.losses) and reads.issuperset(task.cell.ids):
+                queue.remove(task)
+                return task
+    return None
 
 
 CALLS_IN_FLIGHT = 2
-# Bytes that Ray sends along; what is larger would be put into the object store for every call.
+# Bytes that Ray sends with a call; larger arguments would enter the object store again for every call.
 SENT_WITH_A_CALL = 96_000
 SECONDS_OF_A_WAIT = 1.0
 COME_BACK_SECONDS = 120.0
@@ -172,25 +156,22 @@ class RayPool:
     """Host actors behind one queue each.
 
     Attributes:
-        retried: How often a cell, or a client of one, was lost with its host, since the pool was made.
-        transfer: Seconds spent on sending cells and taking in outcomes, since the pool was made.
+        retried: Number of tasks lost with their host so far.
+        transfer: Seconds spent on sending cells and reading outcomes so far.
         memory: Resident bytes of every host after its newest cell, mapped files included.
     """
 
     def __init__(self, hosts: list[Any], job: Job, cell_timeout: float, retries: int) -> None:
-        """Takes hosts and has them open the job.
+        """Takes host actors; `require_data` and `run_cells` make them open the job.
 
         Args:
             hosts: Actor handles.
-            job: The job to open on them.
+            job: The job.
             cell_timeout: Seconds of silence after which a host is replaced.
-            retries: How often one cell may be lost.
+            retries: Number of times that one task may be lost.
         """
         self.roster = Roster(hosts, job)
-        self.skip_failed_clients = job.skip_failed_clients
-        self.job_id, self.who = job.id, job.who
-        self.timeout = cell_timeout
-        self.retries = retries
+        self.job, self.timeout, self.retries = job, cell_timeout, retries
         # Host that ran a cell last, by the cell's first client; seconds per unit of cost, by phase.
         self.home: dict[int, int] = {}
         self.pace: dict[str, float] = {}
@@ -200,22 +181,22 @@ class RayPool:
 
     @property
     def hosts(self) -> tuple[int, int]:
-        """Hosts at work, of how many."""
+        """Ready hosts, of how many."""
         return len(self.roster.ready), len(self.roster.hosts)
 
     def events(self) -> list[str]:
-        """What happened to hosts since this was last asked, a line each."""
+        """Losses and returns of hosts since the last call, a line each."""
         events, self.roster.events = self.roster.events, []
         return events
 
     def require_data(self, clients: Sequence[int]) -> None:
-        """Waits until every client has a host that sees its files.
+        """Waits until every client has a host that can read its files.
 
         Raises:
-            ShoalError: All hosts have answered, or had the time to, and a client is seen by none.
+            ShoalError: All hosts have answered, or their time is over, and none can read a client's files.
         """
         deadline = time.monotonic() + COME_BACK_SECONDS
-        while missing := self.roster.unseen(clients):
+        while missing := self.roster.unreadable(clients):
             if len(self.roster.ready) == len(self.roster.hosts) or time.monotonic() > deadline:
                 raise self.roster.refusal(missing)
             self.roster.call_back()
@@ -224,11 +205,10 @@ class RayPool:
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterator[tuple[int, Outcome]]:
         """Runs all cells; a cell whose host dies or stays silent runs again from the same values.
 
-        A cell that was lost twice runs client by client, and so does one whose data does not lie in one place; the
-        sums are the same to the bit.
+        A cell that was lost twice, or that no host can read whole, runs client by client; the sums have the same bits.
 
         Raises:
-            ShoalError: A client's code failed, a cell was lost too often, or no host is left for it.
+            ShoalError: A client's code failed, a cell was lost too often, or all hosts are lost.
         """
         with self.transferring():
             sent = shared if tree_bytes(shared) < SENT_WITH_A_CALL else ray.put(shared)
@@ -236,7 +216,7 @@ class RayPool:
 
     @contextmanager
     def transferring(self) -> Iterator[None]:
-        """The time inside of the block counts as `transfer`."""
+        """Adds the time inside of the block to `transfer`."""
         began = time.perf_counter()
         yield
         self.transfer += time.perf_counter() - began
@@ -244,7 +224,7 @@ class RayPool:
 
 @dataclass
 class _Call:
-    """Pieces under way on a host, which runs them one after another."""
+    """Tasks sent to a host, which runs them one after another."""
 
     tasks: Sequence[Task]
     host: int
@@ -252,20 +232,20 @@ class _Call:
 
 
 class _Phase:
-    """The cells of one phase on the hosts of a pool, until all have come back."""
+    """The cells of one phase, until the outcomes of all are back."""
 
     def __init__(self, pool: RayPool, shared: Any) -> None:
         self._pool, self._roster, self._shared = pool, pool.roster, shared
-        self._queues = Queues(len(self._roster.hosts), self._seconds_of)
+        self._queues: list[list[Task]] = []
         self._assembly = Assembly()
         self._calls: dict[Any, _Call] = {}
         self._finished: list[tuple[int, Outcome]] = []
 
     def run(self, cells: Sequence[Cell]) -> Iterator[tuple[int, Outcome]]:
         self._place(cells)
-        self._roster.heard = time.monotonic()
-        left = len(cells)
-        while left:
+        self._roster.answered = time.monotonic()
+        missing = len(cells)
+        while missing:
             self._roster.call_back()
             with self._pool.transferring():
                 self._send()
@@ -273,17 +253,13 @@ class _Phase:
                 with self._pool.transferring():
                     self._collect(ref)
             self._check_silence()
-            left -= len(self._finished)
+            missing -= len(self._finished)
             yield from self._finished
             self._finished.clear()
 
-    def _seconds_of(self, task: Task) -> float:
-        """Before the first outcome of a phase nobody knows."""
-        return self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
-
     def _place(self, cells: Sequence[Cell]) -> None:
-        """Queues every cell, in pieces where no host sees all of its clients; clients return to their host."""
-        tasks = [new for number, cell in enumerate(cells) for new in self._as_seen(Task(number, cell))]
+        """Queues every cell, split where no host can read all of its clients; cells return to their last host."""
+        tasks = [new for number, cell in enumerate(cells) for new in self._as_readable(Task(number, cell))]
         everyone = range(len(self._roster.hosts))
         home = self._pool.home
         places = place(
@@ -292,27 +268,30 @@ class _Phase:
             [home.get(task.cell.ids[0]) for task in tasks],
         )
         home.update({task.cell.ids[0]: host for task, host in zip(tasks, places)})
-        self._queues.fill(tasks, places)
+        self._queues = queued(tasks, places, len(self._roster.hosts))
 
-    def _as_seen(self, task: Task) -> list[Task]:
-        """The piece, if one host sees all of its clients, else the clients by themselves."""
+    def _as_readable(self, task: Task) -> list[Task]:
+        """The task, if one host can read all of its clients, else one task for each client."""
         return [task] if self._roster.hosts_with(task.cell.ids) else self._assembly.split(task)
+
+    def _pace(self, task: Task) -> float:
+        """Expected seconds of a task; infinite before the first outcome of its phase."""
+        return self._pool.pace.get(task.cell.phase, math.inf) * task.cell.cost
 
     def _send(self) -> None:
         ready = self._roster.ready
         for host, locality in ready.items():
             calls = [call for call in self._calls.values() if call.host == host]
             while len(calls) < CALLS_IN_FLIGHT and not any(task.losses for call in calls for task in call.tasks):
-                tasks = self._queues.take(host, locality.clients, len(ready) == 1, never_lost=bool(calls))
+                tasks = take(
+                    self._queues, host, locality.clients, self._pace, alone=len(ready) == 1, never_lost=bool(calls)
+                )
                 if not tasks:
                     break
-                calls.append(self._call(host, tasks))
-
-    def _call(self, host: int, tasks: Sequence[Task]) -> _Call:
-        cells = [task.cell for task in tasks]
-        ref = self._roster.hosts[host].run_call.remote(self._pool.job_id, cells, self._shared)
-        self._calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout)
-        return self._calls[ref]
+                cells = [task.cell for task in tasks]
+                ref = self._roster.hosts[host].run_call.remote(self._pool.job.id, cells, self._shared)
+                self._calls[ref] = _Call(tasks, host, time.monotonic() + self._pool.timeout)
+                calls.append(self._calls[ref])
 
     def _collect(self, ref: Any) -> None:
         call = self._calls.pop(ref)
@@ -323,57 +302,58 @@ class _Phase:
         except RayError as error:
             self._lose(call, type(error).__name__)
             return
-        self._roster.heard = time.monotonic()
+        self._roster.answered = time.monotonic()
         if outcomes[0] is None:
-            # The host was started again since the last cell, and does not know the job.
+            # The host was restarted since the last cell and does not know the job.
             self._leaves(call.host)
-            self._queues.add(call.host, reversed(call.tasks))
+            self._queues[call.host].extend(reversed(call.tasks))
             return
         for waiting in self._calls.values():
             if waiting.host == call.host:
                 waiting.deadline = time.monotonic() + self._pool.timeout
         for task, outcome in zip(call.tasks, outcomes):
             self._pool.pace[task.cell.phase] = sum(outcome.seconds.values()) / max(task.cell.cost, 1.0)
-            # The object store gives its memory back; what stays after the round lives on in the server's own.
+            # Copies: what stays after the round must not hold memory of the object store.
             outcome.states = {i: {name: t.clone() for name, t in tree.items()} for i, tree in outcome.states.items()}
             outcome.scores = {i: counts.copy() for i, counts in outcome.scores.items()}
             self._pool.memory[call.host] = outcome.memory
             self._finish(task, outcome)
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
-        """Hands over a cell, once all its pieces are there."""
+        """Takes an outcome; passes on that of the whole cell once it is complete."""
         whole = self._assembly.join(task, outcome)
         if whole is not None:
             self._finished.append((task.position, whole))
 
     def _lose(self, call: _Call, why: str) -> None:
-        """A host died or was killed with what it had."""
+        """Handles the loss of a host with its call."""
         self._leaves(call.host)
         for task in call.tasks:
             self._lose_task(task, call.host, why)
 
     def _lose_task(self, task: Task, host: int, why: str) -> None:
-        """Queues a lost piece again; a client that was lost too often is left out, if the run allows it."""
+        """Queues a lost task again; skips a client that was lost too often, if the run allows it."""
         self._pool.retried += 1
         task.losses += 1
         ids = list(task.cell.ids)
-        who = self._pool.who(ids[0]) if len(ids) == 1 else f"clients {ids}"
+        who = self._pool.job.who(ids[0]) if len(ids) == 1 else f"clients {ids}"
         line = f"round {task.cell.round}, {who}: lost with host {host}, loss {task.losses} ({why})"
         self._roster.events.append(line)
         if task.losses > self._pool.retries:
             advice = "look for lack of memory, or raise engine.retries"
-            if len(ids) > 1 or not self._pool.skip_failed_clients:
+            if len(ids) > 1 or not self._pool.job.skip_failed_clients:
                 raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
             self._finish(task, Outcome(failures={ids[0]: (line, advice)}))
             return
-        again = self._as_seen(task) if task.losses < LOSSES_OF_A_WHOLE_CELL else self._assembly.split(task)
+        again = self._as_readable(task) if task.losses < LOSSES_OF_A_WHOLE_CELL else self._assembly.split(task)
         for new in again:
-            self._queues.add_to_shortest(self._roster.hosts_with(new.cell.ids) or [host], new)
+            able = self._roster.hosts_with(new.cell.ids) or [host]
+            min((self._queues[i] for i in able), key=len).append(new)
 
     def _leaves(self, host: int) -> None:
-        """A host is away until it enters again; cells of its queue that no other host sees whole run in pieces."""
+        """Marks a host as absent; splits the cells of its queue that no other host can read whole."""
         self._roster.leaves(host)
-        self._queues.replace(host, self._as_seen)
+        self._queues[host] = [new for task in self._queues[host] for new in self._as_readable(task)]
 
     def _check_silence(self) -> None:
         now = time.monotonic()
@@ -384,5 +364,5 @@ class _Phase:
                 if call.host == host:
                     del self._calls[ref]
                     self._lose(call, f"silent for {self._pool.timeout:.0f} s")
-        if not self._calls and not self._finished and now - self._roster.heard > COME_BACK_SECONDS:
-            raise self._roster.refusal(self._queues.clients())
+        if not self._calls and not self._finished and now - self._roster.answered > COME_BACK_SECONDS:
+            raise self._roster.refusal({i for queue in self._queues for task in queue for i in task.cell.ids})

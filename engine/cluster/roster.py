@@ -1,4 +1,4 @@
-"""Which hosts are at work on a job, whose data each of them sees, and how those that went away come back."""
+"""Tracks live hosts, the data each can read, and reconnection."""
 
 import os
 import time
@@ -19,12 +19,12 @@ from shoal.storage.store.store import DOMAINS, hops_path, shard_path, split_path
 
 @dataclass(frozen=True)
 class DataLocality:
-    """What a host says of itself when a job is opened on it.
+    """What a host reports when it opens a job.
 
     Attributes:
         machine: Address of its machine.
-        clients: Those whose files it sees; whole graphs that are evaluated are among them.
-        environment: What its last bits depend on.
+        clients: Clients whose files it can read, and evaluated whole graphs.
+        environment: Versions and processor, on which last bits depend.
     """
 
     machine: str
@@ -33,24 +33,24 @@ class DataLocality:
 
 
 def local_clients(job: Job, machine: str) -> DataLocality:
-    """Looks here for shard, split and hops of every client; their content is checked when they are opened."""
+    """Finds the clients whose shard, split and hops this machine can read; their content is checked at opening."""
     clients = _complete(job.store_path, job)
     if job.training:
         clients &= _complete(job.store_path / training_path(job.split), job)
     graphs = _complete(job.store_path / DOMAINS, job) if clients and job.domains else frozenset()
-    behind = {len(job.model_of) + number for number in graphs}
-    return DataLocality(machine, clients | behind, environment(job.device))
+    numbered = {len(job.model_of) + number for number in graphs}
+    return DataLocality(machine, clients | numbered, environment(job.device))
 
 
 def _complete(store: Path, job: Job) -> frozenset[int]:
-    """The clients of a store all of whose files are here."""
+    """Clients of a store with all files here."""
     wanted = [shard_path(0), split_path(job.split, 0), *([hops_path(job.propagation, 0)] if job.propagation else [])]
     found = [_clients(store / path.parent) for path in wanted] if (store / NAME).exists() else []
     return frozenset.intersection(*found) if found else frozenset()
 
 
 def _clients(folder: Path) -> frozenset[int]:
-    # One listing instead of a look at every file: a shared file system answers each in a millisecond.
+    # One listing for all files: a shared file system would take a millisecond for each.
     names = os.listdir(folder) if folder.is_dir() else []
     return frozenset(int(name.removesuffix(".arrow")) for name in names if name.removesuffix(".arrow").isdigit())
 
@@ -59,23 +59,23 @@ SECONDS_BETWEEN_CALLS = 0.2
 
 
 class Roster:
-    """The host actors of a pool: at work on a job, or invited to open it.
+    """The host actors of a pool.
 
     Attributes:
         hosts: Actor handles.
-        ready: What the hosts at work see.
-        entering: Calls to invited hosts.
-        events: What happened to hosts, a line each.
-        heard: When a host was last heard of, by the monotonic clock.
+        ready: Hosts that have opened the job, and the data each can read.
+        entering: Hosts that are opening the job, by the call.
+        events: Losses and returns of hosts, a line each.
+        answered: When a host last answered, by the monotonic clock.
     """
 
     def __init__(self, hosts: list[Any], job: Job) -> None:
-        """All hosts are away at first."""
+        """Calls no host yet: all are absent at first."""
         self.hosts = hosts
         self.ready: dict[int, DataLocality] = {}
         self.entering: dict[Any, int] = {}
         self.events: list[str] = []
-        self.heard = time.monotonic()
+        self.answered = time.monotonic()
         self._store = job.store
         self._named: Callable[[int], str] = lambda i: job.who(i) if job.is_graph(i) else str(i)
         self._job_ref = ray.put(job)
@@ -83,16 +83,16 @@ class Roster:
         self._next_call = dict.fromkeys(range(len(hosts)), 0.0)
 
     def hosts_with(self, clients: Iterable[int]) -> list[int]:
-        """Hosts that see the data of all of some clients; while no host is at work, those that saw it before."""
+        """Ready hosts that can read the data of all these clients; while none is ready, hosts that could before."""
         wanted = frozenset(clients)
         return [host for host, locality in (self.ready or self._known).items() if wanted <= locality.clients]
 
-    def unseen(self, clients: Iterable[int]) -> set[int]:
-        """Clients whose data no host at work sees."""
+    def unreadable(self, clients: Iterable[int]) -> set[int]:
+        """Clients whose data no ready host can read."""
         return set(clients).difference(*(locality.clients for locality in self.ready.values()))
 
     def call_back(self) -> None:
-        """Asks every host that is away to open the job; a call to an actor that is starting again may fail."""
+        """Calls every absent host to open the job; a call to an actor that is restarting may fail."""
         now = time.monotonic()
         for host in set(range(len(self.hosts))) - self.ready.keys() - set(self.entering.values()):
             if now >= self._next_call[host]:
@@ -100,7 +100,7 @@ class Roster:
                 self.entering[self.hosts[host].enter.remote(self._job_ref)] = host
 
     def wait(self, refs: Collection[Any], seconds: float) -> list[Any]:
-        """Waits for one of some calls or for a host that enters; gives the calls that are done."""
+        """Waits for one of these calls or for a host that enters; returns the calls that are done."""
         refs = [*refs, *self.entering]
         if not refs:
             time.sleep(SECONDS_BETWEEN_CALLS)
@@ -112,22 +112,23 @@ class Roster:
         return [ref for ref in done if ref not in entered]
 
     def leaves(self, host: int) -> None:
-        """A host is away until it enters again."""
+        """Marks a host as absent until it enters again."""
         self.ready.pop(host, None)
         self._next_call[host] = 0.0
 
     def refusal(self, clients: Collection[int]) -> ShoalError:
-        """Why some clients cannot run."""
+        """The error of clients that cannot run."""
         if not self.ready:
             return ShoalError(
-                "engine.hosts: no host is left and none came back; the newest checkpoint is kept, use --resume",
+                "engine.hosts: all hosts are lost and none came back; the newest checkpoint is kept, use --resume",
                 "\n".join(self.events),
             )
         some = ", ".join(self._named(i) for i in sorted(clients)[:10]) + (", …" if len(clients) > 10 else "")
         machines = ", ".join(sorted({locality.machine for locality in self.ready.values()}))
         return ShoalError(
-            f"{self._store}: no host sees the files (shard, split, hops) of clients {some}; hosts run on {machines}; "
-            "put the store on a file system they share, or manifest.json and those files on a disk of one of them",
+            f"{self._store}: clients {some}: no host can read their files (shard, split, hops); hosts run on "
+            f"{machines}; put the store on a file system they share, or manifest.json and those files on a disk of one "
+            "of them",
             "\n".join(self.events),
         )
 
@@ -138,7 +139,7 @@ class Roster:
         except RayTaskError as error:
             if host not in self._known:
                 raise plain_error(error) from error
-            # It worked before: what is wrong with it now is no reason to end a run that others can finish.
+            # It worked before: its fault does not end a run that other hosts can finish.
             self.events.append(f"host {host} is back and stays idle: {plain_error(error)}")
             self.ready[host] = replace(self._known[host], clients=frozenset())
             return
@@ -147,17 +148,17 @@ class Roster:
         if host in self._known:
             self.events.append(f"host {host} is back, on {locality.machine}")
         if not locality.clients:
-            self.events.append(f"host {host} on {locality.machine} sees no client of {self._store} and stays idle")
+            self.events.append(f"host {host} on {locality.machine} can read no client of {self._store} and stays idle")
         if host not in self._known and (others := differences(locality.environment, locality.environment["device"])):
-            # Named from the host's value to the server's.
+            # Each difference reads from the host's value to the server's.
             self.events.append(f"host {host} on {locality.machine}: last bits may differ, as {', '.join(others)} do")
         self.ready[host] = self._known[host] = locality
-        self.heard = time.monotonic()
+        self.answered = time.monotonic()
 
 
-def plain_error(error: RayTaskError) -> ShoalError:
-    """What went wrong on a host, without Ray's wrapping."""
+def plain_error(error: RayTaskError, where: str = "a host") -> ShoalError:
+    """The error that an actor raised, without Ray's wrapping."""
     cause = error.cause
     if isinstance(cause, ShoalError):
         return ShoalError(cause.line, cause.detail)
-    return ShoalError(f"a host failed: {type(cause).__name__}: {cause}", str(error))
+    return ShoalError(f"{where} failed: {type(cause).__name__}: {cause}", str(error))

@@ -97,10 +97,6 @@ class LocalBackend:
             assert outcome is not None
             yield position, outcome
 
-    def events(self) -> list[str]:
-        """None: the host cannot fail without this process."""
-        return []
-
     def open(self, job: Job, plan: Plan, state: FederationState | None) -> None:
         self._server = Server(job, plan, self.enter(job), state, self._device)
 

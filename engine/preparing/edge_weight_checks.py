@@ -1,4 +1,4 @@
-"""Whether a run uses what the edges of its graph weigh."""
+"""Refuses runs that would leave out the weights of edges."""
 
 from shoal.algorithms.base import WEIGHTED
 from shoal.algorithms.method_errors import code_of

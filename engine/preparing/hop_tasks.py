@@ -1,4 +1,4 @@
-"""Hops of many shards at once: a Ray task a shard, on whichever machine of the cluster is free."""
+"""Hops computed in parallel: one Ray task a shard, on any free machine of the cluster."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,12 +36,12 @@ def hops_on_cluster(
     connect(config)
     try:
         cpus = int(ray.cluster_resources().get("CPU", 1))
-        at_once = max(1, min(cpus, config.memory_limit() // largest))
+        parallel = max(1, min(cpus, config.memory_limit() // largest))
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_write)
         waiting = list(reversed(clients))
         running: dict[ray.ObjectRef, int] = {}
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < parallel:
                 client = waiting.pop()
                 running[task.remote(store, client, limits, propagation)] = client.client
             done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)

@@ -1,4 +1,4 @@
-"""What is made later of a finished store that its owner alone can write: a folder of the user's own that links to it.
+"""Overlays: splits and hops added to a read-only store, in a user-owned folder that links to it.
 
 The folder is a store by itself. Shards, and the splits and hops that are there, are links into the shared store; others
 are made beside the links. So whatever reads a store reads this one, and runs on either have the same numbers.

@@ -131,7 +131,7 @@ class StoreBuilder(StoreSteps):
         require_disk(self.path, needed - self.writer.bytes_finished(shard_path(0).parent), "the shards")
         kept = kept_entries(graph.indptr, graph.indices, assignment)
         measured = quality(graph, assignment, count, kept).as_dict()
-        # Nobody's nodes as those of one more client, which is not asked for.
+        # Nodes without a client are those of one more client, which is not requested.
         assignment = np.where(assignment == NO_CLIENT, np.int32(count), assignment)
         label = np.full(graph.nodes, -1) if pairs_only else graph.of_nodes(graph.y)
         missing = [client for client in range(count) if self.writer.finished(shard_path(client)) is None]

@@ -1,4 +1,4 @@
-"""What training sees with `data.inductive`: clients' training nodes, in a store below that of all their nodes."""
+"""Training nodes of clients with `data.inductive`, in a store below that of all their nodes."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,14 +15,13 @@ from shoal.storage.graph.edge_weights import weights_among
 from shoal.storage.options.split import SplitOptions
 from shoal.storage.store.arrow_file import FileRecord
 from shoal.storage.store.manifest import Manifest, SplitRecord
-from shoal.storage.store.shard import write_training_shard
+from shoal.storage.store.shard import training_graph, write_training_shard
 from shoal.storage.store.split import Split, write_split
 from shoal.storage.store.store import TRAINING, Store, shard_path, split_path, training_path
-from shoal.storage.store.training_graph import training_graph
 
 
 def made_from(clients: Store, split: str) -> dict[str, Any]:
-    """What the training nodes of a store's clients are made from: the store as it is, and one of its splits."""
+    """Identity of the training nodes of a store's clients: the store's content, and one of its splits."""
     content = clients.manifest.content(split, None)
     return {**clients.manifest.identity, TRAINING: {"split": split, "of": content}}
 
@@ -69,11 +68,11 @@ class TrainingBuilder(StoreSteps):
         return write_training_shard(path, part, shard.label[row], shard.x[row], weight)
 
     def _splits(self, shards: Store, options: SplitOptions) -> SplitRecord:
-        nobody = np.zeros(0, dtype=np.int32)
+        none = np.zeros(0, dtype=np.int32)
         files = []
         for client in shards.manifest.clients:
-            everybody = Split(np.arange(client.nodes, dtype=np.int32), nobody, nobody)
+            all_train = Split(np.arange(client.nodes, dtype=np.int32), none, none)
             path = split_path(options.split_name, client.client)
-            files.append(self.writer.once(path, partial(write_split, split=everybody)))
+            files.append(self.writer.once(path, partial(write_split, split=all_train)))
         counts = [[client.nodes, 0, 0] for client in shards.manifest.clients]
         return SplitRecord(counts, [i for i, (nodes, _, _) in enumerate(counts) if not nodes], 0, files)

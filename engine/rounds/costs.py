@@ -61,10 +61,6 @@ class Pool(Protocol):
         """Hosts at work, of how many."""
         ...
 
-    def events(self) -> list[str]:
-        """What happened to hosts since this was last asked, a line each."""
-        ...
-
     def run_cells(self, cells: Sequence[Cell], shared: Tree) -> Iterable[tuple[int, Outcome]]:
         """Runs cells in any order; yields the position of each with its outcome."""
         ...

@@ -20,17 +20,11 @@ from shoal.engine.config.sizes import size
 from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
 from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
+from shoal.engine.preparing.identity import identity, require_identity
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import (
-    identity,
-    read_graph,
-    require_identity,
-    require_metric,
-    require_task,
-    require_whole,
-)
 from shoal.engine.rounds.sampling import draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console

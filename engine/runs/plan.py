@@ -13,7 +13,9 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
-from shoal.engine.preparing.prepare import prepare, require_known, store_path
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
 from shoal.engine.records.run_folder import path_of_run
 from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace

@@ -11,7 +11,7 @@ from shoal.engine.hosts.backend import Backend
 from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
-from shoal.engine.preparing.prepare import published_inputs
+from shoal.engine.preparing.identity import published_inputs
 from shoal.engine.records import checkpoint, inputs
 from shoal.engine.records.checkpoint import Checkpoint
 from shoal.engine.records.run_folder import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
+from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import store_path
 from shoal.engine.records.metrics import METRICS
 from shoal.engine.records.run_folder import CONFIG, LOCK, finished, read_summary, started
 from shoal.engine.screen.progress import say

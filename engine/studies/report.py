@@ -10,8 +10,8 @@ import yaml
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
+from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.preparing.prepare import store_path
 from shoal.engine.records.run_folder import CONFIG, read_summary
 from shoal.engine.studies import figures as drawings
 from shoal.engine.studies.curves import (

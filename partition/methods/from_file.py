@@ -72,9 +72,9 @@ def by_index(
     labelled_mask: np.ndarray | None = None,
     workspace: Workspace | None = None,
 ) -> np.ndarray:
-    """Client of every item, int32 `[items]`: pieces of consecutive items, whose sizes differ by at most one.
+    """Client of every item, int32 `[items]`: chunks of consecutive items, whose sizes differ by at most one.
 
-    With more `options.chunks` than clients the first pieces are clients, in their order, and items of the others have
+    With more `options.chunks` than clients the first chunks are clients, in their order, and items of the others have
     none (`NO_CLIENT`).
 
     Raises:
@@ -88,5 +88,5 @@ def by_index(
         )
     sizes = np.full(chunks, graph.items // chunks)
     sizes[: graph.items % chunks] += 1
-    piece = np.repeat(np.arange(chunks, dtype=np.int32), sizes)
-    return np.where(piece < options.clients, piece, np.int32(NO_CLIENT))
+    chunk = np.repeat(np.arange(chunks, dtype=np.int32), sizes)
+    return np.where(chunk < options.clients, chunk, np.int32(NO_CLIENT))

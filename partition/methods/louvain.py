@@ -14,10 +14,10 @@ from shoal.storage.graph.graph import Graph
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much load a client should have, and how much of a community it takes at once.
+    """How much load a client should have, and how much of a community it takes in one step.
 
     FedPG's code cuts communities to `cap - 20` and lets a client exceed `cap` by less than 20; below a cap
-    of 60 that would cut everything to pieces, so the margin shrinks to a tenth of the cap.
+    of 60 that would cut every community, so the margin shrinks to a tenth of the cap.
 
     Attributes:
         cap: Load of an average client, rounded down, at least 1.

@@ -24,7 +24,7 @@ class PartitionOptions:
 
     Attributes:
         method: How nodes, or graphs, become clients; one of `Methods`, or `my_file.py:Name`.
-        clients: Number of clients; of several graphs a list with that of each, which `domains` then holds.
+        clients: Number of clients; for a list of graphs the number of each, which `domains` then holds.
         domains: Clients of every graph, where `data.dataset` is a list: `clients` is their sum.
         seed: Seed of the method, which METIS and KaMinPar keep in 31 bits; the same seed gives the same assignment.
         resolution: Louvain's gamma; larger gives more and smaller communities.
@@ -33,7 +33,7 @@ class PartitionOptions:
         balance: Louvain: what is balanced between clients, `nodes` or `labelled` nodes.
         file: File: an `.npy` of the client of every node, or graph, integers `[items]`; None: the dataset's own
             assignment.
-        chunks: Index: pieces that each graph is cut into, the first of which are clients; nodes of the others belong to
+        chunks: Index: chunks that each graph is cut into, the first of which are clients; nodes of the others belong to
             no client. None: as many as clients.
         alpha: Dirichlet: smaller gives clients of fewer labels, and of more unequal sizes.
         options: `my_file.py:Name`: values of the fields of its dataclass.
@@ -78,7 +78,7 @@ class PartitionOptions:
         return self
 
     @model_validator(mode="after")
-    def _require_own(self) -> "PartitionOptions":
+    def _require_user_method(self) -> "PartitionOptions":
         if self.options and not is_own(self.method):
             raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
         return self

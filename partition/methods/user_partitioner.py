@@ -17,7 +17,7 @@ KEY, OPTIONS = "partition.method", "partition.options."
 
 
 class Partitioner(ABC):
-    """What a partitioner of one's own derives from; `partition.method: my_file.py:Mine`.
+    """Base class of a user's partitioner: `partition.method: my_file.py:Mine`.
 
         @dataclass(frozen=True)
         class ByDegree(shoal.Partitioner):
@@ -43,7 +43,7 @@ class Partitioner(ABC):
         """
 
 
-def by_own(
+def by_user(
     graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None, workspace: Workspace | None
 ) -> np.ndarray:
     """Client of every item, int32 `[items]`, as the user's own class gives it.

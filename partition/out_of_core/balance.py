@@ -81,7 +81,7 @@ def _losses(
     to_N: np.ndarray,
     count_PL: np.ndarray,
 ) -> None:
-    """Where each node of a part over the bound would go, and its loss: exact to 31 edges, then by powers of two."""
+    """Target of each node of a part over the bound, and its loss: exact to 31 edges, then by powers of two."""
     touched = np.empty(len(weight_P), dtype=np.int32)
     for row in range(len(indptr) - 1):
         node = first + row

@@ -10,7 +10,7 @@ from shoal.partition.out_of_core.tally import mix, slots_for, tally, widest_row
 
 PASSES = 8
 # The last pass is the first that moves at most this share of the nodes.
-STABLE = 0.01
+CONVERGED = 0.01
 
 
 def cluster(
@@ -43,7 +43,7 @@ def cluster(
         for b in blocks(level, entries):
             moved += _move(b.first, b.indptr, b.indices, b.weights, b.node_weights, label_N, weight_N, limit, seed)
         report(f"clustering, pass {number + 1}: {moved} of {level.nodes} nodes moved")
-        if moved <= STABLE * level.nodes:
+        if moved <= CONVERGED * level.nodes:
             break
     if np.count_nonzero(weight_N) > enough:
         open_N = np.full(level.nodes, -1, dtype=np.int32)

@@ -10,7 +10,7 @@ from shoal.storage.kernels.prefetch import fetch_ahead
 
 PASSES = 6
 # The last pass is the first that moves at most this share of the nodes.
-STABLE = 0.001
+CONVERGED = 0.001
 
 
 def refine(
@@ -43,7 +43,7 @@ def refine(
                 b.first, b.indptr, b.indices, b.weights, b.node_weights, part_N, weight_P, connection_P, low, high
             )
         report(f"refinement, pass {number + 1}: {moved} of {level.nodes} nodes moved")
-        if moved <= STABLE * level.nodes:
+        if moved <= CONVERGED * level.nodes:
             break
 
 

@@ -29,7 +29,7 @@ def slots_for(entries: int) -> int:
 
 @numba.njit(cache=True)
 def shift_for(entries: int) -> np.uint64:
-    """How far a 64-bit hash is shifted to the right to be a slot of a table of `slots_for(entries)`."""
+    """Right shift of a 64-bit hash that gives a slot of a table of `slots_for(entries)`."""
     shift = 60
     slots = 16
     while slots < 2 * entries:

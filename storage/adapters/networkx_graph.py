@@ -23,7 +23,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         graph: Its nodes have the attributes `x` and, if they are known, `y`; and, if there are, `train_mask`,
             `val_mask`, `test_mask` (truth values) and `assignment` (number of the client).
         x: Attribute of the features, a number or a list of numbers a node; or several such attributes, one column
-            each, whose names tell what they stand for.
+            each, named after what they stand for.
         name: What the graph is called.
         y: Attribute of the labels: whole numbers or names; None, "" and -1 are unlabelled, like a missing attribute.
 

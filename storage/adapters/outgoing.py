@@ -29,7 +29,7 @@ def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = 
         stored type `[N, F]`; `y` int64 `[N]`, -1 is unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool
         `[N]`; of a shard `n_id` int64 `[N]`, the numbers of its nodes in the whole graph; of many graphs `batch` int64
         `[N]`, the graph of every node, and `y` and masks are those of graphs; of pairs `edge_label_index` int64
-        `[2, M]` and in the place of `y` `edge_label` int64 `[M]`, and masks are those of pairs; of a graph with clients
+        `[2, M]` and instead of `y` `edge_label` int64 `[M]`, and masks are those of pairs; of a graph with clients
         of its own `assignment` int32 `[N]`. `x` may share memory with the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))

@@ -1,4 +1,4 @@
-"""Several graphs as one: put behind one another, with one feature space and one set of labels."""
+"""Graphs joined to one: concatenated, with one feature space and one set of labels."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def joined(graphs: Sequence[Graph]) -> Graph:
 
 
 def joined_name(names: Sequence[str]) -> str:
-    """What several graphs are called together."""
+    """Name of joined graphs."""
     name = "+".join(names)
     return name if len(name) <= LONGEST_NAME else f"{names[0]}+{len(names) - 1}-more"
 

@@ -1,8 +1,7 @@
 """The graph that a config names, its fingerprint, and what is known of it before it is read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from shoal.storage.datasets.domains import joined
@@ -10,36 +9,25 @@ from shoal.storage.datasets.features.features import check_finite, row_normalize
 from shoal.storage.datasets.features.made_features import made_features
 from shoal.storage.datasets.readers import (
     citation_domains,
-    flickr,
-    geom_gcn,
-    heterophilous,
+    digits,
     linkx,
     npz_graphs,
+    ogb,
     ogb_molecules,
     planetoid,
+    pyg,
     reddit,
     tu,
     twitch,
 )
-from shoal.storage.datasets.readers.citation_domains import load_citation_domain
-from shoal.storage.datasets.readers.digits import CLASSES, NODES, load_digits
-from shoal.storage.datasets.readers.flickr import load_flickr
-from shoal.storage.datasets.readers.npz_graphs import load_npz_graph
-from shoal.storage.datasets.readers.ogb import PUBLISHED, feature_dtype, load_ogb, raw_files, twin_in_place
-from shoal.storage.datasets.readers.ogb_molecules import load_ogb_molecules
-from shoal.storage.datasets.readers.planetoid import load_planetoid
-from shoal.storage.datasets.readers.reddit import load_reddit
-from shoal.storage.datasets.readers.tu import load_tu
-from shoal.storage.datasets.readers.twitch import load_twitch
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.datasets.synthetic import induced_graphs, sbm, sbm_graphs, twin
-from shoal.storage.datasets.synthetic.sbm_graphs import load_sbm_graphs
-from shoal.storage.datasets.user import files
-from shoal.storage.datasets.user.user_dataset import load_user_dataset, user_content
+from shoal.storage.datasets.user import files, user_dataset
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
-from shoal.storage.options.dataset_names import require_dataset
+from shoal.storage.options.dataset_names import PYG, require_dataset
 from shoal.storage.options.types import is_own
 
 
@@ -58,44 +46,37 @@ def load_induced(name: str, options: DataSource) -> Graph:
     return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
 
 
-LOADERS: dict[str, Callable[[str, DataSource], Graph]] = {
-    "digits": load_digits,
-    "cora": load_planetoid,
-    "citeseer": load_planetoid,
-    "pubmed": load_planetoid,
-    "computers": load_npz_graph,
-    "photo": load_npz_graph,
-    "cs": load_npz_graph,
-    "physics": load_npz_graph,
-    "flickr": load_flickr,
-    "reddit": load_reddit,
-    **dict.fromkeys(twitch.CODES, load_twitch),
-    **dict.fromkeys(citation_domains.FILES, load_citation_domain),
-    **dict.fromkeys(geom_gcn.WORDS, geom_gcn.load_geom_gcn),
-    **dict.fromkeys(heterophilous.NAMES, heterophilous.load_heterophilous),
-    **dict.fromkeys(linkx.FILES, linkx.load_linkx),
-    **dict.fromkeys(tu.NAMES, load_tu),
-    **dict.fromkeys(ogb_molecules.ARCHIVES, load_ogb_molecules),
-    "files": files.load_files,
-    "sbm": sbm.load_sbm,
-    "sbm-graphs": load_sbm_graphs,
-    **dict.fromkeys(induced_graphs.LEVELS, load_induced),
-    **dict.fromkeys(PUBLISHED, load_ogb),
-    **dict.fromkeys(twin.ORIGINALS, twin.load_twin),
-}
-# Paths below the data root.
-PUBLISHED_FILES: dict[str, list[Path]] = {
-    **{name: planetoid.paths(name) for name in planetoid.FOLDERS},
-    **{name: [Path(file)] for name, file in npz_graphs.FILES.items()},
-    "flickr": [flickr.FOLDER / file for file in flickr.IDS],
-    "reddit": [reddit.FOLDER / file for file in reddit.FILES],
-    **{name: twitch.paths(name) for name in twitch.CODES},
-    **{name: [file] for name, file in citation_domains.FILES.items()},
-    **{name: geom_gcn.paths(name) for name in geom_gcn.WORDS},
-    **{name: [heterophilous.path_of(name)] for name in heterophilous.NAMES},
-    **{name: [linkx.path_of(name)] for name in linkx.FILES},
-    **{name: ogb_molecules.paths(name) for name in ogb_molecules.ARCHIVES},
-    **{name: [Path(known.folder) / file for file in raw_files(known).values()] for name, known in PUBLISHED.items()},
+INDUCED = tuple(
+    DatasetSpec(
+        name,
+        load_induced,
+        lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
+        task="graph",
+        classes=lambda options: classes_ahead(_base_of(options)),
+        content=lambda options: {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)},
+    )
+    for name in induced_graphs.LEVELS
+)
+CATALOGUE: dict[str, DatasetSpec] = {
+    spec.name: spec
+    for spec in (
+        *digits.DATASETS,
+        *planetoid.DATASETS,
+        *npz_graphs.DATASETS,
+        *pyg.DATASETS,
+        *reddit.DATASETS,
+        *twitch.DATASETS,
+        *citation_domains.DATASETS,
+        *linkx.DATASETS,
+        *tu.DATASETS,
+        *ogb_molecules.DATASETS,
+        *files.DATASETS,
+        *sbm.DATASETS,
+        *sbm_graphs.DATASETS,
+        *INDUCED,
+        *ogb.DATASETS,
+        *twin.DATASETS,
+    )
 }
 
 
@@ -106,22 +87,19 @@ def load(options: DataSource) -> Graph:
         ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged; its one
             line says which.
     """
-    name = _known(options)
-    loader = load_user_dataset if is_own(name) else LOADERS[name]
-    in_blocks = loader in (load_ogb, twin.load_twin)
-    if in_blocks and options.row_normalize:
+    spec, name = _spec(options), options.key
+    if spec.finite and options.row_normalize:
         raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
-    graph = loader(name, options)
-    where = f"dataset '{name}'"
+    graph = spec.load(name, options)
+    where, finite = f"dataset '{name}'", spec.finite
     # Graphs that are cut out of a base have what was made for that.
     if options.made.made and name not in induced_graphs.LEVELS:
         x = made_features(graph.indptr, graph.indices, options.made, options.memory_limit)
         graph = replace(graph, x=x, vocabulary=None)
-        in_blocks = False
+        finite = False
     elif name == "files":
         where = str(files.parts(files.graph_at(options.path))["x"])
-    # OGB features are checked as they are written, and features of twins are drawn finite.
-    if not in_blocks:
+    if not finite:
         check_finite(graph.x, where)
     # Those of induced graphs were normalised before they were reduced.
     if not options.row_normalize or name in induced_graphs.LEVELS:
@@ -130,7 +108,7 @@ def load(options: DataSource) -> Graph:
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
-    """The graph of one source; those of several as one, each a domain under the source's `name`.
+    """The graph of one source; more are joined, each a domain under the source's `name`.
 
     Raises:
         ShoalError: As for `load`, or their features have nothing in common.
@@ -141,40 +119,18 @@ def load_all(sources: Sequence[DataSource]) -> Graph:
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
-    """What defines the content of this dataset and nothing else, in types JSON has: equal for an equal graph.
+    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph.
 
     Raises:
         ShoalError: The name is unknown, or a file of the user's own graph is missing.
     """
-    name = _known(options)
-    content: dict[str, Any] = {"dataset": name, "row_normalize": options.row_normalize}
-    if is_own(name):
-        content |= user_content(options)
-    if name == "digits":
-        content["neighbors"] = options.neighbors
-    if name == "sbm":
-        content |= {key: getattr(options, key) for key in sbm.FIELDS}
-        content["blocks"] = options.blocks or options.classes
-        content["homophily"], content["signal"] = sbm.strengths(options)
-    if name == "sbm-graphs":
-        content |= {key: getattr(options, key) for key in sbm_graphs.FIELDS}
-        content["homophily"], content["signal"] = sbm.strengths(options)
-    if name in induced_graphs.LEVELS:
-        content |= {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)}
-    if name in tu.NAMES:
-        content |= tu.options_of(name, options)
-    if name in PUBLISHED:
-        content["feature_dtype"] = feature_dtype(name, options)
-        twin_identity = twin_in_place(name, options)
-        if twin_identity is not None:
-            content["synthetic"] = twin_identity
-    if name in twin.ORIGINALS:
-        content |= twin.Twin.of(name, options).identity
-    if name == "files":
-        content["files"] = files.contents(files.graph_at(options.path), options.made.made)
+    spec = _spec(options)
+    content: dict[str, Any] = {"dataset": options.key, "row_normalize": options.row_normalize}
+    if spec.content is not None:
+        content |= spec.content(options)
     if options.made.made:
         content["made_features"] = options.made.identity
-    if options.edge_weights != "keep" and (name == "files" or is_own(name)):
+    if options.edge_weights != "keep" and spec.weighted:
         content["edge_weights"] = options.edge_weights
     return content
 
@@ -187,15 +143,10 @@ def published_contents(options: DataSource) -> dict[str, str]:
     Raises:
         ShoalError: The name is unknown, or a file cannot be read.
     """
-    name = _known(options)
-    if name in induced_graphs.LEVELS:
-        return published_contents(_base_of(options))
-    root = data_root(options.root)
-    known = tu.paths(name, root) if name in tu.NAMES else PUBLISHED_FILES.get(name, ())
-    paths = [root / path for path in known]
-    if not all(path.is_file() for path in paths):
+    root, files = data_root(options.root), _spec(options).published_files(options)
+    if not all((root / path).is_file() for path in files):
         return {}
-    return {str(path.relative_to(root)): input_digest(path) for path in paths}
+    return {str(path): input_digest(root / path) for path in files}
 
 
 def items_ahead(options: DataSource) -> int | None:
@@ -204,10 +155,8 @@ def items_ahead(options: DataSource) -> int | None:
     Raises:
         ShoalError: The name is unknown, or an option is out of range.
     """
-    name = _known(options)
-    if name in twin.ORIGINALS:
-        return twin.Twin.of(name, options).nodes
-    return {"sbm": options.nodes, "sbm-graphs": options.graphs, "digits": NODES}.get(name)
+    count = _spec(options).items
+    return None if count is None else count(options)
 
 
 def classes_ahead(options: DataSource) -> int | None:
@@ -216,27 +165,17 @@ def classes_ahead(options: DataSource) -> int | None:
     Raises:
         ShoalError: The name is unknown.
     """
-    name = _known(options)
-    if name in induced_graphs.LEVELS:
-        return classes_ahead(_base_of(options))
-    if name in PUBLISHED:
-        return PUBLISHED[name].classes
-    if name in twin.ORIGINALS:
-        return twin.ORIGINALS[name].classes
-    return {"sbm": options.classes, "sbm-graphs": options.classes, "digits": CLASSES}.get(name)
+    count = _spec(options).classes
+    return None if count is None else count(options)
 
 
 def labels_ahead(options: DataSource) -> str | None:
-    """What has labels, `node` or `graph`, where the name tells it; None for the user's own graphs.
+    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG.
 
     Raises:
         ShoalError: The name is unknown.
     """
-    name = _known(options)
-    if name == "files" or is_own(name):
-        return None
-    of_graphs = (*tu.NAMES, *ogb_molecules.ARCHIVES, *induced_graphs.LEVELS, "sbm-graphs")
-    return "graph" if name in of_graphs else "node"
+    return _spec(options).task
 
 
 def _base_of(options: DataSource) -> DataSource:
@@ -245,13 +184,16 @@ def _base_of(options: DataSource) -> DataSource:
     Raises:
         ShoalError: There is none, or it is none with labels of nodes.
     """
-    found = "none" if options.base is None else repr(options.base)
     base = replace(options, dataset=options.base or "")
-    if base.dataset.lower() not in LOADERS or labels_ahead(base) == "graph":
+    spec = CATALOGUE.get(base.key)
+    if spec is None or spec.task == "graph":
+        found = "none" if options.base is None else repr(options.base)
         raise ShoalError(f"data.options.base: {options.dataset} needs a dataset with labels of nodes, found {found}")
     return base
 
 
-def _known(options: DataSource) -> str:
+def _spec(options: DataSource) -> DatasetSpec:
     require_dataset(options.dataset)
-    return options.dataset if is_own(options.dataset) else options.dataset.lower()
+    if options.dataset.startswith(PYG):
+        return pyg.PYG_DATASET
+    return user_dataset.USER_DATASET if is_own(options.dataset) else CATALOGUE[options.key]

@@ -29,7 +29,7 @@ NOT_READ = (OSError, ValueError, EOFError, MemoryError)
 
 @dataclass(frozen=True)
 class Header:
-    """What an .npy file says of its array.
+    """Header of an .npy file.
 
     Attributes:
         shape: Of the array.
@@ -136,7 +136,7 @@ class Npz:
         self.names = [name.removesuffix(".npy") for name in archive.namelist()]
 
     def header(self, name: str) -> Header:
-        """What a member announces.
+        """Header of a member.
 
         Raises:
             KeyError: There is no such array.
@@ -180,7 +180,7 @@ def matrix_of(npz: Npz, rows: int | None = None) -> Any:
 
     Raises:
         ValueError: It is no such matrix.
-        KeyError: A piece of it is missing.
+        KeyError: An array of it is missing.
         MemoryError: It is larger than the free memory.
     """
     kind = npz["format"].item()
@@ -197,15 +197,15 @@ def matrix_of(npz: Npz, rows: int | None = None) -> Any:
 
 
 def compressed(kind: str, data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A CSR or CSC matrix from its three pieces.
+    """A CSR or CSC matrix from its three arrays.
 
     Raises:
         ValueError: They do not fit one another, or an index is out of range.
     """
-    pieces = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
+    arrays = _numbers(data), _integers("indices", indices), _integers("indptr", indptr)
     # SciPy leaves out this check of a pointer that ends with 0.
     degrees_of(indptr, indices)
-    matrix = COMPRESSED[kind](pieces, shape=shape)
+    matrix = COMPRESSED[kind](arrays, shape=shape)
     matrix.check_format(full_check=True)
     return matrix
 

@@ -1,4 +1,4 @@
-"""The content of a file in 32 digits: what tells two inputs apart, wherever they lie."""
+"""Digest of a file's content in 32 digits, whatever its path."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def text_digest(text: str) -> str:
 def input_digest(path: Path) -> str:
     """The digest of a user's file, read once for every change of it.
 
-    A file that has its device, inode, size, time of change and time of change of the inode, which nobody can set, has
+    A file that has its device, inode, size, time of change and time of change of the inode, which no user can set, has
     its content. Of large files the digest is noted below `$SHOAL_CACHE`, else `~/.cache/shoal`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Weights of edges: a number for every entry of a CSR, or none where all edges count alike."""
+"""Weights of edges: a number for every entry of a CSR, or none where all edges weigh 1."""
 
 from typing import Any
 

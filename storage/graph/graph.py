@@ -11,7 +11,7 @@ from shoal.storage.errors import ShoalError
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What was removed and added: by `clean_edges` in directed entries; nodes that were dropped before."""
+    """Counts of what `clean_edges` removed and added, in directed entries, and of nodes dropped before."""
 
     entries_read: int
     self_loops: int
@@ -22,7 +22,7 @@ class Cleaning:
 
 @dataclass(frozen=True)
 class Domain:
-    """One of several graphs that were put behind one another; no edge joins two of them.
+    """One of the concatenated graphs; no edge joins two of them.
 
     Attributes:
         name: Of the graph.
@@ -57,7 +57,7 @@ class Graph:
             two of them. None: this is one graph, and its items are nodes.
         label_names: What every class is called, C texts; None if classes are numbers.
         edge_weight: Weight of every entry of `indices`, float32 `[E]`, positive, the same both ways; None: edges have
-            none, and count alike.
+            none, and all count 1.
     """
 
     name: str
@@ -83,20 +83,20 @@ class Graph:
 
     @property
     def items(self) -> int:
-        """What has a label each: nodes, or small graphs."""
+        """Number of items: nodes, or small graphs."""
         return len(self.y)
 
     @property
     def item_name(self) -> str:
-        """What an item is, for messages."""
+        """Name of an item, for messages."""
         return "node" if self.graph_of is None else "graph"
 
     def of_nodes(self, values: np.ndarray) -> np.ndarray:
-        """What every node has of its item, `[N]`, where `values` are of items, `[items]`."""
+        """Values of nodes `[N]`, those of their items `[items]`."""
         return values if self.graph_of is None else values[self.graph_of]
 
     def of_items(self, values: np.ndarray) -> np.ndarray:
-        """What every item has, `[items]`, of `values` `[N]` that are the same for all nodes of an item."""
+        """Values of items `[items]`, from values `[N]` that are the same for all nodes of an item."""
         return values if self.graph_of is None else values[first_rows(self.graph_of)[:-1]]
 
     @property

@@ -53,7 +53,7 @@ def induced(
     """Induces the subgraphs of some clients in one pass over the edges; edges between clients are dropped.
 
     Rows of a client are in breadth-first order from its smallest node, ties by global id, component after component.
-    All clients asked for are in memory at once: 4 bytes for each of their entries, 8 for each of their nodes, and 12
+    All requested clients are in memory together: 4 bytes for each of their entries, 8 for each of their nodes, and 12
     for each node of the whole graph.
 
     Args:

@@ -42,7 +42,7 @@ def coded_labels(values: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray
 def joined_labels(
     labels: Sequence[np.ndarray], names: Sequence[Names | None], graphs: Sequence[str]
 ) -> tuple[list[np.ndarray], Names | None]:
-    """Labels of several graphs as those of one: equal names are one class; without names, equal numbers.
+    """Joined labels of graphs: equal names are one class; without names, equal numbers.
 
     Args:
         labels: Of every graph, int64 `[items]`.
@@ -56,7 +56,7 @@ def joined_labels(
         return list(labels), None
     for own, graph in zip(names, graphs):
         if own is None:
-            raise ShoalError(f"data.dataset: labels of {graph} are numbers and those of others names; name them alike")
+            raise ShoalError(f"data.dataset: labels of {graph} are numbers and those of others names; use names in all")
     found = [own for own in names if own is not None]
     union = found[0] if len(set(found)) == 1 else tuple(sorted({name for own in found for name in own}))
     place = {name: number for number, name in enumerate(union)}

@@ -1,4 +1,4 @@
-"""Whether a store keeps its features dense or sparse."""
+"""Layout of a store's features: dense or sparse."""
 
 from typing import Any, Literal
 

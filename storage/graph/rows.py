@@ -80,7 +80,7 @@ def is_smaller_sparse(x: Any, dtype: Any) -> bool:
 
 
 def entries_of(x: Any) -> int:
-    """How many values an array or SciPy CSR has as sparse rows."""
+    """Number of values that an array or SciPy CSR has as sparse rows."""
     return int(x.nnz) if sp.issparse(x) else int(np.count_nonzero(x))
 
 
@@ -88,7 +88,7 @@ def csr_of(x: Any) -> Any:
     """An array in memory as SciPy CSR float32, made in blocks of rows; a CSR as it is."""
     if sp.issparse(x):
         return x
-    at_once = max(1, BLOCK_VALUES // max(1, x.shape[1]))
-    starts = range(0, len(x), at_once)
-    blocks = [sp.csr_array(x[start : start + at_once].astype(np.float32)) for start in starts]
+    step = max(1, BLOCK_VALUES // max(1, x.shape[1]))
+    starts = range(0, len(x), step)
+    blocks = [sp.csr_array(x[start : start + step].astype(np.float32)) for start in starts]
     return sp.vstack(blocks, format="csr") if blocks else sp.csr_array(x.shape, dtype=np.float32)

@@ -49,11 +49,11 @@ def next_hop(
         _fill(*given, x.features, pointer, columns, found)
         return CsrRows(pointer, columns, _rounded(found, dtype), x.features)
     out = np.empty(x.shape, dtype=dtype)
-    at_once = max(1, BLOCK_VALUES // max(1, x.features))
-    for start in range(0, len(x), at_once):
-        block = np.zeros(out[start : start + at_once].shape, dtype=np.float32)
+    rows = max(1, BLOCK_VALUES // max(1, x.features))
+    for start in range(0, len(x), rows):
+        block = np.zeros(out[start : start + rows].shape, dtype=np.float32)
         _fill_dense(*given, start, block)
-        out[start : start + at_once] = _rounded(block, dtype)
+        out[start : start + rows] = _rounded(block, dtype)
     return out
 
 

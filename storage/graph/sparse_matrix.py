@@ -1,6 +1,7 @@
-"""A sparse matrix that dense ones are multiplied by, in training, too: its transpose is made once and not in a step."""
+"""Left factors of dense matrices: features that need not be written out, and sparse matrices of constants."""
 
 import warnings
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,38 @@ def ranges(starts: Tensor, counts: Tensor) -> Tensor:
     return places
 
 
-# Said once a process, of all matrices.
+# Warned once a process.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
-class SparseMatrix:
-    """CSR `[N, M]`: features of nodes, or what nodes hear of others. Its numbers are constants, not parameters.
+class FeatureMatrix(ABC):
+    """Features `[N, F]` that a model multiplies by a weight; a dense tensor has the same operations."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """N and F."""
+
+    @abstractmethod
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """The product with a float32 `[F, H]`, which may be differentiated."""
+
+    @abstractmethod
+    def float(self) -> "FeatureMatrix":
+        """With float32 values; itself, if it has them."""
+
+    @abstractmethod
+    def to_dense(self) -> Tensor:
+        """The features as a dense tensor `[N, F]`."""
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+
+class SparseMatrix(FeatureMatrix):
+    """CSR `[N, M]`: features of nodes, or weights of messages. Its numbers are constants, not parameters.
+
+    Its transpose is made once, and not in every step of training.
 
     Attributes:
         csr: Row starts and columns int32, values float32 or float16, as a tensor of torch.
@@ -77,9 +104,6 @@ class SparseMatrix:
         own = indptr.nbytes + indices.nbytes + values.nbytes
         return own if self._transposed is self.csr else 2 * own + 4 * (self.shape[1] - self.shape[0])
 
-    def __len__(self) -> int:
-        return int(self.csr.shape[0])
-
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """Row starts, columns, values."""
         return _parts(self.csr)
@@ -102,7 +126,6 @@ class SparseMatrix:
         return self
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        """The product with a float32 `[M, H]`, which may be differentiated."""
         if torch.is_autocast_enabled(dense.device.type):
             with torch.autocast(dense.device.type, enabled=False):
                 return self @ dense.float()
@@ -120,7 +143,6 @@ class SparseMatrix:
         return SparseMatrix(csr, transposed)
 
     def float(self) -> "SparseMatrix":
-        """With float32 values; itself, if it has them."""
         if self.dtype == torch.float32:
             return self
         indptr, indices, values = self.parts()
@@ -157,12 +179,18 @@ class SparseMatrix:
         return SparseMatrix(found, known)
 
     def to_dense(self) -> Tensor:
-        """The matrix as a dense tensor `[N, M]` of its type."""
         return self.csr.to_dense()
 
 
-# What a model multiplies by a weight: rows of features, dense or sparse.
-Features = Tensor | SparseMatrix
+# Features that a model multiplies by a weight, and those that a store holds.
+Features = Tensor | FeatureMatrix
+StoredFeatures = Tensor | SparseMatrix
+
+
+def stored(x: Features) -> StoredFeatures:
+    """Features that have entries of their own: a tensor or a sparse matrix, and nothing computed in a product."""
+    assert isinstance(x, Tensor | SparseMatrix), type(x).__name__
+    return x
 
 
 class _Product(torch.autograd.Function):

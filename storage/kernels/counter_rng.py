@@ -53,7 +53,7 @@ def noise_at(key: np.uint64, position: np.uint64) -> np.float32:
 
 @numba.njit(cache=True)
 def permuted(value: int, count: int, bits: int, key: np.uint64) -> int:
-    """Where a random permutation of `0..count - 1` puts a value.
+    """Place of a value in a random permutation of `0..count - 1`.
 
     Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: a Feistel network on the next power of
     two, 2^`bits` (see `bits_for`), applied until the result is below `count`.

@@ -15,7 +15,7 @@ DIGIT_BITS = 10
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """Where the parts of a key are, for a graph of `nodes` nodes, at most 2^31 - 1."""
+    """Places of the parts of a key, for a graph of `nodes` nodes, at most 2^31 - 1."""
 
     nodes: int
 

@@ -1,4 +1,4 @@
-"""What clients lack of their data, as a config says it: the section `data.sparsity`."""
+"""Options of masked data: the section `data.sparsity` of a config."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, config=CLOSED)
 class Sparsity:
-    """What clients lack of their data: keys of `data.sparsity` in a config.
+    """Masked data of clients: keys of `data.sparsity` in a config.
 
     Attributes:
         features: Every value of every node's features is set to zero with this probability.
@@ -29,12 +29,12 @@ class Sparsity:
 
     @property
     def of_shards(self) -> dict[str, Any]:
-        """What makes other shards: the shares of features and edges and the seed; nothing if both shares are 0."""
+        """Options that change shards: shares of features and edges, and the seed; empty if both shares are 0."""
         if not self.features and not self.edges:
             return {}
         return {"features": self.features, "edges": self.edges, "seed": self.seed}
 
     @property
     def of_split(self) -> str:
-        """What the name of a split without some training items ends with."""
+        """Suffix of the name of a split that lacks training items."""
         return f"-less{100 * self.labels:.15g}-seed{self.seed}" if self.labels else ""

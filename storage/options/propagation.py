@@ -1,4 +1,4 @@
-"""Which hops are kept, and how they are computed: the section `propagation` of a config."""
+"""Stored hops and their computation: the section `propagation` of a config."""
 
 import re
 from typing import Annotated, Literal
@@ -8,13 +8,13 @@ from pydantic.dataclasses import dataclass
 
 from shoal.storage.options.types import CLOSED, Number, Whole
 
-# After far fewer steps all rows of a connected graph are alike.
+# After far fewer steps all rows of a connected graph are nearly equal.
 MOST_HOPS = 1000
 
 
 @dataclass(frozen=True, config=CLOSED)
 class PropagationOptions:
-    """Which hops are kept, and how they are computed: the section `propagation` of a config.
+    """Stored hops and their computation: the section `propagation` of a config.
 
     Attributes:
         hops: Number of hops K beyond the features themselves, 0 to 1000.

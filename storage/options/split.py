@@ -1,4 +1,4 @@
-"""How nodes, or graphs, are divided into training, validation and test items, as a config says it."""
+"""Options of a split into training, validation and test items."""
 
 import hashlib
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,7 +23,7 @@ def _shares(fractions: tuple[float, float, float]) -> tuple[float, float, float]
 
 @dataclass(frozen=True, config=CLOSED)
 class SplitOptions:
-    """How nodes, or graphs, are divided: keys of the section `data` of a config.
+    """Split of nodes, or graphs: keys of the section `data` of a config.
 
     Attributes:
         split: The protocol: `stratified` (per client and class), `per_client` (per client, ignoring classes), `public`

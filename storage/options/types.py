@@ -1,7 +1,7 @@
-"""What options are made of. An options class is a section of a config: its fields are the keys, with all their bounds.
+"""Types of options. An options class is a section of a config: its fields are the keys, with all their bounds.
 
-Such a class is a frozen pydantic dataclass that stands beside what it is for, so that a value is refused alike when a
-config is read and when the class is called.
+Such a class is a frozen pydantic dataclass beside what it configures. A value is refused the same way when a config is
+read and when the class is called.
 """
 
 import json
@@ -45,14 +45,14 @@ def absolute_user_path(value: Any) -> Any:
     return absolute(value) if isinstance(value, str) and is_own(value) else value
 
 
-def _own(value: str) -> str:
+def _user_name(value: str) -> str:
     if not is_own(value):
-        raise ValueError("no file of one's own, which is given as my_file.py:Name")
+        raise ValueError("expected a class of your file, my_file.py:Name")
     return value
 
 
 def path_fault(path: str) -> str | None:
-    """What makes a path one that no file can have; None: nothing."""
+    """Reason why no file can have a path; None: one can."""
     try:
         name = os.fsencode(path)
     except ValueError:
@@ -88,7 +88,7 @@ def _whole(value: Any) -> Any:
 FilePath = Annotated[str, AfterValidator(_path), BeforeValidator(absolute)]
 # A name that may be one of a user's file, and one that must be.
 Name = Annotated[str, BeforeValidator(absolute_user_path)]
-UserName = Annotated[str, AfterValidator(_own), BeforeValidator(absolute_user_path)]
+UserName = Annotated[str, AfterValidator(_user_name), BeforeValidator(absolute_user_path)]
 Whole = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Strict()]
@@ -99,7 +99,7 @@ Seed = Annotated[Whole, Field(ge=0)]
 
 
 def _words(hint: Any) -> tuple[Any, ...]:
-    """What a type may be made of: the words of a `Literal`, also where it is annotated or one of several."""
+    """Words of a `Literal`, also where it is annotated or in a union."""
     return tuple(word for part in get_args(hint) for word in (part, *_words(part)))
 
 
@@ -129,7 +129,7 @@ def checked(hint: Any, value: Any) -> Any:
 
 
 def message_of(error: ValidationError) -> str:
-    """What the first wrong value must be."""
+    """Rule that the first wrong value breaks."""
     return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 

@@ -62,7 +62,7 @@ def bucket_shift(bits: int, keys: int, capacity: int) -> int:
     Args:
         bits: Bits in which the keys differ.
         keys: Number of keys.
-        capacity: Keys that memory holds at once.
+        capacity: Keys that memory holds.
     """
     buckets = min(MAX_BUCKETS, max(2, 4 * keys // capacity))
     return max(1, bits - (buckets - 1).bit_length())
@@ -187,7 +187,7 @@ def _refuse(source: np.integer, target: np.integer, edges: Edges) -> None:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the rows written so far hold.
+    """Counts of the rows written so far.
 
     Attributes:
         indices: Entries of the CSR.
@@ -209,7 +209,7 @@ def buckets_to_rows(
         buckets: All keys of the graph.
         layout: How keys hold source and target.
         work: Folder of the CSR in the making.
-        capacity: Keys that memory holds at once.
+        capacity: Keys that memory holds.
         journal: Says that all keys are in buckets, and which of these are done.
         where: File or dataset, for the report of progress.
 

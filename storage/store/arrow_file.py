@@ -150,7 +150,7 @@ class MappedFile:
         return offsets, self._array(column.values)
 
     def structs(self, name: str) -> tuple[np.ndarray, ...]:
-        """A column of lists of numbers of several kinds: offsets int32 `[N + 1]`, and the values of each kind."""
+        """A column of lists of numbers of different kinds: offsets int32 `[N + 1]`, and the values of each kind."""
         column = self._column(name, lambda kind: pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
         offsets = self._view(column.buffers()[1], np.dtype(np.int32))[: self.rows + 1]
         kinds = range(column.type.value_type.num_fields)

@@ -1,4 +1,4 @@
-"""Whether the numbers in a client's files lie where those that use them take them to lie, at the speed of memory."""
+"""Bounds checks of memory-mapped arrays."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a manifest says that holds for the files of all its clients.
+    """Bounds that a manifest sets for the files of all its clients.
 
     Attributes:
         nodes: Nodes of all clients.

@@ -106,7 +106,7 @@ def _faults_of(file: MappedFile, nodes: int, propagation: PropagationOptions, li
 
 
 def only_labelled(file: MappedFile, shard: Shard, split: Split) -> tuple[Shard, Split, list[Rows]]:
-    """What a client sees with `rows: labelled`: its labelled nodes, their neighbours, and the edges among them.
+    """Graph of a client with `rows: labelled`: its labelled nodes, their neighbours, and the edges among them.
 
     Hops are those of the whole shard; degrees and neighbours are those inside.
     """

@@ -22,7 +22,7 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """What a client's shard holds, known without opening it.
+    """Counts of a client's shard, known without opening it.
 
     Attributes:
         client: Number of the client.
@@ -46,7 +46,7 @@ class ClientRecord:
 
     @property
     def items(self) -> int:
-        """What has a label each: nodes, graphs, or pairs of nodes."""
+        """Number of items: nodes, graphs, or pairs of nodes."""
         return count_of_items(self.nodes, self.graphs, self.pairs)
 
 
@@ -69,7 +69,7 @@ class SplitRecord:
 
 @dataclass(frozen=True)
 class DomainRecord:
-    """One of several graphs that a store's clients come from.
+    """A graph that some clients of a store come from.
 
     Attributes:
         name: Of the graph.
@@ -143,12 +143,12 @@ class Manifest:
 
     @property
     def items(self) -> int:
-        """What has a label each: nodes, graphs, or pairs of nodes."""
+        """Number of items: nodes, graphs, or pairs of nodes."""
         return count_of_items(self.nodes, self.graphs, self.pairs)
 
     @property
     def item_name(self) -> str:
-        """What an item is, for messages."""
+        """Name of an item, for messages."""
         return "pair" if self.pairs is not None else "node" if self.graphs is None else "graph"
 
     @property
@@ -165,7 +165,7 @@ class Manifest:
 
     @property
     def limits(self) -> Limits:
-        """What holds for the files of all clients."""
+        """Bounds for the files of all clients."""
         pairs = self.pairs is not None
         return Limits(self.nodes, self.features, self.classes, self.layout, self.graphs, pairs, self.weighted)
 
@@ -219,7 +219,7 @@ class Manifest:
 
 
 def count_of_items(nodes: int, graphs: int | None, pairs: int | None) -> int:
-    """How many items there are: pairs or graphs, where these have labels, else nodes."""
+    """Number of items: pairs or graphs, where these have labels, else nodes."""
     return next(count for count in (pairs, graphs, nodes) if count is not None)
 
 

@@ -99,7 +99,7 @@ def _zero_values(key: np.uint64, share: float, node: np.ndarray, x: np.ndarray) 
 def _kept_values(
     key: np.uint64, share: float, node: np.ndarray, indptr: np.ndarray, columns: np.ndarray, width: int
 ) -> np.ndarray:
-    """Which values of sparse rows stay, bool `[E]`."""
+    """Mask of the values of sparse rows that stay, bool `[E]`."""
     kept = np.empty(len(columns), dtype=np.bool_)
     for row in range(len(node)):
         first = np.uint64(node[row]) * np.uint64(width)

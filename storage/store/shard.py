@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import scipy.sparse as sp
 
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import first_rows
-from shoal.storage.graph.induced import Induced
+from shoal.storage.graph.induced import Induced, breadth_first
 from shoal.storage.graph.pairs import Pairs
 from shoal.storage.graph.rows import CsrRows, Rows
 from shoal.storage.store import arrow_file
@@ -44,7 +45,7 @@ class Shard:
         x: Features, float32 or float16 `[N, F]`, dense or sparse.
         graph: Global number of the graph of every row, int64 `[N]`, not descending; None: items are nodes, or pairs.
         pairs: Pairs of rows, where these have labels; None: items are nodes, or graphs.
-        edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count alike.
+        edge_weight: Weight of every entry of `indices`, float32 `[E]`; None: edges have none, and count 1.
     """
 
     client: int
@@ -78,18 +79,18 @@ class Shard:
 
     @property
     def kind(self) -> str:
-        """What items are, for messages."""
+        """Name of an item, for messages."""
         return "pairs" if self.pairs is not None else "nodes" if self.graph is None else "graphs"
 
     @property
     def items(self) -> int:
-        """What has a label each: rows, graphs, or pairs of rows."""
+        """Number of items: rows, graphs, or pairs of rows."""
         if self.pairs is not None:
             return len(self.pairs)
         return self.nodes if self.graph is None else len(self.graph_ptr) - 1
 
     def first_row_of(self, item: int) -> int:
-        """The row of an item, or the first of several."""
+        """The first row of an item."""
         if self.pairs is not None:
             return int(np.searchsorted(self.pairs.starts, item, side="right")) - 1
         return item if self.graph is None else int(self.graph_ptr[item])
@@ -165,6 +166,30 @@ def write_shard(
         each = pa.StructArray.from_arrays([pa.array(column) for column in values.values()], names=list(values))
         columns["pairs"] = pa.ListArray.from_arrays(pa.array(pairs.starts), each)
     return arrow_file.write(path, "shard", columns)
+
+
+def training_graph(shard: Shard, train: np.ndarray) -> tuple[Induced, np.ndarray]:
+    """Induces the graph of a client's training nodes.
+
+    Its rows are in the order of a shard of these nodes alone: breadth first from the smallest, ties by global id. It
+    reveals nothing of the other nodes and their edges. In memory are 5 bytes for each entry of the shard.
+
+    Args:
+        shard: All nodes of the client.
+        train: Rows of its training nodes, `[n]`.
+
+    Returns:
+        The graph, and the row in the shard of each of its rows, int64 `[n]`.
+    """
+    row = train[np.argsort(shard.node[train])]
+    entries = np.ones(shard.entries, dtype=np.int8)
+    adjacency = sp.csr_array((entries, shard.indices, shard.indptr), shape=(shard.nodes, shard.nodes))
+    among = adjacency[row][:, row]
+    among.sort_indices()
+    number = np.arange(len(row), dtype=np.int64)
+    part = breadth_first(number, among.indptr.astype(np.int64), among.indices.astype(np.int32))
+    row = row[part.node].astype(np.int64)
+    return Induced(shard.node[row], part.indptr, part.indices), row
 
 
 def write_training_shard(

@@ -1,4 +1,4 @@
-"""Which items of a shard, rows or graphs, train, validate and test."""
+"""Split of a shard's items, rows or graphs, into training, validation and test."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

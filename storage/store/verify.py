@@ -28,14 +28,14 @@ def verify(store: Store, step: Callable[[], None] = lambda: None) -> list[str]:
         try:
             check()
         except ShoalError as error:
-            # What to do is said once, for all faults.
+            # One way out for all faults.
             faults.append(error.line.rpartition("; ")[0])
         step()
     return faults
 
 
 def files_to_verify(store: Store) -> int:
-    """How many steps `verify` takes."""
+    """Number of steps of `verify`."""
     return len(list(_checks(store, [])))
 
 

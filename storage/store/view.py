@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.storage.graph.edge_weights import degrees
 from shoal.storage.graph.rows import CsrRows, Rows
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, ranges
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, ranges
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.store.cache import Cache, apart, write_count, writes
 from shoal.storage.store.shard import Shard
@@ -19,7 +19,7 @@ from shoal.storage.store.split import Split
 PAGE = 4096
 
 
-def touch(hop: Features, rows: Tensor | None) -> None:
+def touch(hop: StoredFeatures, rows: Tensor | None) -> None:
     """Reads a value of each page of a hop, or of some of its rows."""
     if isinstance(hop, Tensor):
         pages_NF = hop[:, :: max(PAGE // hop.element_size(), 1)]
@@ -43,8 +43,8 @@ class View:
         nodes: Rows N of the shard.
         items: What has a label each: rows, the graphs of the shard, or pairs of rows.
         graph_ptr: First row of every graph and the end of the last, int64 `[G + 1]`; None: items are no graphs.
-        device: Where its tensors are, except those that are said to be in the map.
-        kernel: How its hops were computed; None: nothing was.
+        device: Where its tensors are, except those documented as in the map.
+        propagation: How its hops were computed; None: it has none.
         train, val, test: Numbers of items, int64.
     """
 
@@ -62,14 +62,14 @@ class View:
         """Wraps what the store mapped.
 
         Args:
-            key: Different for every view that shares the memo.
+            key: Different for every view that shares the cache.
             shard: The client's graph.
             split: Its rows.
             hops: Hop 1, 2, … of its features, each `[N, F]`, dense or sparse.
             classes: Number of classes C.
-            memo: The host's cache, in the memory of the device.
+            cache: The host's cache, in the memory of the device.
             device: The processor, where tensors use the memory of the map, or a GPU.
-            kernel: Of the hops.
+            propagation: Of the hops.
         """
         self.client = shard.client
         self.classes = classes
@@ -98,7 +98,7 @@ class View:
         super().__setattr__(name, value)
 
     def written(self) -> str | None:
-        """What of the data was written to since it was opened, as a method calls it; None: nothing.
+        """Name of the data that a method wrote to since it was opened; None: it wrote to none.
 
         Torch counts the writes into a tensor. Of features and hops the numbers of one row are compared as well, which
         sees whole arrays that were overwritten behind torch's back.
@@ -118,7 +118,7 @@ class View:
             return "adjacency"
         for key in self._used:
             if self._cache.written((self._key, key)):
-                return key if isinstance(key, str) else f"memo({key!r})"
+                return key if isinstance(key, str) else f"cache({key!r})"
         self._used.clear()
         return None
 
@@ -131,8 +131,8 @@ class View:
         start = int(starts[self._row])
         return [starts[self._row : self._row + 2].numpy(), *(part[start : start + 16].numpy() for part in parts)]
 
-    def _lent(self, k: int) -> Features:
-        """Hop k in the map, noted as in the hands of a method."""
+    def _hop(self, k: int) -> StoredFeatures:
+        """Memory-mapped hop k; marks it for the write check."""
         if k not in self._samples:
             sample = self._sample(k)
             self._samples[k] = sample, _bytes_of(sample)
@@ -149,15 +149,15 @@ class View:
         return int(self._hops[0].shape[1])
 
     @property
-    def x(self) -> Features:
+    def x(self) -> StoredFeatures:
         """Features as stored, in the map, float32 or float16 `[N, F]`, dense or sparse."""
-        return self._lent(0)
+        return self._hop(0)
 
-    def hop(self, k: int) -> Features:
+    def hop(self, k: int) -> StoredFeatures:
         """Hop k as stored, in the map, float32 or float16 `[N, F]`, dense or sparse; hop 0 is x."""
-        return self._lent(k)
+        return self._hop(k)
 
-    def block(self, k: int, start: int = 0, stop: int | None = None) -> Features:
+    def block(self, k: int, start: int = 0, stop: int | None = None) -> StoredFeatures:
         """Successive rows of hop k on the device, as stored; a GPU keeps the hop if it fits its cache."""
         hop = self._on_device_if_it_fits(k)
         if isinstance(hop, Tensor):
@@ -165,7 +165,7 @@ class View:
         low, high, _ = slice(start, stop).indices(len(hop))
         return hop.block(low, max(low, high)).to(self.device)
 
-    def rows(self, k: int, rows: Tensor) -> Features:
+    def rows(self, k: int, rows: Tensor) -> StoredFeatures:
         """Some rows of hop k on the device, float32 `[n, F]`."""
         hop = self._on_device_if_it_fits(k)
         rows = self._rows_here(rows) if hop.device.type == "cpu" else rows.to(hop.device, non_blocking=True)
@@ -176,9 +176,9 @@ class View:
         """Numbers of rows on the processor; those of a part are there, and a device need not be asked."""
         return next((here for there, here in self._parts if there is rows), rows).cpu()
 
-    def whole(self, k: int) -> Features:
-        """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the memo keeps."""
-        hop = self._lent(k)
+    def whole(self, k: int) -> StoredFeatures:
+        """Hop k on the device, float32 `[N, F]`, a sparse one with its transpose, which the cache keeps."""
+        hop = self._hop(k)
         if isinstance(hop, Tensor):
             return self.block(k).float()
         if self.device.type != "cpu":
@@ -197,14 +197,14 @@ class View:
         assert isinstance(copy, SparseMatrix)
         return copy.to(self.device).float()
 
-    def _on_device_if_it_fits(self, k: int) -> Features:
+    def _on_device_if_it_fits(self, k: int) -> StoredFeatures:
         """Hop k on the device if it is there or fits, else in the map."""
-        hop = self._lent(k)
+        hop = self._hop(k)
         if self.device.type == "cpu":
             return hop
         self._used.add(("hop", k))
         size = hop.nbytes if isinstance(hop, Tensor) else hop.most_bytes
-        copy: Features | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
+        copy: StoredFeatures | None = self._cache.keep((self._key, ("hop", k)), size, lambda: _sent(hop, self.device))
         return hop if copy is None else copy
 
     @cached_property
@@ -218,12 +218,6 @@ class View:
         chosen = self.train.cpu()
         label = self._shard.item_label
         return self._build(lambda: torch.from_numpy(label).index_select(0, chosen).long().to(self.device))
-
-    @cached_property
-    def train_counts(self) -> Tensor:
-        """Training items of every class, int32 `[C]`, on the processor."""
-        label = self._shard.item_label[self.train.cpu().numpy()]
-        return torch.from_numpy(np.bincount(label[label >= 0], minlength=self.classes).astype(np.int32))
 
     @cached_property
     def pairs(self) -> Tensor | None:
@@ -290,7 +284,7 @@ class View:
         """
         if self.device.type != "cpu":
             return self.cache("adjacency", self._adjacency)
-        # No entry of the memo: the map of the shard stays open as long as this does, and shall end with the view.
+        # No entry of the cache: the map of the shard stays open as long as this does, and shall end with the view.
         if not self._mapped_adjacency:
             built = self._build(self._adjacency)
             self._mapped_adjacency.append((built, writes(built)))
@@ -339,7 +333,7 @@ def _bytes_of(sample: list[np.ndarray]) -> bytes:
     return b"".join(part.tobytes() for part in sample)
 
 
-def _features(rows: Rows) -> Features:
+def _features(rows: Rows) -> StoredFeatures:
     """Tensors over the memory of arrays."""
     if isinstance(rows, CsrRows):
         return SparseMatrix.of(rows.indptr, rows.columns, rows.values, rows.features)
@@ -354,13 +348,13 @@ def _chosen(hop: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     return torch.index_select(hop, 0, rows, out=out)
 
 
-def _sent(features: Features, device: torch.device) -> Features:
-    """On a device; nobody waits for a dense one."""
+def _sent(features: StoredFeatures, device: torch.device) -> StoredFeatures:
+    """On a device; a dense copy is asynchronous."""
     return features.to(device, non_blocking=True) if isinstance(features, Tensor) else features.to(device)
 
 
 def _apart_of_the_map(hop: SparseMatrix) -> tuple[Tensor | None, Tensor]:
-    """What `View.whole` adds to a matrix in the map: float32 values, where others are stored, and the transpose."""
+    """Arrays that `View.whole` adds to a mapped matrix: float32 values, where others are stored, and the transpose."""
     whole = SparseMatrix(hop.csr).float()
     return None if whole.dtype == hop.dtype else whole.parts()[2], whole.transposed
 

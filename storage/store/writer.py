@@ -95,7 +95,7 @@ class StoreWriter:
         Args:
             path: Folder of the store.
             identity: What the store is made from.
-            say: Told of a finished file that is no longer what was written, and has to be made again.
+            say: Called with a line on a finished file that has changed and is made again.
 
         Raises:
             ShoalError: The folder holds an unfinished store of another identity, or its journal is damaged.

@@ -135,7 +135,7 @@ class LocalModules:
         if level:
             package = (variables or {}).get("__package__", "")
             if not package:
-                raise ImportError(f"write `import {name or 'helper'}`: a file of one's own is in no package")
+                raise ImportError(f"write `import {name or 'helper'}`: your files are in no package")
             absolute = importlib.util.resolve_name("." * level + name, package)
             name = absolute.removeprefix(self._name).removeprefix(".")
             if absolute == self._name:

@@ -20,7 +20,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def spec_of(cls: type, folder: Path) -> str:
-    """What a config calls a class: `my_file.py:Name`.
+    """Name of a class in a config: `my_file.py:Name`.
 
     A class of a file is that of its file. Of one that was defined in a notebook, a file is written with its text and
     all that it uses of the notebook: imports, functions, classes, and plain values.

@@ -1,4 +1,4 @@
-"""What went wrong in code that is not ours: words for it, and the line."""
+"""Errors in a user's code: one line of text, and the line of the file."""
 
 import dis
 import traceback

@@ -35,7 +35,7 @@ class UserCode:
 
     @property
     def file(self) -> str:
-        """Where it lay."""
+        """Path of the file when it was read."""
         return self.name.rpartition(":")[0]
 
     @property
@@ -45,16 +45,16 @@ class UserCode:
 
     @property
     def identity(self) -> str:
-        """What tells one from another: of two classes in one file each is itself."""
+        """Identifies the class: two classes of one file differ."""
         return f"{self.digest}:{self.name.rpartition(':')[2]}"
 
     @property
     def files(self) -> frozenset[str]:
-        """Where all texts lay."""
+        """Paths of all texts when they were read."""
         return frozenset({self.file, *(str(Path(self.file).parent / path) for path in map(path_of, self.helpers))})
 
     def load(self) -> Any:
-        """What stands in the file under the name; the file runs once in a process.
+        """Object that the file defines under the name; the file runs once in a process.
 
         Raises:
             ShoalError: The file fails or ends the process, or has no such class; names the line.
@@ -99,7 +99,7 @@ class UserCode:
 
 
 def path_of(module: str) -> Path:
-    """Where the text of a module lies below the folder of the file, from its dotted name as `collect` gives it."""
+    """Path of a module below the folder of the file, from its dotted name as `collect` gives it."""
     path = Path(*module.split("."))
     return path.with_name(f"{path.name}.py")
 

@@ -16,7 +16,8 @@ from shoal.algorithms.methods.registry.names import METHODS
 from shoal.engine.config.config import load_config
 from shoal.engine.config.device_choice import device_choice
 from shoal.engine.messages.models import require_mixable, require_supported
-from shoal.engine.preparing.prepare import require_known, store_path
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.run_folder import run_path
 from shoal.engine.runs.plan import plan_of
 

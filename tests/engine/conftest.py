@@ -20,7 +20,7 @@ from rooms import ROOT
 from support.other_device.device import load
 
 from shoal.engine.cli.main import command
-from shoal.engine.cluster import tensor_transport
+from shoal.engine.cluster.cluster import share_tensors
 from shoal.engine.cluster.host_actor import await_hosts, start_hosts
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts import host
@@ -294,7 +294,7 @@ class Harmful(FedAvg):
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[Any]]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    tensor_transport.register()
+    share_tensors()
     actors = start_hosts(2, cpus=1, gpus=0)
     await_hosts(actors)
     yield actors

@@ -43,6 +43,6 @@ def hosts() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(hosts: Cluster) -> Cluster:
-    """Three hosts, mended after the test before."""
+    """Three hosts, healed after the test before."""
     hosts.heal()
     return hosts

@@ -29,7 +29,7 @@ def _two_gpus() -> Iterator[None]:
 
 
 def _leave(hosts: list[Any]) -> None:
-    """Ends hosts, and waits until the GPUs are nobody's."""
+    """Ends hosts, and waits until the GPUs are free."""
     for host in hosts:
         ray.kill(host)
     for number in placement_group_table():

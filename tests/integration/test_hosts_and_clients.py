@@ -1,4 +1,4 @@
-"""A client that kills its host, a host that does not see a client's data: found, named, and no harm to the rest."""
+"""A client that kills its host, and a client whose data no host can read: named, without harm to others."""
 
 import os
 from collections.abc import Callable
@@ -55,14 +55,14 @@ def refusal(runs: Runs, *arguments: str) -> str:
     return errors.decode().splitlines()[-1]
 
 
-def test_a_client_that_kills_its_host_is_named(start: Callable[[], Runs]) -> None:
+def test_client_that_kills_its_host_is_named(start: Callable[[], Runs]) -> None:
     line = refusal(start(), "algorithm.deadly=6", "engine.retries=2")
     assert "round 1, client 6: lost with host" in line
     assert "loss 3" in line
 
 
 @pytest.mark.slow
-def test_a_client_that_kills_its_host_is_left_out(start: Callable[[], Runs]) -> None:
+def test_client_that_kills_its_host_is_skipped(start: Callable[[], Runs]) -> None:
     """The rest goes on with the numbers of a run in which that client merely fails."""
     arguments = (*ON_RAY, "algorithm.deadly=6", "engine.on_client_error=skip", "engine.retries=2")
     killed = start().finish(*arguments)
@@ -79,7 +79,7 @@ def test_a_client_that_kills_its_host_is_left_out(start: Callable[[], Runs]) -> 
 
 
 @pytest.mark.slow
-def test_a_shard_that_no_host_sees(start: Callable[[], Runs]) -> None:
+def test_unreadable_shard_is_named(start: Callable[[], Runs]) -> None:
     runs = start()
     whole = runs.finish("engine.backend=local")
     (store,) = whole.parents[1].glob("data*/stores/sbm-*")
@@ -88,5 +88,5 @@ def test_a_shard_that_no_host_sees(start: Callable[[], Runs]) -> None:
         line = refusal(runs)
     finally:
         os.rename(store / "away", store / "clients" / "00007.arrow")
-    assert f"{store}: no host sees the files (shard, split, hops) of clients 7;" in line
+    assert f"{store}: clients 7: no host can read their files (shard, split, hops);" in line
     assert list(runs.folder.glob("same-*/metrics.jsonl")) == [whole / "metrics.jsonl"]

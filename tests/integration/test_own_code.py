@@ -12,7 +12,9 @@ from rooms import ROOT
 from safetensors.numpy import load_file
 
 from shoal.engine.config.config import Config, load_config, parse_config
-from shoal.engine.preparing.prepare import prepare, require_known, store_path
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import run_path
 from shoal.engine.runs.export import export

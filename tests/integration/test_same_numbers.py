@@ -67,21 +67,21 @@ def end_of(process: "subprocess.Popen[bytes]", name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("raylet", "ray: the process of Ray on this machine (raylet) has ended"),
         # It is given some time to come back.
         ("gcs_server", "ray: the control service of the cluster (GCS) at "),
     ],
 )
-def test_ray_itself_killed(runs: Runs, name: str, said: str) -> None:
+def test_ray_itself_killed(runs: Runs, name: str, expected: str) -> None:
     long = ["rounds=2000", "run.checkpoint_every=5"]
     process = runs.start("engine.backend=ray", "engine.hosts=1", *long)
     until(lambda: runs.rounds() >= 6, process)
     line = end_of(process, name)
-    assert said in line
+    assert expected in line
     assert "--resume" in line
-    assert said in (runs.run / "run.log").read_text()
+    assert expected in (runs.run / "run.log").read_text()
     done = runs.rounds()
     process = runs.start(*long, "--resume")
     until(lambda: runs.rounds() > done, process)

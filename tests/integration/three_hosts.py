@@ -59,7 +59,7 @@ class Cluster:
         """Lays the network; hosts are started one by one."""
         self.folder = folder
         self.given_up: set[int] = set()
-        # What a host sees at a path in place of what lies there: a local disk.
+        # A folder to mount over a path on a host: its local disk.
         self.disks: dict[int, tuple[Path, Path]] = {}
         token = folder / "token"
         with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT, 0o600), "w") as f:
@@ -129,7 +129,7 @@ class Cluster:
             process.kill()
 
     def cut(self, host: int) -> None:
-        """The machine works on and reaches nobody."""
+        """Cuts the link of a machine, which works on."""
         ip("-n", self.name("switch"), "link", "set", f"v{host}", "down")
         self.given_up.add(host)
 

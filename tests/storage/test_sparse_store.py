@@ -247,7 +247,7 @@ def test_writes_into_a_whole_hop_are_seen(make_store: Callable[..., Store]) -> N
     whole = view.whole(0)
     assert isinstance(whole, SparseMatrix)
     whole.transposed.values().zero_()
-    assert view.written() == "memo(('whole', 0))"
+    assert view.written() == "cache(('whole', 0))"
 
 
 def test_what_a_memo_holds_of_a_matrix_counts_its_transpose() -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.models.layers.head import Head
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
-class GeneratedFeatures(SparseMatrix):
+class GeneratedFeatures(FeatureMatrix):
     """X~ `[M, F]`: the p-th neighbour of node n has the features L_p r_n, a root r_n `[R]` times a layer L_p `[F, R]`.
 
     F may be many thousands and R is at most a few hundred, so all that is asked of X~ is asked of L first: its product

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, kept_rows, operator_over
 from shoal.algorithms.models.layers.readout import ROUNDING
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
 from shoal.storage.store.view import View
 
 
@@ -98,6 +98,7 @@ def _impaired(data: View, share: float, seed: int) -> Impaired:
 
 def _squares(x_HF: Features) -> Tensor:
     """The square of the norm of every row."""
+    x_HF = stored(x_HF)
     if isinstance(x_HF, Tensor):
         return torch.linalg.vecdot(x_HF, x_HF)
     indptr, _, values = x_HF.parts()

@@ -12,7 +12,7 @@ from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class FixedHops(nn.Module):
@@ -133,10 +133,10 @@ class GBP(FixedHops):
         super().__init__(weights, features, classes, dropout, layers, hidden)
 
 
-class SummedFeatures(SparseMatrix):
+class SummedFeatures(FeatureMatrix):
     """sum_k w_k X_k, `[N, F]`, some X_k sparse: its product with a weight W is sum_k w_k (X_k W), so no sum is kept.
 
-    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    It has no arrays of its own.
     """
 
     def __init__(self, hops: Sequence[Features], weights: Sequence[float]) -> None:
@@ -147,9 +147,6 @@ class SummedFeatures(SparseMatrix):
     def shape(self) -> torch.Size:
         return self._hops[0].shape
 
-    def __len__(self) -> int:
-        return len(self._hops[0])
-
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return _sum(products(self._hops, weight_FH), self._weights)
 
@@ -157,7 +154,7 @@ class SummedFeatures(SparseMatrix):
         return self
 
     def to_dense(self) -> Tensor:
-        dense = [hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in self._hops]
+        dense = [hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in self._hops]
         return _sum(dense, self._weights)
 
 
@@ -169,7 +166,7 @@ def summed(hops: Sequence[Features], weights: Sequence[float], dtype: torch.dtyp
         weights: w_k, one a hop.
         dtype: Type to sum in.
     """
-    if any(isinstance(hop, SparseMatrix) for hop in hops):
+    if any(isinstance(hop, FeatureMatrix) for hop in hops):
         return SummedFeatures([hop.float() for hop in hops], weights)
     return _sum([hop.to(dtype) for hop in hops if isinstance(hop, Tensor)], weights)
 

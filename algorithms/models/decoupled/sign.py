@@ -13,7 +13,7 @@ from torch.nn.utils import skip_init
 from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class SIGN(nn.Module):
@@ -77,4 +77,4 @@ class SIGN(nn.Module):
         return Output(out.logits_NC, z) if one_above else out
 
     def _rows(self, hop: Features) -> Features:
-        return hop.float() if isinstance(hop, SparseMatrix) else hop.to(self.head.dtype)
+        return hop.float() if isinstance(hop, FeatureMatrix) else hop.to(self.head.dtype)

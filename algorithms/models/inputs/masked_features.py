@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 
 
-class AlteredFeatures(SparseMatrix):
+class AlteredFeatures(FeatureMatrix):
     """P^k X diag(m), `[N, F]`: its product with a weight W is P^k (X (diag(m) W)), so that X is not copied.
 
-    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    It has no arrays of its own.
     """
 
     def __init__(self, x_NF: Features, kept_F: Tensor, smoothing: SparseMatrix | None = None, hops: int = 0) -> None:
@@ -29,9 +29,6 @@ class AlteredFeatures(SparseMatrix):
     @property
     def shape(self) -> torch.Size:
         return self._x.shape
-
-    def __len__(self) -> int:
-        return len(self._x)
 
     def __matmul__(self, weight_FH: Tensor) -> Tensor:
         return self._smoothed(self._x @ (self._kept_F[:, None] * weight_FH))

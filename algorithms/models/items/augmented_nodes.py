@@ -13,14 +13,14 @@ from torch import Tensor
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.store.view import View
 
 
-class AugmentedFeatures(SparseMatrix):
+class AugmentedFeatures(FeatureMatrix):
     """X and below it the features of new nodes, `[N + M, F]`: its product with W is that of both; X is not copied.
 
-    It stands where sparse features stand, which are only ever multiplied by a weight; it has no arrays of its own.
+    It has no arrays of its own.
     """
 
     def __init__(self, x_NF: Features, new_MF: Features) -> None:

@@ -13,7 +13,7 @@ from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
 
 # What the classifier is: a linear layer, or one of message passing.
 HeadKind = Literal["linear", "conv"]
@@ -23,6 +23,7 @@ def first_rows(x: Features, count: int) -> Features:
     """The first rows of features or of a layer's output: those of the receivers."""
     if count == len(x):
         return x
+    x = stored(x)
     return x.block(0, count) if isinstance(x, SparseMatrix) else x[:count]
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 # Bits of a draw that decide over one entry, and of the words that are drawn.
 BITS, WORD = 16, 64
@@ -62,7 +62,7 @@ def transform(x: Features, weight_HF: Tensor, bias_H: Tensor | None = None) -> T
 
     For sparse rows the memory of W should run by columns (`FlatModel` sees to it), else it is copied in every step.
     """
-    if not isinstance(x, SparseMatrix):
+    if not isinstance(x, FeatureMatrix):
         return F.linear(x, weight_HF, bias_H)
     product_NH = x @ weight_HF.t()
     return product_NH if bias_H is None else product_NH + bias_H

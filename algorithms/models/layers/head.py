@@ -12,7 +12,7 @@ from torch.nn.utils import skip_init
 from shoal.algorithms.models.layers.dropout import drop, transform
 from shoal.algorithms.models.layers.output import Output
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class Head(nn.Module):
@@ -95,7 +95,7 @@ class Head(nn.Module):
 
     def forward(self, x_NF: Features) -> Output:
         """Logits `[N, C]` and last hidden activation `[N, H]` of rows `[N, F]` of any floating type."""
-        x = x_NF.float() if isinstance(x_NF, SparseMatrix) else x_NF.to(self.dtype)
+        x = x_NF.float() if isinstance(x_NF, FeatureMatrix) else x_NF.to(self.dtype)
         return self.after_first(self.transformed(x), x)
 
     def transformed(self, x_NF: Features) -> Tensor:

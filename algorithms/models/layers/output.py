@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 class Output(NamedTuple):
@@ -24,4 +24,4 @@ class Output(NamedTuple):
 
         Of a classifier that passes messages (`head: conv`) also before the normalisation and ReLU in front of it.
         """
-        return self.embedding.to_dense() if isinstance(self.embedding, SparseMatrix) else self.embedding
+        return self.embedding.to_dense() if isinstance(self.embedding, FeatureMatrix) else self.embedding

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.masked_features import products
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features
 
 
 def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHops":
@@ -20,10 +20,10 @@ def weighted_hops(hops: Sequence[Features], head: Head) -> "DenseHops | SparseHo
 
     Beside a dense hop, sparse ones are written out, too, which takes less time and no more memory than the dense one.
     """
-    sparse = [hop for hop in hops if isinstance(hop, SparseMatrix)]
+    sparse = [hop for hop in hops if isinstance(hop, FeatureMatrix)]
     if len(head.linears) > 1 and len(sparse) == len(hops):
         return SparseHops(sparse)
-    return DenseHops([hop.to_dense() if isinstance(hop, SparseMatrix) else hop for hop in hops], head)
+    return DenseHops([hop.to_dense() if isinstance(hop, FeatureMatrix) else hop for hop in hops], head)
 
 
 class DenseHops:
@@ -59,7 +59,7 @@ class DenseHops:
 class SparseHops:
     """The same of sparse hops: the head's first layer is linear, so it may come before the sum."""
 
-    def __init__(self, hops: Sequence[SparseMatrix]) -> None:
+    def __init__(self, hops: Sequence[FeatureMatrix]) -> None:
         self._hops = [hop.float() for hop in hops]
         self.shape = len(hops[0]), len(hops), hops[0].shape[1]
 

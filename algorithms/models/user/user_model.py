@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.models.layers.output import Output
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import FeatureMatrix, Features, SparseMatrix
 from shoal.storage.user_code.user_code import UserCode
 
 KEY, READOUT_KEY = "model.name", "model.readout"
@@ -173,7 +173,7 @@ class UserCoupled(_UserModel, Coupled):
 
     def embed(self, x_NF: Features, operators: Sequence[SparseMatrix]) -> Tensor:
         """Embeddings of all nodes, `[N, H]`."""
-        x = x_NF.to_dense() if isinstance(x_NF, SparseMatrix) else x_NF.float()
+        x = x_NF.to_dense() if isinstance(x_NF, FeatureMatrix) else x_NF.float()
         weights = (operators[0].parts()[2],) if self.weighs_edges else ()
         return self.embedded(x, _edge_index(operators[0]), *weights, rows=len(x))
 
@@ -192,7 +192,7 @@ class UserDecoupled(_UserModel):
 
     def forward(self, hops: Sequence[Features]) -> Output:
         """Output for rows of all hops, `[N, F]` each."""
-        dense = [x.to_dense() if isinstance(x, SparseMatrix) else x.float() for x in hops]
+        dense = [x.to_dense() if isinstance(x, FeatureMatrix) else x.float() for x in hops]
         z_NH = self.embedded(dense, rows=len(dense[0]))
         read_NH = z_NH
         if self.head.drops_embedding and not self.head.pooled and self.training and self.dropout:

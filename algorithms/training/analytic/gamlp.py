@@ -17,14 +17,14 @@ from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
 from shoal.algorithms.training.analytic.heads import to_gradient
 from shoal.algorithms.training.analytic.layers import Buffers, product, weight_gradient
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
 class Hops(NamedTuple):
     """Rows of all hops, by their number: those that are summed before they are multiplied, and the others."""
 
     summed: dict[int, Tensor]
-    others: dict[int, Features]
+    others: dict[int, StoredFeatures]
 
     @property
     def read(self) -> tuple[np.ndarray, ...]:
@@ -41,7 +41,7 @@ class Hops(NamedTuple):
         return [k for k in self.summed if k < references]
 
 
-def apart(hops: Sequence[Features]) -> Hops:
+def apart(hops: Sequence[StoredFeatures]) -> Hops:
     """Dense ones are summed if there are several."""
     dense = {k: hop for k, hop in enumerate(hops) if isinstance(hop, Tensor)}
     summed = dense if len(dense) > 1 else {}
@@ -70,7 +70,7 @@ class GAMLPGradients:
     def gradient(self, inputs: Inputs, label_N: Tensor) -> Tensor:
         """See `AnalyticGradient`; the inputs are rows of all hops."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
-        hops = apart([hop.float() for hop in inputs])
+        hops = apart([stored(hop).float() for hop in inputs])
         first = self._linears[0]
         gate_NK, weight_NK, sum_NF = self._weigh(hops, len(label_N), len(inputs))
         products = {k: self._product(k, hop) for k, hop in hops.others.items()}
@@ -118,7 +118,7 @@ class GAMLPGradients:
         rows = weight.view(-1, self._linears[0].weight.shape[1])
         return rows[-1], rows[:-1]
 
-    def _product(self, k: int, hop: Features) -> Tensor:
+    def _product(self, k: int, hop: StoredFeatures) -> Tensor:
         """A hop times the first weight, `[N, H]`."""
         weight = self._linears[0].weight
         return product(hop, weight, self._buffers(f"product {k}", len(hop), len(weight)))
@@ -183,16 +183,16 @@ class GAMLPGradients:
                 of_reference_KF[place] = back(hop, everyone_N)
 
 
-def _across(hop: Features) -> Tensor:
+def _across(hop: StoredFeatures) -> Tensor:
     """The transpose."""
     return hop.transposed if isinstance(hop, SparseMatrix) else hop.t()
 
 
-def times(hop: Features, vector_F: Tensor) -> Tensor:
+def times(hop: StoredFeatures, vector_F: Tensor) -> Tensor:
     """The product of a hop with a vector, `[N]`; dense rows times a matrix of one column take several times as long."""
     return (hop @ vector_F[:, None])[:, 0] if isinstance(hop, SparseMatrix) else torch.mv(hop, vector_F)
 
 
-def back(hop: Features, score_N: Tensor) -> Tensor:
+def back(hop: StoredFeatures, score_N: Tensor) -> Tensor:
     """The gradient of a vector from that of its product with a hop, `[F]`."""
     return (hop.transposed @ score_N[:, None])[:, 0] if isinstance(hop, SparseMatrix) else torch.mv(hop.t(), score_N)

@@ -27,7 +27,7 @@ from shoal.algorithms.training.analytic.layers import (
     spmm_t,
     weight_gradient,
 )
-from shoal.storage.graph.sparse_matrix import Features
+from shoal.storage.graph.sparse_matrix import StoredFeatures, stored
 
 
 class Body(ABC):
@@ -67,7 +67,7 @@ class Layers(Body):
 
     def forward(self, around: Neighbourhood) -> Tensor:
         first, *others = zip(self._layers, around.operators)
-        out = first[0].forward(first[1], around.x_NF)
+        out = first[0].forward(first[1], stored(around.x_NF))
         self._inputs = []
         for layer, operator in others:
             self._inputs.append(self.dropped(out.relu_()))
@@ -91,8 +91,8 @@ class JumpingLayers(Layers):
     """
 
     def forward(self, around: Neighbourhood) -> Tensor:
-        x: Features = around.x_NF
-        self._steps: list[tuple[Layer, Features, Tensor]] = []
+        x = stored(around.x_NF)
+        self._steps: list[tuple[Layer, StoredFeatures, Tensor]] = []
         for number, (layer, operator) in enumerate(zip(self._layers, around.operators)):
             out = layer.forward(operator, x).relu_()
             self._steps.append((layer, x, out))
@@ -124,7 +124,7 @@ class GCNIIBody(Body):
         assert lift is not None
         self._around = around
         shape = len(around.x_NF), len(lift.weight)
-        first = product(around.x_NF, lift.weight, self.buffers("first", *shape)).add_(lift.bias).relu_()
+        first = product(stored(around.x_NF), lift.weight, self.buffers("first", *shape)).add_(lift.bias).relu_()
         self._first = first
         self._layers = []
         x = first
@@ -155,7 +155,7 @@ class GCNIIBody(Body):
                 let_through(gradient_NH, read).mul_(self.factor())
         let_through(of_first.add_(gradient_NH), self._first)
         torch.sum(of_first, 0, out=lift.bias.grad)
-        weight_gradient(lift.weight, self._around.x_NF, of_first)
+        weight_gradient(lift.weight, stored(self._around.x_NF), of_first)
 
 
 LAYERS: dict[str, type[Layer]] = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer, "gat": GATLayer}

@@ -16,7 +16,7 @@ from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head
 from shoal.algorithms.training.analytic.layers import Buffers, let_through
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
@@ -61,14 +61,14 @@ class HeadGradients:
         """See `AnalyticGradient`; the inputs are rows of the one hop that the model reads."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
-        read, outputs = self._forward(x_NF.float())
+        read, outputs = self._forward(stored(x_NF).float())
         loss = to_gradient(outputs[-1], label_N)
         self._backward(read, outputs)
         return loss
 
-    def _forward(self, x: Features) -> tuple[list[Features], list[Tensor]]:
+    def _forward(self, x: StoredFeatures) -> tuple[list[StoredFeatures], list[Tensor]]:
         """Inputs of all layers, the hidden ones without dropout's factor, and their outputs."""
-        inputs: list[Features] = []
+        inputs: list[StoredFeatures] = []
         outputs: list[Tensor] = []
         for number, linear in enumerate(self._linears):
             inputs.append(x)
@@ -84,7 +84,7 @@ class HeadGradients:
             x = output
         return inputs, outputs
 
-    def _backward(self, inputs: Sequence[Features], outputs: Sequence[Tensor]) -> None:
+    def _backward(self, inputs: Sequence[StoredFeatures], outputs: Sequence[Tensor]) -> None:
         """Fills the gradients of all parameters, from that at the logits, which lacks the factor 1 / N."""
         gradient = outputs[-1]
         scale = 1 / len(gradient)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from shoal.algorithms.models.layers.edge_attention import backward as attention_backward
 from shoal.algorithms.models.layers.edge_attention import forward as attention_forward
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 
-def product(x: Features, weight: Tensor, out: Tensor) -> Tensor:
+def product(x: StoredFeatures, weight: Tensor, out: Tensor) -> Tensor:
     """x W', `[m, H]`."""
     return torch.addmm(out, x.csr if isinstance(x, SparseMatrix) else x, weight.t(), beta=0, out=out)
 
@@ -29,7 +29,7 @@ def spmm_t(operator: SparseMatrix, gradient: Tensor, out: Tensor, add: bool = Fa
     return torch.addmm(out, operator.transposed, gradient, beta=float(add), out=out)
 
 
-def weight_gradient(weight: Tensor, x: Features, gradient: Tensor) -> None:
+def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None:
     """Writes the gradient G' x of a weight whose product x W' has the gradient G."""
     assert weight.grad is not None
     if isinstance(x, SparseMatrix):
@@ -69,7 +69,7 @@ class Layer(ABC):
         self.conv, self.buffers = conv, buffers
 
     @abstractmethod
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         """Output `[n, H]` for `[m, F]`, in a buffer of the layer; it and `x` must stay until `backward`."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Layer(ABC):
 class GCNLayer(Layer):
     """P x W' + b. With S = P' G: S' x for W, column sums of G for b, S W for x."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         weight, bias = self.conv.lin.weight, self.conv.bias
         messages = product(x, weight, self.buffers("messages", len(x), len(weight)))
@@ -97,7 +97,7 @@ class GCNLayer(Layer):
 class SAGELayer(Layer):
     """M x W_1' + x W_2' + b. With S = M' G: S' x for W_1, G' x for W_2, S W_1 + G W_2 for x."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         neighbours, own = self.conv.lin_l.weight, self.conv.lin_r.weight
         messages = product(x, neighbours, self.buffers("messages", len(x), len(own)))
@@ -118,7 +118,7 @@ class SAGELayer(Layer):
 class GINLayer(Layer):
     """LayerNorm(relu(A z + (1 + e) z + b) V' + c) with z = x W'."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         self._operator, self._x = operator, x
         first, _, second, norm = self.conv.nn
         shape = len(x), len(first.weight)
@@ -153,7 +153,7 @@ class GINLayer(Layer):
 class GATLayer(Layer):
     """Attention over x W', see `shoal.algorithms.models.layers.edge_attention`, plus b; on a processor."""
 
-    def forward(self, operator: SparseMatrix, x: Features) -> Tensor:
+    def forward(self, operator: SparseMatrix, x: StoredFeatures) -> Tensor:
         conv = self.conv
         self._x = x
         messages = product(x, conv.lin.weight, self.buffers("messages", len(x), len(conv.lin.weight)))

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood, standalone
 from shoal.algorithms.models.layers.coupled import Coupled
-from shoal.storage.graph.sparse_matrix import Features, SparseMatrix
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 
 def joined(matrices: Sequence[Tensor], most: int) -> Tensor:
@@ -61,7 +61,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(dense: Tensor, matrix: SparseMatrix) -> Tensor:
-        raise RuntimeError("graphs side by side are for several clients at once")
+        raise RuntimeError("expected batched clients (torch.vmap), got one client")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -73,7 +73,7 @@ class _Product(torch.autograd.Function):
         return (matrix @ dense_BNH.flatten(0, 1)).view(len(dense_BNH), -1, dense_BNH.shape[2]), 0
 
 
-def padded(parts: Sequence[Features], filling: int) -> Tensor:
+def padded(parts: Sequence[StoredFeatures], filling: int) -> Tensor:
     """Rows of every client, and the filling as often as others have more, `[B, N, …]`."""
     rows = [part.to_dense() if isinstance(part, SparseMatrix) else part for part in parts]
     most = max(map(len, rows))
@@ -110,13 +110,14 @@ def batched_inputs(gathered: Sequence[Inputs]) -> BatchedInputs:
     if isinstance(first, Neighbourhood):
         return BatchedGraphs([one for one in gathered if isinstance(one, Neighbourhood)])
     assert not isinstance(first, ItemBatch)
-    return BatchedRows([one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)])
+    rows = [one for one in gathered if not isinstance(one, Neighbourhood | ItemBatch)]
+    return BatchedRows([[stored(hop) for hop in hops] for hops in rows])
 
 
 class BatchedRows:
     """Rows of hops, for decoupled models; the attributes of `BatchedInputs`."""
 
-    def __init__(self, gathered: Sequence[Sequence[Features]]) -> None:
+    def __init__(self, gathered: Sequence[Sequence[StoredFeatures]]) -> None:
         """Of every client the hops' rows."""
         self.tensors: Sequence[Tensor] = [padded(list(parts), 0) for parts in zip(*gathered)]
         self._rows = [len(own[0]) for own in gathered]
@@ -143,7 +144,7 @@ class BatchedGraphs:
     def __init__(self, gathered: Sequence[Neighbourhood]) -> None:
         """Of every client its neighbourhood."""
         rows = [own.rows for own in gathered if own.rows is not None]
-        x_BNF = padded([own.x_NF for own in gathered], 0)
+        x_BNF = padded([stored(own.x_NF) for own in gathered], 0)
         # Without rows that are asked for the model answers for all nodes.
         self.tensors: Sequence[Tensor] = [x_BNF, *([padded(rows, 0)] if rows else [])]
         self._nodes, self._rows = [len(own.x_NF) for own in gathered], [len(own) for own in rows]

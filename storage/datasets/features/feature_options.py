@@ -1,4 +1,4 @@
-"""Where features come from, as a config says it: the section `data.features`."""
+"""Options of made features: the section `data.features` of a config."""
 
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ GIVEN = "given"
 
 @dataclass(frozen=True, config=CLOSED)
 class MadeFeatures:
-    """Where features come from: keys of `data.features` in a config, or its `kind` alone.
+    """Source of features: keys of `data.features` in a config, or its `kind` alone.
 
     Attributes:
         kind: `given`: the dataset's own. `degree`: one-hot degree, the last column for all degrees that have none of
@@ -34,14 +34,14 @@ class MadeFeatures:
 
     @property
     def from_edges(self) -> bool:
-        """Whether they tell of edges."""
+        """Whether they are computed from edges."""
         return self.kind in ("degree", "spectral")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes other features; nothing if they are the dataset's own."""
+        """Options that change features; empty if they are the dataset's own."""
         unused = {"one-hot": ("width", "seed"), "random": ()}.get(self.kind, ("seed",))
         return {key: value for key, value in asdict(self).items() if key not in unused} if self.made else {}
 
 
-OWN = MadeFeatures()
+DATASET_FEATURES = MadeFeatures()

@@ -51,7 +51,7 @@ def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures
 def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray:
     """Eigenvectors of D^(-1/2) A D^(-1/2) for its largest eigenvalues, in their order, float32 `[N, width]`.
 
-    Each has mean square 1, and its entry of the largest absolute value (the first of several) is positive. A node
+    Each has mean square 1, and its entry of the largest absolute value (the first of equal ones) is positive. A node
     without edges has a row and a column of zeros in the matrix.
 
     Raises:

@@ -6,6 +6,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -43,3 +44,6 @@ def load_citation_domain(name: str, options: DataSource) -> Graph:
     found = {"edge_index": edges, "x": x[kept], "y": y}
     graph = graph_from_arrays(name, found, dict.fromkeys(found, str(path)))
     return graph.without_nodes(len(group) - len(kept))
+
+
+DATASETS = tuple(DatasetSpec(name, load_citation_domain, [file]) for name, file in FILES.items())

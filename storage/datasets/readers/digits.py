@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph, clean_edges
@@ -33,3 +34,14 @@ def load_digits(name: str, options: DataSource) -> Graph:
     indptr, indices, cleaning = clean_edges(edges, nodes, name)
     x = (grey / 16).astype(np.float32)
     return Graph(name, indptr, indices, x, y.astype(np.int64), classes=CLASSES, cleaning=cleaning)
+
+
+DATASETS = (
+    DatasetSpec(
+        "digits",
+        load_digits,
+        items=lambda options: NODES,
+        classes=lambda options: CLASSES,
+        content=lambda options: {"neighbors": options.neighbors},
+    ),
+)

@@ -6,6 +6,7 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -71,3 +72,6 @@ def _one_hot(values: np.ndarray) -> sp.csr_array:
     found, columns = np.unique(values, return_inverse=True)
     ones = np.ones(len(values), dtype=np.float32)
     return sp.csr_array((ones, columns, np.arange(len(values) + 1)), shape=(len(values), len(found)))
+
+
+DATASETS = tuple(DatasetSpec(name, load_linkx, [path_of(name)]) for name in FILES)

@@ -1,7 +1,10 @@
-"""Amazon co-purchase and Coauthor graphs: one .npz each that holds adjacency and features as CSR pieces."""
+"""Amazon co-purchase and Coauthor graphs: one .npz each that holds adjacency and features as CSR arrays."""
+
+from pathlib import Path
 
 import numpy as np
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.files.bounded_npy import compressed, degrees_of, open_npz, shape_of
@@ -43,3 +46,6 @@ def load_npz_graph(name: str, options: DataSource) -> Graph:
     return graph_from_arrays(
         name, {"edge_index": edges, "x": x, "y": y}, dict.fromkeys(("edge_index", "x", "y"), str(path))
     )
+
+
+DATASETS = tuple(DatasetSpec(name, load_npz_graph, [Path(file)]) for name, file in FILES.items())

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.storage.datasets.sources.as_made import AsMade
 from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks, number_in
-from shoal.storage.datasets.sources.derived import derived
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
+from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, synthetic_identity
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.npz_stream import NpzMember
 from shoal.storage.datasets.sources.source import DataSource, data_root, derived_root
-from shoal.storage.datasets.sources.twin_marker import synthetic_identity
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write
 from shoal.storage.files.digest import input_digest
@@ -36,7 +35,7 @@ MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 1 << 16, 1 << 24
 
 @dataclass(frozen=True)
 class Published:
-    """How one graph is published.
+    """Published form of one graph.
 
     Attributes:
         folder: Below the data root, as OGB calls it.
@@ -107,7 +106,7 @@ def load_ogb(name: str, options: DataSource) -> Graph:
     with derived(derived_root(options) / "ogb-derived" / name, contents) as folder:
         names = f"x-{dtype.name}.npy", "y.npy", "split.npy"
         csr, (x, y, split) = folder / "csr", (folder / name for name in names)
-        as_made = AsMade(folder, [*(f"csr/{name}" for name in FILES), *names])
+        checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), *names])
         if not all(path.exists() for path in (csr, x, y, split)):
             block_bytes = min(MAX_BLOCK_BYTES, max(MIN_BLOCK_BYTES, limit // 16))
             raw = (_open_npz if known.binary else _open_csv)(files, block_bytes)
@@ -117,7 +116,7 @@ def load_ogb(name: str, options: DataSource) -> Graph:
             labels = partial(_checked_labels, raw, known.classes)
             write_rows(y, (raw.nodes,), np.dtype(np.int64), labels, limit, raw.where[2])
             _write_split(split, raw.nodes, {code: files[part] for code, part in PARTS.items()}, block_bytes)
-        as_made.require()
+        checksums.require()
         indptr, indices, cleaning = open_csr(csr)
         mapped = [np.load(path, mmap_mode="r", allow_pickle=False) for path in (x, y, split)]
     x, y, split = mapped
@@ -132,7 +131,7 @@ def twin_in_place(name: str, options: DataSource) -> dict[str, Any] | None:
 
 
 def feature_dtype(name: str, options: DataSource) -> str:
-    """How features are kept: `float32` or `float16`.
+    """Type of stored features: `float32` or `float16`.
 
     Raises:
         ShoalError: The user asks for something else.
@@ -277,3 +276,22 @@ def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: in
         unfinished.replace(path)
     except OSError as error:
         raise cannot_write(path, error) from error
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    """Type of stored features, and the twin whose files are in the folder of the original."""
+    twin = twin_in_place(options.key, options)
+    return {"feature_dtype": feature_dtype(options.key, options)} | ({} if twin is None else {"synthetic": twin})
+
+
+DATASETS = tuple(
+    DatasetSpec(
+        name,
+        load_ogb,
+        [Path(known.folder) / file for file in raw_files(known).values()],
+        classes=lambda options: PUBLISHED[options.key].classes,
+        content=_content,
+        finite=True,
+    )
+    for name, known in PUBLISHED.items()
+)

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from shoal.storage.datasets.sources.csv_stream import column_count, csv_blocks
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
@@ -115,7 +116,7 @@ def _labels(path: Path) -> np.ndarray:
 
 
 def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarray:
-    """How many rows of another file every graph has, int64 `[G]`."""
+    """Rows of another file that every graph has, int64 `[G]`."""
     count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
     if len(count) != graphs:
         raise ShoalError(f"{path}: {len(count)} rows, and {LABELS}.csv.gz has {graphs}; {ADVICE}")
@@ -169,3 +170,6 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
             raise ShoalError(f"{file}: graph {numbers[taken][0]} is in another part of the split, too; {ADVICE}")
         code[numbers] = part
     return code
+
+
+DATASETS = tuple(DatasetSpec(name, load_ogb_molecules, paths(name), "graph") for name in ARCHIVES)

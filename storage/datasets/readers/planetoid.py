@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.errors import ShoalError
@@ -83,3 +84,6 @@ def _require_published(path: Path) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256[path.name]:
         raise ShoalError(f"{path}: not the published file, and a pickle is opened if it is that only; {advice}")
+
+
+DATASETS = tuple(DatasetSpec(name, load_planetoid, paths(name)) for name in FOLDERS)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.storage.datasets.features.features import compact
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.files.bounded_npy import matrix_of, open_npz
@@ -37,3 +38,6 @@ def load_reddit(name: str, options: DataSource) -> Graph:
         edges = np.stack([entries.row, entries.col])
     where = {**dict.fromkeys(("x", "y", "split"), str(data)), "edge_index": str(adjacency)}
     return graph_from_arrays(name, {"edge_index": edges, "x": x, "y": y, "split": split}, where)
+
+
+DATASETS = (DatasetSpec("reddit", load_reddit, [FOLDER / file for file in FILES]),)

@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.errors import ShoalError
@@ -106,8 +107,9 @@ MOST_LABELS = 1 << 16
 ADVICE = "delete it, and it is downloaded again"
 
 
-def paths(name: str, root: Path) -> list[Path]:
+def paths(options: DataSource) -> list[Path]:
     """The published files of a dataset, below the data root; the text of DGCNN's authors where only that is there."""
+    name, root = options.key, data_root(options.root)
     theirs = NAMES[name]
     folder = Path("tu") / theirs / "raw"
     files = [folder / f"{theirs}_{part}.txt" for part in (EDGES, GRAPHS, LABELS, *OF_NODES.get(name, ()))]
@@ -115,8 +117,9 @@ def paths(name: str, root: Path) -> list[Path]:
     return [text] if not (root / files[0]).is_file() and (root / text).is_file() else files
 
 
-def options_of(name: str, options: DataSource) -> dict[str, Any]:
+def _content(options: DataSource) -> dict[str, Any]:
     """The options that change a dataset."""
+    name = options.key
     if name not in OF_NODES:
         return {} if options.degree_cap is None else {"degree_cap": options.degree_cap}
     return {"node_attributes": True} if options.node_attributes and len(OF_NODES[name]) > 1 else {}
@@ -134,7 +137,7 @@ def load_tu(name: str, options: DataSource) -> Graph:
         ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
     """
     root = data_root(options.root)
-    files = paths(name, root)
+    files = paths(options)
     if files[0].suffix == ".zip":
         text = str(root / files[0])
         with reading(text, "put the file back as it was published"):
@@ -191,7 +194,7 @@ def _with_degrees(graph: Graph, cap: int | None) -> Graph:
 
 
 def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
-    """Every column of labels `[N, L]` one-hot from its lowest to its highest, side by side, and names of columns."""
+    """Every column of labels `[N, L]` one-hot from its lowest to its highest, and names of columns."""
     blocks, names = [], []
     for number, column in enumerate(labels.T):
         low, high = int(column.min()), int(column.max())
@@ -219,3 +222,6 @@ def _columns(path: str, whole: bool) -> np.ndarray:
     if found.dtype.kind not in ("i" if whole else "if"):
         raise ValueError(f"its lines are no {'whole ' if whole else ''}numbers")
     return found if whole else found.astype(np.float32)
+
+
+DATASETS = tuple(DatasetSpec(name, load_tu, paths, "graph", content=_content) for name in NAMES)

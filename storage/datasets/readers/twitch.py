@@ -8,6 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 from pyarrow import csv as arrow_csv
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.download import published
 from shoal.storage.datasets.sources.source import DataSource, data_root, reading
 from shoal.storage.graph.from_arrays import graph_from_arrays
@@ -23,7 +24,7 @@ CODES = {
     "twitch-ru": "RU",
     "twitch-tw": "ZHTW",
 }
-# Games and habits are numbered alike in all languages; in some of these nobody has the last.
+# Games and habits are numbered the same in all languages; in some of these no node has the last.
 FEATURES = 3170
 LABELS = {"False": 0, "True": 1}
 ADVICE = "delete it, and it is downloaded again"
@@ -92,3 +93,6 @@ def _features(path: Path, nodes: int) -> sp.csr_array:
     x.sum_duplicates()
     x.data[:] = 1
     return x
+
+
+DATASETS = tuple(DatasetSpec(name, load_twitch, paths(name)) for name in CODES)

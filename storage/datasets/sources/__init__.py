@@ -1,1 +1,1 @@
-"""Where raw files come from: folders, downloads, derived files."""
+"""Sources of raw files: folders, downloads, derived files."""

@@ -20,7 +20,7 @@ def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: in
         path: The file.
         dtype: `np.int64`, `np.float32` or `np.float64`.
         block_bytes: Text worked on at a time; longer than a line.
-        advice: What an error tells the user to do.
+        advice: The way out in error messages.
 
     Raises:
         ShoalError: The file is damaged, cut off, or holds other things than rows of numbers.

@@ -1,19 +1,24 @@
-"""A folder of arrays that are derived from a source, and used again until the source changes."""
+"""Folders of arrays derived from a source: used until the source changes, and checked before each use."""
 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from shoal.storage.datasets.sources.source import reading
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
+from shoal.storage.files.digest import digest as file_digest
 from shoal.storage.files.disk import writing
+from shoal.storage.progress import step
 
-SOURCE = "source.json"
+SOURCE, NOTE = "source.json", "contents.json"
+# Stands beside generated files, by which a graph that is read from them is known to be synthetic.
+SYNTHETIC = "SYNTHETIC.json"
 
 
 @contextmanager
@@ -42,13 +47,79 @@ def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         yield folder
 
 
-def digest(identity: Mapping[str, Any]) -> str:
+def identity_digest(identity: Mapping[str, Any]) -> str:
     """8 hexadecimal digits over an identity, for the name of a folder."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
+class DerivedChecksums:
+    """Digests of the files in a folder of derived arrays."""
+
+    def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        """Reads what was noted of those that are there.
+
+        Args:
+            folder: Of the arrays.
+            files: Their paths in it.
+
+        Raises:
+            ShoalError: The note is damaged.
+        """
+        self._folder, self._files = folder, files
+        noted = _read(folder / NOTE) or {}
+        # One that was deleted is made again, and noted anew.
+        self._noted = {name: noted[name] for name in files if name in noted and (folder / name).exists()}
+
+    def require(self) -> None:
+        """Reads all files, compares those that were noted, and notes the others.
+
+        Raises:
+            ShoalError: One is not as it was made, or cannot be read.
+        """
+        found = dict(self._noted)
+        with step(f"checking {self._folder.name}", len(self._files), "files") as advance:
+            for name in self._files:
+                path = self._folder / name
+                try:
+                    now = file_digest(path)
+                except OSError as error:
+                    raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+                if now != found.setdefault(name, now):
+                    raise ShoalError(
+                        f"{path}: not as it was made; delete the folder {self._folder}, and it is made again"
+                    )
+                advance(1)
+        if found != self._noted:
+            with replacing(self._folder / NOTE) as unfinished:
+                unfinished.write_text(sealed(found))
+
+
+def mark_synthetic(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Writes the note: what the graph was made from, in types JSON has, at least its name under `dataset`.
+
+    Raises:
+        ShoalError: It cannot be written.
+    """
+    with replacing(folder / SYNTHETIC) as unfinished:
+        unfinished.write_text(json.dumps(dict(identity), indent=1) + "\n")
+
+
+def synthetic_identity(folder: Path) -> dict[str, Any] | None:
+    """Content of the note, or None if there is none.
+
+    Raises:
+        ShoalError: It cannot be read.
+    """
+    note = folder / SYNTHETIC
+    if not note.exists():
+        return None
+    with reading(note, "delete the folder and make the synthetic graph again"):
+        identity = json.loads(note.read_text())
+        return {"dataset": str(identity["dataset"]), **identity}
+
+
 def _read(note: Path) -> Any:
-    """The identity; None if there is none yet."""
+    """A sealed note; None if there is none yet."""
     try:
         return unsealed(note.read_bytes())
     except FileNotFoundError:

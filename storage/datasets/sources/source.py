@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shoal.storage.datasets.features.feature_options import OWN, MadeFeatures
+from shoal.storage.datasets.features.feature_options import DATASET_FEATURES, MadeFeatures
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.dataset_names import PYG, has_user_options
 from shoal.storage.options.types import FilePath, Flag, Number, Whole, is_own
 
 # Nodes are numbered with 31 bits.
@@ -54,7 +55,7 @@ class DataSource:
         width: Columns that features are reduced to.
         smallest: Nodes of a graph from which on no further hop is taken.
         largest: Most nodes of a graph.
-        own: Options of a dataset of the user's own, which has no other.
+        user_options: Options of a dataset of the user's own or of PyG, which has no other.
         padding: What is added to graphs that are still too small: `none`, `random` nodes, or nodes of the `same_class`.
         title: What the user's own graph is called; None: `files`.
         made: Features that take the place of the dataset's own.
@@ -89,17 +90,24 @@ class DataSource:
     largest: Count = 300
     padding: str = "none"
     title: str | None = None
-    made: MadeFeatures = OWN
+    made: MadeFeatures = DATASET_FEATURES
     edge_weights: EdgeWeights = "keep"
-    own: Mapping[str, Any] = field(default_factory=dict)
+    user_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Of the graph among several: that of the dataset, or of the file or folder of the user's own graph."""
+        if self.dataset.startswith(PYG):
+            return self.dataset.removeprefix(PYG).replace("/", "-")
         if is_own(self.dataset):
             return self.dataset.rpartition(":")[2]
         name = self.dataset.lower()
         return Path(self.path).expanduser().resolve().stem if name == "files" and self.path else name
+
+    @property
+    def key(self) -> str:
+        """Name of the dataset as the registry has it."""
+        return self.dataset if has_user_options(self.dataset) else self.dataset.lower()
 
 
 def data_root(root: str | None) -> Path:

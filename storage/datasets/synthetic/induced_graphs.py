@@ -31,7 +31,7 @@ BOUND = 4
 
 @dataclass(frozen=True)
 class Centres:
-    """What the small graphs of a class lie around.
+    """Centres of the small graphs of a class.
 
     Attributes:
         nodes: Of every graph.
@@ -52,7 +52,7 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
 
     A graph is what the hops around reach, until it has `smallest` nodes; of more than `largest` some are drawn, the
     centres always kept. If it is still too small, `padding` adds drawn nodes: `random` ones of the large graph, or,
-    as the published code does, of the `same_class`, which tells the label, in test graphs, too. By default none.
+    as the published code does, of the `same_class`, which reveals the label, in test graphs, too. By default none.
 
     Features are U S of a truncated singular value decomposition of those of the large graph to `width` columns, whose
     signs make the largest entry of every singular vector positive; further columns are 0.
@@ -146,7 +146,7 @@ def _centres(base: Graph, level: Level, label: int, options: DataSource) -> Cent
 
 
 def _groups(members: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """So many groups, which may overlap; none of nobody."""
+    """`count` groups, which may overlap; none without members."""
     for _ in range(count if len(members) else 0):
         yield rng.choice(members, min(int(rng.integers(GROUP[0], GROUP[1] + 1)), len(members)), replace=False)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from shoal.storage.datasets.readers.ogb import PARTS, PUBLISHED, raw_files
-from shoal.storage.datasets.sources.twin_marker import mark_synthetic, synthetic_identity
+from shoal.storage.datasets.sources.derived import mark_synthetic, synthetic_identity
 from shoal.storage.datasets.synthetic.twin import Twin
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write

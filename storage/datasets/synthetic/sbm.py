@@ -1,9 +1,11 @@
 """A synthetic graph of communities; a node's features show its class weakly, their mean over neighbours strongly."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import require_free
@@ -106,3 +108,20 @@ def _check(options: DataSource) -> None:
         require_free(options.nodes * (4 * options.features + OF_NODE) + int(edges) * OF_EDGE)
     except MemoryError as error:
         raise ShoalError(f"data.nodes: {options.nodes} of {options.features} features: {error}") from None
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    homophily, signal = strengths(options)
+    chosen = {key: getattr(options, key) for key in FIELDS}
+    return {**chosen, "blocks": options.blocks or options.classes, "homophily": homophily, "signal": signal}
+
+
+DATASETS = (
+    DatasetSpec(
+        "sbm",
+        load_sbm,
+        items=lambda options: options.nodes,
+        classes=lambda options: options.classes,
+        content=_content,
+    ),
+)

@@ -1,7 +1,10 @@
 """Many synthetic graphs of communities: the class of a graph shows in its structure and, weakly, in its features."""
 
+from typing import Any
+
 import numpy as np
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.sbm import STRONGEST, strengths
 from shoal.storage.errors import ShoalError
@@ -55,7 +58,7 @@ def load_sbm_graphs(name: str, options: DataSource) -> Graph:
 
 
 def _drawn(size: int, communities: int, degree: float, homophily: float, rng: np.random.Generator) -> np.ndarray:
-    """Which nodes of one graph are joined, bool `[size, size]`, symmetric."""
+    """Adjacency of one graph, bool `[size, size]`, symmetric."""
     block = np.arange(size) % communities
     row, column = np.triu_indices(size, 1)
     inside = block[row] == block[column]
@@ -91,3 +94,20 @@ def _check(options: DataSource) -> None:
         require_free(options.nodes * (4 * options.features + OF_NODE) + entries * OF_ENTRY + int(40 * pairs))
     except MemoryError as error:
         raise ShoalError(f"data.options.nodes: {options.nodes} of {options.features} features: {error}") from None
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    homophily, signal = strengths(options)
+    return {**{key: getattr(options, key) for key in FIELDS}, "homophily": homophily, "signal": signal}
+
+
+DATASETS = (
+    DatasetSpec(
+        "sbm-graphs",
+        load_sbm_graphs,
+        task="graph",
+        items=lambda options: options.graphs,
+        classes=lambda options: options.classes,
+        content=_content,
+    ),
+)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.storage.datasets.sources.as_made import AsMade
-from shoal.storage.datasets.sources.derived import derived, digest
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
+from shoal.storage.datasets.sources.derived import DerivedChecksums, derived, identity_digest
 from shoal.storage.datasets.sources.source import DataSource, derived_root
 from shoal.storage.datasets.synthetic.sbm import STRONGEST
 from shoal.storage.datasets.synthetic.twin_kernels import (
@@ -85,12 +85,12 @@ def load_twin(name: str, options: DataSource) -> Graph:
     twin = Twin.of(name, options)
     limit = options.memory_limit
     identity = twin.identity
-    with derived(derived_root(options) / "twins" / f"{name}-{digest(identity)}", identity) as folder:
-        as_made = AsMade(folder, [*(f"csr/{name}" for name in FILES), "y.npy", "split.npy"])
+    with derived(derived_root(options) / "twins" / f"{name}-{identity_digest(identity)}", identity) as folder:
+        checksums = DerivedChecksums(folder, [*(f"csr/{name}" for name in FILES), "y.npy", "split.npy"])
         found = external_csr(twin.edge_blocks, twin.nodes, twin.edges, folder / "csr", limit, name)
         for array, dtype, blocks in (("y", np.int64, twin.labels), ("split", np.int8, twin.split_codes)):
             write_rows(folder / f"{array}.npy", (twin.nodes,), np.dtype(dtype), blocks, limit, name)
-        as_made.require()
+        checksums.require()
         y, split = (np.load(folder / f"{array}.npy", mmap_mode="r") for array in ("y", "split"))
     indptr, indices, cleaning = found
     return Graph(name, indptr, indices, twin.x, y, twin.classes, split=split, cleaning=cleaning, synthetic=True)
@@ -172,7 +172,7 @@ class Twin:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What defines the twin, in types JSON has."""
+        """Identity of the twin, in types JSON has."""
         return {"dataset": self.name, **{key: getattr(self, key) for key in ("scale", "homophily", "signal", "seed")}}
 
     @property
@@ -201,9 +201,9 @@ class Twin:
     def within(self) -> float:
         """Share of edges inside communities, which gives the homophily."""
         other = self.label_noise / (self.classes - 1)
-        alike = (1 - self.label_noise) ** 2 + self.label_noise * other
+        same = (1 - self.label_noise) ** 2 + self.label_noise * other
         across = 2 * (1 - self.label_noise) * other + (self.classes - 2) * other**2
-        return min(1.0, max(0.0, (self.homophily - across) / (alike - across)))
+        return min(1.0, max(0.0, (self.homophily - across) / (same - across)))
 
     @property
     def min_nodes(self) -> int:
@@ -321,3 +321,16 @@ class Twin:
             guide_shift,
             *keys,
         )
+
+
+DATASETS = tuple(
+    DatasetSpec(
+        name,
+        load_twin,
+        items=lambda options: Twin.of(options.key, options).nodes,
+        classes=lambda options: ORIGINALS[options.key].classes,
+        content=lambda options: Twin.of(options.key, options).identity,
+        finite=True,
+    )
+    for name in ORIGINALS
+)

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
+from shoal.storage.datasets.sources.derived import SYNTHETIC, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.sources.source import DataSource, reading
-from shoal.storage.datasets.sources.twin_marker import NOTE, mark_synthetic, synthetic_identity
 from shoal.storage.datasets.user.tables import EDGES, KINDS, NODES, read_tables, table_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import cannot_write, replacing
@@ -72,7 +73,7 @@ def save_graph(graph: Graph, folder: str | Path) -> Path:
         "y": graph.y,
     }
     try:
-        for name in (*(f"{array}.npy" for array in arrays), "x.npz", NOTE):
+        for name in (*(f"{array}.npy" for array in arrays), "x.npz", SYNTHETIC):
             (path / name).unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -144,7 +145,7 @@ def contents(path: Path, features_made: bool = False) -> dict[str, str]:
         with reading(path, ADVICE), open_npz(path) as npz:
             # Stores from before there were weights of edges lack them.
             return found | ({"edge_weight": "kept"} if "edge_weight" in npz.names else {})
-    note = path / NOTE
+    note = path / SYNTHETIC
     read = [*parts(path, features_made).values(), *([note] if note.exists() else [])]
     return {file.name: input_digest(file) for file in read}
 
@@ -175,3 +176,10 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
         if array not in arrays and not (features_made and array == "x"):
             raise ShoalError(f"{path}: no array {array}; it needs {', '.join(REQUIRED)}")
     return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
+
+
+def _content(options: DataSource) -> dict[str, Any]:
+    return {"files": contents(graph_at(options.path), options.made.made)}
+
+
+DATASETS = (DatasetSpec("files", load_files, task=None, content=_content, weighted=True),)

@@ -91,7 +91,7 @@ def _split(masks: Mapping[str, np.ndarray], nodes: int, where: Mapping[str, str]
     code = np.full(nodes, UNASSIGNED, dtype=np.int8)
     for key, mask in masks.items():
         if mask.ndim == 2:
-            raise ShoalError(f"{where[key]}: {mask.shape[1]} splits side by side; take one, as in mask[:, 0]")
+            raise ShoalError(f"{where[key]}: {mask.shape[1]} splits; take one, as in mask[:, 0]")
         if mask.shape != (nodes,) or mask.dtype not in (np.bool_, np.uint8):
             found = f"{mask.dtype} {list(mask.shape)}"
             raise ShoalError(f"{where[key]}: must be a truth value for each of the {nodes} nodes, found {found}")

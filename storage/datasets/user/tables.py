@@ -48,7 +48,7 @@ def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
     `weight`, a number. `nodes` has `id`
     (integers or texts, each once), `label` (numbers or names; empty is none), optionally `split` (train, val, test, or
     1, 2, 3; empty or 0 is none) and `assignment` (number of the client); every other column is a feature, of numbers,
-    whose name tells what it stands for. Nodes are numbered in the order of their rows. Both are read in batches:
+    named after what it stands for. Nodes are numbered in the order of their rows. Both are read in batches:
     memory is taken for ids, features and numbered edges.
 
     Raises:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
@@ -21,7 +22,7 @@ NAMES = (*REQUIRED, *OPTIONAL, "train_mask", "val_mask", "test_mask")
 
 
 class Dataset(ABC):
-    """What a dataset of one's own derives from; `data.dataset: my_file.py:Mine`.
+    """Base class of a user's dataset: `data.dataset: my_file.py:Mine`.
 
         class Rings(shoal.Dataset):
             def __init__(self, *, nodes: int = 100):
@@ -78,7 +79,7 @@ def load_user_dataset(name: str, options: DataSource) -> Graph:
 
 
 def user_content(options: DataSource) -> dict[str, Any]:
-    """What tells the dataset from others: the code, its options, and the content of the files that it names.
+    """Identifies the dataset: its code, its options, and the content of the files that it names.
 
     Raises:
         ShoalError: The file fails, or one that it names cannot be read.
@@ -88,7 +89,7 @@ def user_content(options: DataSource) -> dict[str, Any]:
     with code.at_work(KEY):
         files = [Path(file) for file in made.files(data_root(options.root))]
     contents = {file.name: input_digest(file) for file in files}
-    return {"dataset": options.name, "code": code.identity, "options": dict(options.own), "files": contents}
+    return {"dataset": options.name, "code": code.identity, "options": dict(options.user_options), "files": contents}
 
 
 def _made(code: UserCode, options: DataSource) -> Dataset:
@@ -100,14 +101,27 @@ def _made(code: UserCode, options: DataSource) -> Dataset:
         for name, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
+    values = checked_options(options.user_options, known, cls.__name__)
+    with code.at_work(KEY):
+        return cls(**values)
+
+
+def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Values of `data.options`, each as the type that `known` has for its key.
+
+    Raises:
+        ShoalError: A key is unknown to `owner`, or a value of another type.
+    """
     values = {}
-    for key, value in options.own.items():
+    for key, value in options.items():
         if key not in known:
             has = ", ".join(known) or "no option"
-            raise ShoalError(f"data.options.{key}: unknown; {cls.__name__} has {has}{did_you_mean(key, known)}")
+            raise ShoalError(f"data.options.{key}: unknown; {owner} has {has}{did_you_mean(key, known)}")
         try:
             values[key] = checked(known[key], value)
         except ValueError as error:
             raise ShoalError(f"data.options.{key}: {error}, found {quoted(value)}") from None
-    with code.at_work(KEY):
-        return cls(**values)
+    return values
+
+
+USER_DATASET = DatasetSpec("", load_user_dataset, task=None, content=user_content, weighted=True)

@@ -8,7 +8,8 @@ import pytest
 
 from shoal.engine.cli.main import command
 from shoal.engine.config.config import parse_config
-from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 
 Shoal = Callable[..., int]
 TWIN = ("synthesize", "products-like", "--scale", "0.001", "--homophily", "0.7", "--seed", "3")

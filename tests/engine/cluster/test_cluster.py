@@ -1,4 +1,4 @@
-"""How many hosts the machines have room for, beside the server, by hand; and a cluster that cannot be had."""
+"""Numbers of hosts that fit machines with the server, by hand; and clusters that are refused."""
 
 import math
 import os
@@ -50,7 +50,7 @@ def test_places(machine: dict[str, float], cpus: float, gpus: float, room: float
         ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 1.0}, 5),
         ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 3.0}, 3),
         ([{"CPU": 4.0}, {"CPU": 2.0}], {"server_cpus": 5.0}, 0),
-        # It stands where the fewest hosts are lost: on the machine whose last processor no host can use.
+        # The server goes where it costs the fewest hosts: to the machine whose last processor no host can use.
         ([{"CPU": 4.0}, {"CPU": 3.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
         ([{"CPU": 3.0}, {"CPU": 4.0}], {"cpus_per_host": 2.0, "server_cpus": 1.0}, 3),
         # Shares of a GPU: beside the server's half there is room for one host of half a GPU.
@@ -64,18 +64,18 @@ def test_places(machine: dict[str, float], cpus: float, gpus: float, room: float
         ([], {}, 0),
     ],
 )
-def test_room_beside_the_server(machines: Machines, share: dict[str, float], room: float) -> None:
+def test_room_reserves_the_servers_share(machines: Machines, share: dict[str, float], room: float) -> None:
     before = [dict(machine) for machine in machines]
     assert _room(machines, ResourcesConfig(**share)) == room
     assert machines == before
 
 
-def test_a_cluster_that_cannot_be_reached(configure: Callable[..., Config]) -> None:
+def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> None:
     with pytest.raises(ShoalError, match=r"^ray\.address: no Ray cluster can be reached at 127\.0\.0\.1:1 "):
         connect(configure({"ray.address": "127.0.0.1:1"}))
 
 
-def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
+def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:
     """In a process of its own, which makes its token."""
     plain = {
         "name": "refused",
@@ -101,7 +101,7 @@ def test_a_cluster_that_is_too_small(tmp_path: Path) -> None:
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_ray_cannot_take_sigterm_while_it_starts() -> None:
+def test_sigterm_kept_while_ray_starts() -> None:
     """A run that is told to stop while Ray starts must stop, and not lose it in a callback of a fork."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

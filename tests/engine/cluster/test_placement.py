@@ -5,7 +5,7 @@ from shoal.engine.cluster.ray_pool import place
 
 
 @given(st.data())
-def test_every_cell_goes_where_its_data_is(data: st.DataObject) -> None:
+def test_place_assigns_every_cell_to_an_able_host(data: st.DataObject) -> None:
     hosts = data.draw(st.integers(1, 4))
     cells = data.draw(st.integers(0, 20))
     able = [
@@ -18,22 +18,22 @@ def test_every_cell_goes_where_its_data_is(data: st.DataObject) -> None:
     assert all(host in hosts for host, hosts in zip(places, able))
 
 
-def test_cells_go_home_while_hosts_have_the_same_to_do() -> None:
+def test_place_with_even_load_keeps_cells_at_home() -> None:
     homes = [0, 1, 1, 0, 1, 0]
     assert place([1.0] * 6, [[0, 1]] * 6, homes) == homes
 
 
-def test_what_was_never_served_goes_where_there_is_least_to_do() -> None:
+def test_place_of_new_cells_balances_load() -> None:
     assert place([1.0, 5.0, 1.0, 3.0], [[0, 1]] * 4, [None] * 4) == [1, 0, 1, 1]
 
 
-def test_a_host_that_came_later_gets_its_share_and_keeps_it() -> None:
+def test_place_with_a_new_host_gives_it_a_share() -> None:
     costs, able = [1.0] * 50, [[0, 1]] * 50
     places = place(costs, able, [0] * 50)
     assert sorted(places) == [0] * 25 + [1] * 25
     assert place(costs, able, places) == places
 
 
-def test_what_is_more_than_a_share_stays_where_nobody_has_less_to_do() -> None:
+def test_place_of_a_cell_above_a_share_keeps_it_at_home() -> None:
     assert place([10.0, 1.0], [[0, 1]] * 2, [1, 0]) == [1, 0]
     assert place([10.0], [[0, 1, 2]], [2]) == [2]

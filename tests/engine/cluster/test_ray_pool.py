@@ -1,6 +1,6 @@
-"""Cells on real host actors that die, hang or see some clients only: the bits of one process, or a line that says why.
+"""Cells on real host actors that die, hang or can read some clients only: the bits of one process, or one line.
 
-A host that starts again takes seconds: each test kills as few as it can.
+A restart of a host takes seconds: each test kills as few as it can.
 """
 
 import json
@@ -61,7 +61,7 @@ def run(pool: Pool, cells: Sequence[Cell], shared: Any = None) -> list[Outcome]:
 
 
 def here(job: Job, cells: Sequence[Cell], shared: Any = None) -> list[Outcome]:
-    """What comes of cells in this process."""
+    """Outcomes of cells in this process."""
     return run(LocalBackend().enter(job), cells, shared)
 
 
@@ -101,7 +101,7 @@ def pool_of(hosts: list[Any]) -> Callable[..., RayPool]:
 
 
 @pytest.mark.parametrize("sent_with_a_call", [96_000, 0], ids=["with the call", "object store"])
-def test_the_bits_of_one_process(
+def test_ray_pool_equals_local_backend(
     pool_of: Callable[..., RayPool], job_of: MakeJob, monkeypatch: pytest.MonkeyPatch, sent_with_a_call: int
 ) -> None:
     monkeypatch.setattr(ray_pool, "SENT_WITH_A_CALL", sent_with_a_call)
@@ -123,7 +123,9 @@ def test_the_bits_of_one_process(
     first[0].scores[0] += 1
 
 
-def test_training_nodes_on_two_hosts(pool_of: Callable[..., RayPool], job_of: MakeJob, tmp_path: Path) -> None:
+def test_ray_pool_of_an_inductive_run_equals_local_backend(
+    pool_of: Callable[..., RayPool], job_of: MakeJob, tmp_path: Path
+) -> None:
     job = job_of({"data.inductive": True, "data.store": str(tmp_path / "store"), "model.name": "gcn"})
     assert job.training
     cells = cells_of(*PAIRS)
@@ -134,10 +136,10 @@ def test_training_nodes_on_two_hosts(pool_of: Callable[..., RayPool], job_of: Ma
     assert all(outcome.scores[i][:, 0].sum() == 20 for outcome in found for i in outcome.scores)
 
 
-def test_clients_return_to_their_host(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
+def test_cells_return_to_their_last_host(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     pool = pool_of(job_of())
     singles = [[i] for i in range(6)]
-    # What a client costs is told, so that two hosts have the same to do.
+    # Equal costs give both hosts the same load.
     first = [processes(outcome) for outcome in run(pool, cells_of(*singles))]
     assert set(pool.home) == set(range(6))
     assert sorted(pool.home.values()) == [0, 0, 0, 1, 1, 1]
@@ -148,7 +150,7 @@ def test_clients_return_to_their_host(pool_of: Callable[..., RayPool], job_of: M
     assert pool.memory.keys() <= {0, 1}
 
 
-def test_a_client_whose_code_fails(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
+def test_failing_client_raises_or_is_skipped(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     with pytest.raises(
         ShoalError, match=r"^round 1, client 3: .*/harmful\.py, line 25, in upload\(\): RuntimeError: no luck$"
     ) as failed:
@@ -161,7 +163,7 @@ def test_a_client_whose_code_fails(pool_of: Callable[..., RayPool], job_of: Make
     )
 
 
-def test_a_model_of_ones_own_that_fails(pool_of: Callable[..., RayPool], job_of: MakeJob, tmp_path: Path) -> None:
+def test_failing_user_model_is_named(pool_of: Callable[..., RayPool], job_of: MakeJob, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "import shoal\nfrom torch import nn\n"
@@ -178,7 +180,7 @@ def test_a_model_of_ones_own_that_fails(pool_of: Callable[..., RayPool], job_of:
     assert ", in forward\n" in failed.value.detail
 
 
-def test_a_host_that_was_started_again_is_asked_in_again(
+def test_restarted_host_rejoins_without_losses(
     hosts: list[Any], pool_of: Callable[..., RayPool], job_of: MakeJob
 ) -> None:
     """Between two phases nothing is lost with it."""
@@ -206,9 +208,7 @@ def wait_until_up(host: Any, before: int) -> None:
             continue
 
 
-def test_a_cell_that_is_lost_again_and_again_runs_client_by_client(
-    pool_of: Callable[..., RayPool], job_of: MakeJob
-) -> None:
+def test_cell_lost_twice_runs_client_by_client(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     """Client 3 kills its host twice with its whole cell; alone it lets it be."""
     job = job_of(client=3, kind="dies", times=2)
     pool = pool_of(job, retries=2)
@@ -218,11 +218,11 @@ def test_a_cell_that_is_lost_again_and_again_runs_client_by_client(
     whole = [event for event in events if "clients [2, 3, 4]: lost with host" in event]
     assert [event.partition(", loss ")[2][0] for event in whole] == ["1", "2"]
     assert any(event.startswith("host ") and " is back, on " in event for event in events)
-    # Those beside it in the queue of its host are lost with it at most as often.
+    # Other tasks of its host's queue are lost with it at most as often.
     assert 2 <= pool.retried <= 2 + 2 * 5
 
 
-def test_a_whole_cell_that_is_lost_too_often_ends_the_run(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
+def test_cell_lost_too_often_raises(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     job = job_of(SKIP, client=3, kind="dies", times=1)
     with pytest.raises(ShoalError) as ended:
         run(pool_of(job, retries=0), cells_of([2, 3]))
@@ -233,7 +233,7 @@ def test_a_whole_cell_that_is_lost_too_often_ends_the_run(pool_of: Callable[...,
     assert ended.value.detail == line.partition(";")[0]
 
 
-def test_a_client_that_is_lost_too_often_is_left_out(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
+def test_client_lost_too_often_is_skipped(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     job = job_of(SKIP, client=3, kind="dies", times=1)
     pool = pool_of(job, retries=0)
     found = run(pool, cells_of([3]))
@@ -246,7 +246,7 @@ def test_a_client_that_is_lost_too_often_is_left_out(pool_of: Callable[..., RayP
     assert pool.retried == 1
 
 
-def test_a_silent_host_is_replaced(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
+def test_silent_host_is_replaced(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     job = job_of(client=3, kind="hangs", times=1)
     pool = pool_of(job)
     # Every host has opened its data.
@@ -260,10 +260,10 @@ def test_a_silent_host_is_replaced(pool_of: Callable[..., RayPool], job_of: Make
     assert all(event.endswith("(silent for 3 s)") for event in lost)
 
 
-def test_hosts_that_see_some_clients_each(
+def test_hosts_with_part_of_the_clients_share_a_cell(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
 ) -> None:
-    """Host 0 sees clients 0 to 3, host 1 clients 2 to 5; a cell of all six runs in pieces on both."""
+    """Host 0 can read clients 0 to 3, host 1 clients 2 to 5; a cell of all six runs split on both."""
     job = with_own_store(job_of())
     pool = RayPool(hosts, job, 60.0, 4)
     enter_in_turn(pool, job, {0: [4, 5], 1: [0, 1]})
@@ -280,7 +280,7 @@ def test_hosts_that_see_some_clients_each(
 
 
 def enter_in_turn(pool: RayPool, job: Job, hidden: dict[int, Sequence[int]]) -> None:
-    """Each host enters while the shards of some clients are away."""
+    """Each host enters while the shards of some clients are hidden."""
     roster = pool.roster
     actors, roster.hosts = roster.hosts, []
     for host, clients in hidden.items():
@@ -295,22 +295,24 @@ def enter_in_turn(pool: RayPool, job: Job, hidden: dict[int, Sequence[int]]) -> 
             file.with_suffix(".away").rename(file)
 
 
-def test_a_client_that_no_host_sees(hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]) -> None:
+def test_require_data_of_an_unreadable_client_raises(
+    hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
+) -> None:
     job = with_own_store(job_of())
     (job.store_path / shard_path(4)).unlink()
     pool = RayPool(hosts, job, 60.0, 4)
     pool.require_data([0, 1, 5])
-    with pytest.raises(ShoalError, match=rf"^{job.store}: no host sees the files .* of clients 4; hosts run on "):
+    with pytest.raises(ShoalError, match=rf"^{job.store}: clients 4: no host can read their files .*; hosts run on "):
         pool.require_data(range(6))
 
 
-def test_nobody_comes_back(hosts: list[Any], job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hosts_lost_raises(hosts: list[Any], job_of: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_pool, "COME_BACK_SECONDS", 0.0)
     gone = RayPool([], job_of(), 60.0, 4)
-    with pytest.raises(ShoalError, match=r"^engine\.hosts: no host is left and none came back"):
+    with pytest.raises(ShoalError, match=r"^engine\.hosts: all hosts are lost and none came back"):
         gone.require_data([0])
     blind = RayPool(hosts, replace(job_of(), store="/nowhere"), 60.0, 4)
-    with pytest.raises(ShoalError, match=r"^engine\.hosts: no host is left|^/nowhere: no host sees the files"):
+    with pytest.raises(ShoalError, match=r"^engine\.hosts: all hosts are lost|^/nowhere: clients 0: no host can read"):
         run(blind, cells_of([0]))
 
 
@@ -318,7 +320,7 @@ def scopes(server: Server, rounds: int) -> list[str]:
     return [json.dumps(server.round()["scopes"], sort_keys=True) for _ in range(rounds)]
 
 
-def test_whole_graphs_are_evaluated_as_in_one_process_and_after_a_stop(
+def test_whole_graph_scores_equal_one_process_after_a_restart(
     hosts: list[Any], start: Callable[..., Server], three_domains: Any, tmp_path: Path
 ) -> None:
     server = start({**three_domains.keys, "participation.ratio": 0.6, "rounds": 4})
@@ -335,15 +337,15 @@ def test_whole_graphs_are_evaluated_as_in_one_process_and_after_a_stop(
     ours, theirs = server.state.scores["domains"], again.state.scores["domains"]
     assert ours.keys() == theirs.keys() == {5, 6, 7}
     assert all(np.array_equal(counts, theirs[i]) for i, counts in ours.items())
-    # One whose files nobody has is named.
+    # A domain whose files no host has is named.
     store = shutil.copytree(job.store, tmp_path / "store")
     (store / DOMAINS / shard_path(2)).unlink()
     blind = RayPool(hosts, replace(job, store=str(store), id=f"{tmp_path}-2"), 60.0, 4)
-    with pytest.raises(ShoalError, match=r"no host sees the files \(shard, split, hops\) of clients domain west; "):
+    with pytest.raises(ShoalError, match=r": clients domain west: no host can read their files \(shard, "):
         blind.require_data(range(8))
 
 
-def test_ranks_have_the_bits_of_one_process(
+def test_ranks_equal_one_process(
     hosts: list[Any], start: Callable[..., Server], two_classes: Any, tmp_path: Path
 ) -> None:
     server = start({**two_classes.keys, "evaluation.metric": "average_precision", "rounds": 2})

@@ -1,4 +1,4 @@
-"""Hosts that come, see some of the clients, go, and come back."""
+"""Hosts that enter, can read some of the clients, leave, and return."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -46,16 +46,16 @@ def machine() -> str:
     return ray.util.get_node_ip_address()
 
 
-def test_all_are_away_at_first_and_enter_once_they_are_asked(hosts: list[Any], job_of: MakeJob) -> None:
+def test_roster_starts_empty_and_hosts_enter_when_called(hosts: list[Any], job_of: MakeJob) -> None:
     roster = Roster(hosts, job_of())
     assert (roster.ready, roster.entering, roster.events) == ({}, {}, [])
-    assert roster.unseen(EVERYONE) == EVERYONE
+    assert roster.unreadable(EVERYONE) == EVERYONE
     assert roster.hosts_with([0]) == []
     # There is nothing to wait for.
     assert roster.wait((), 1.0) == []
     roster.call_back()
     assert sorted(roster.entering.values()) == [0, 1]
-    # Who was asked is not asked again.
+    # A host that is entering is not called again.
     roster.call_back()
     assert len(roster.entering) == 2
     gather(roster)
@@ -63,26 +63,26 @@ def test_all_are_away_at_first_and_enter_once_they_are_asked(hosts: list[Any], j
     assert {host: (locality.clients, locality.machine) for host, locality in roster.ready.items()} == {
         host: (EVERYONE, machine()) for host in (0, 1)
     }
-    assert roster.unseen([2, 7]) == {7}
+    assert roster.unreadable([2, 7]) == {7}
     assert sorted(roster.hosts_with([0, 5])) == [0, 1]
     assert roster.hosts_with([0, 7]) == []
     assert roster.events == []
 
 
-def test_who_leaves_is_away_and_comes_back(hosts: list[Any], job_of: MakeJob) -> None:
+def test_leaves_makes_a_host_absent_until_it_returns(hosts: list[Any], job_of: MakeJob) -> None:
     roster = Roster(hosts, job_of())
     gather(roster)
     roster.leaves(1)
     assert roster.hosts_with([3]) == [0]
     roster.leaves(0)
-    # While nobody is at work, those that saw it before are expected back.
+    # While no host is ready, hosts that could read it before are expected back.
     assert sorted(roster.hosts_with([3])) == [0, 1]
-    assert roster.unseen([3]) == {3}
+    assert roster.unreadable([3]) == {3}
     gather(roster)
     assert sorted(roster.events) == [f"host {host} is back, on {machine()}" for host in (0, 1)]
 
 
-def test_calls_that_are_done_are_given_those_that_enter_are_not(hosts: list[Any], job_of: MakeJob) -> None:
+def test_wait_returns_finished_calls_only(hosts: list[Any], job_of: MakeJob) -> None:
     job = job_of()
     roster = Roster(hosts, job)
     gather(roster)
@@ -101,23 +101,23 @@ def test_calls_that_are_done_are_given_those_that_enter_are_not(hosts: list[Any]
 @pytest.mark.parametrize(
     "path", [shard_path(4), split_path("public", 4), hops_path("r0.5-k2-float32", 4)], ids=["shard", "split", "hops"]
 )
-def test_a_client_counts_if_all_its_files_are_there(
+def test_roster_client_without_a_file_is_unreadable(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], path: Path
 ) -> None:
     job = with_own_store(job_of())
     roster = Roster(hosts, job)
     with taken_away(job.store_path / path):
         gather(roster)
-    assert roster.unseen(EVERYONE) == {4}
+    assert roster.unreadable(EVERYONE) == {4}
     assert roster.hosts_with([3, 4]) == []
     assert str(roster.refusal({4})) == (
-        f"{job.store}: no host sees the files (shard, split, hops) of clients 4; hosts run on {machine()}; "
+        f"{job.store}: clients 4: no host can read their files (shard, split, hops); hosts run on {machine()}; "
         "put the store on a file system they share, or manifest.json and those files on a disk of one of them"
     )
-    assert "of clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …;" in str(roster.refusal(range(11)))
+    assert ": clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …: " in str(roster.refusal(range(11)))
 
 
-def test_a_host_that_sees_nothing_stays_idle(
+def test_host_without_readable_clients_stays_idle(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
 ) -> None:
     job = with_own_store(job_of())
@@ -125,21 +125,21 @@ def test_a_host_that_sees_nothing_stays_idle(
     with taken_away(job.store_path / NAME):
         gather(roster)
     assert sorted(roster.events) == [
-        f"host {host} on {machine()} sees no client of {job.store} and stays idle" for host in (0, 1)
+        f"host {host} on {machine()} can read no client of {job.store} and stays idle" for host in (0, 1)
     ]
     # It did not open the job.
     assert ray.get(hosts[0].run_call.remote(job.id, [evaluation_cell(1, [2], {}, {})], {})) == [None]
 
 
-def test_no_host_is_left(hosts: list[Any], job_of: MakeJob) -> None:
+def test_refusal_without_ready_hosts_says_all_are_lost(hosts: list[Any], job_of: MakeJob) -> None:
     roster = Roster(hosts, job_of())
     roster.events.append("round 3, client 1: lost with host 0, loss 1 (ActorDiedError)")
     refusal = roster.refusal({1})
-    assert str(refusal).startswith("engine.hosts: no host is left and none came back; the newest checkpoint is kept")
+    assert str(refusal).startswith("engine.hosts: all hosts are lost and none came back; the newest checkpoint is kept")
     assert refusal.detail == roster.events[0]
 
 
-def test_a_job_that_cannot_be_opened(hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]) -> None:
+def test_enter_of_a_broken_job_raises(hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]) -> None:
     job = with_own_store(job_of())
     (job.store_path / NAME).write_text("{}")
     with pytest.raises(ShoalError, match=rf"^{job.store}/manifest\.json: ") as refused:
@@ -151,7 +151,7 @@ def test_a_job_that_cannot_be_opened(hosts: list[Any], job_of: MakeJob, with_own
         gather(Roster(hosts, wrong))
 
 
-def test_another_store_at_the_same_path(
+def test_enter_with_another_store_at_the_path_raises(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], tmp_path: Path
 ) -> None:
     job = with_own_store(job_of())
@@ -164,7 +164,7 @@ def test_another_store_at_the_same_path(
     gather(Roster(hosts, replace(other, id=f"{other.id} there", store=job.store)))
 
 
-def test_a_host_that_comes_back_and_cannot_be_used_stays_idle(
+def test_returning_host_that_cannot_open_stays_idle(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job]
 ) -> None:
     job = with_own_store(job_of())
@@ -178,8 +178,8 @@ def test_a_host_that_comes_back_and_cannot_be_used_stays_idle(
     roster.leaves(1)
     manifest.write_text("{}")
     gather(roster)
-    (said,) = roster.events
-    assert said.startswith(f"host 1 is back and stays idle: {manifest}: ")
+    (event,) = roster.events
+    assert event.startswith(f"host 1 is back and stays idle: {manifest}: ")
     assert roster.hosts_with([3]) == [0]
     # The next job finds it as any other.
     manifest.write_text(sound)
@@ -189,7 +189,7 @@ def test_a_host_that_comes_back_and_cannot_be_used_stays_idle(
 
 
 @pytest.mark.parametrize("verify", ["first-read", "never"])
-def test_a_damaged_shard_is_named_by_the_host_that_opens_it(
+def test_damaged_shard_raises_on_its_host(
     hosts: list[Any], job_of: MakeJob, with_own_store: Callable[[Job], Job], verify: str
 ) -> None:
     job = with_own_store(job_of({"engine.verify": verify}))
@@ -209,7 +209,7 @@ def test_a_damaged_shard_is_named_by_the_host_that_opens_it(
     assert "\n" not in line
 
 
-def test_a_fault_of_ours_is_named_with_its_traceback(hosts: list[Any]) -> None:
+def test_plain_error_of_a_bug_keeps_its_traceback(hosts: list[Any]) -> None:
     with pytest.raises(RayTaskError) as failed:
         ray.get(hosts[0].run_call.remote("nothing", 3, {}))
     plain = plain_error(failed.value)
@@ -217,12 +217,12 @@ def test_a_fault_of_ours_is_named_with_its_traceback(hosts: list[Any]) -> None:
     assert "in run_cells" in plain.detail
 
 
-def test_a_host_of_other_software_is_named_once(
+def test_host_of_other_versions_is_logged_once(
     hosts: list[Any], job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = np.__version__
     roster = Roster(hosts, job_of())
-    # This process's own, to which those of the hosts are compared.
+    # The hosts are compared with this process.
     monkeypatch.setattr(np, "__version__", "0.1")
     gather(roster)
     assert sorted(roster.events) == [

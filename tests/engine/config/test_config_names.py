@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.engine.config.config import load_config
-from shoal.engine.preparing.prepare import store_path
+from shoal.engine.preparing.identity import store_path
 from shoal.engine.records.run_folder import run_path
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

@@ -14,7 +14,7 @@ from shoal.engine.config.config import load_config
 from shoal.engine.config.known_names import require_names
 from shoal.partition.methods.options import Methods
 from shoal.partition.partitioning import METHODS
-from shoal.storage.datasets.registry import LOADERS
+from shoal.storage.datasets.registry import CATALOGUE
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.dataset_names import DATASETS
 
@@ -52,7 +52,7 @@ print(json.dumps([said, sorted(sys.modules)]))
 
 
 def test_names_are_those_of_what_there_is() -> None:
-    assert set(DATASETS) == set(LOADERS)
+    assert set(DATASETS) == set(CATALOGUE)
     assert len(DATASETS) == len(set(DATASETS))
     assert get_args(Methods) == tuple(METHODS)
     for name in [*BACKBONES, *OF_GRAPHS]:

@@ -10,7 +10,9 @@ import pytest
 import scipy.sparse as sp
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.preparing.prepare import prepare, read_graph, sources, store_path
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.identity import sources, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.runs.verify import verify_folder
 from shoal.storage.errors import ShoalError
@@ -36,7 +38,7 @@ def write(folder: Path, name: str, nodes: int, **arrays: Any) -> str:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Config]:
-    """Gives a config of two graphs of one's own, of which chunks of the first third are clients."""
+    """Gives a config of two graphs of your own, of which chunks of the first third are clients."""
     paths = [write(tmp_path, name, nodes) for name, nodes in SIZES.items()]
 
     def make(clients: Any = (2, 1), partition: Any = None, **data: Any) -> Config:
@@ -208,7 +210,7 @@ def test_a_config_says_how_many_clients_each_graph_has(
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"path": None}, r"data\.path: data\.dataset has 2 graphs of one's own \(files\), found 0 paths"),
+        ({"path": None}, r"data\.path: data\.dataset has 2 graphs of your own \(files\), found 0 paths"),
         ({"dataset": ["files", "digits"]}, r"data\.path: .* has 1 graphs .* found 2 paths"),
         ({"dataset": ["digits", "Digits"], "path": None}, r"data\.dataset: 'digits' is there twice"),
         ({"dataset": ["digits", "corra"], "path": None}, r"data\.dataset: unknown dataset 'corra'"),

@@ -12,7 +12,8 @@ import pytest
 from support.small_pairs import COMPLETE, NO_EDGES, OF_CLIENT, ONE_EDGE, SHARES, Pair, edges_of, pairs_by_id, visible
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.preparing.identity import identity, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.tables import show_store
 from shoal.storage.errors import ShoalError

@@ -11,7 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.preparing.prepare import prepare, read_graph
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.verify import verify_folder
 from shoal.engine.screen.tables import show_store
 from shoal.storage.errors import ShoalError

@@ -13,8 +13,9 @@ import pytest
 from support.store_contents import contents
 
 from shoal.engine.config.config import Config
+from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.overlay import overlay_path, store_or_overlay
-from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run
 from shoal.engine.runs.verify import verify_folder

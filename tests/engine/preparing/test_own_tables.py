@@ -10,7 +10,8 @@ import pytest
 
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.config.run_identity import identity_keys
-from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.preparing.identity import identity, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
@@ -96,11 +97,11 @@ def test_keys_that_came_later_are_no_part_of_older_names(config: Callable[..., C
 
 
 def test_a_name_is_for_a_graph_of_ones_own(config: Callable[..., Config]) -> None:
-    with pytest.raises(ShoalError, match=r"^data\.name: is for one graph of one's own"):
+    with pytest.raises(ShoalError, match=r"^data\.name: is for one graph of your own"):
         store_path(config(dataset="sbm", path=None, name="birds"))
 
 
 @pytest.mark.parametrize("hidden", [{"inductive": True}, {"sparsity": {"edges": 0.5}}])
 def test_features_of_edges_are_refused_where_edges_are_hidden(config: Callable[..., Config], hidden: Keys) -> None:
-    with pytest.raises(ShoalError, match=r"^data\.features: degree would tell of edges that clients do not see"):
+    with pytest.raises(ShoalError, match=r"^data\.features: degree would reveal edges that clients do not see"):
         prepare(config(**hidden))

@@ -17,7 +17,9 @@ import yaml
 from support.store_contents import contents
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.preparing.prepare import prepare, read_graph, store_path
+from shoal.engine.preparing.checks import read_graph
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.store.manifest import NAME
@@ -58,7 +60,7 @@ def adjacency(indptr: np.ndarray, indices: np.ndarray) -> sp.csr_array:
 @pytest.fixture
 def never_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, the graph must not be read."""
-    place = "shoal.engine.preparing.prepare.load_all"
+    place = "shoal.engine.preparing.checks.load_all"
     return lambda: monkeypatch.setattr(place, lambda options: pytest.fail("read again"))
 
 

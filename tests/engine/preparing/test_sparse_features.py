@@ -9,7 +9,8 @@ import pytest
 from support.store_contents import contents
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.prepare import prepare, store_path
+from shoal.engine.preparing.identity import store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.rows import CsrRows
 from shoal.storage.store.manifest import NAME

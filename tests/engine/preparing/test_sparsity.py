@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shoal.engine.config.config import Config
-from shoal.engine.preparing.prepare import identity, prepare, store_path
+from shoal.engine.preparing.identity import identity, store_path
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.runs.dry_run import show_plan
 from shoal.engine.screen.tables import console, show_store
 from shoal.storage.errors import ShoalError

@@ -9,7 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal.engine.config.config import Config, parse_config
-from shoal.engine.preparing.prepare import prepare, require_known
+from shoal.engine.preparing.checks import require_known
+from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.dry_run import show_plan

@@ -127,7 +127,7 @@ def test_no_edges(nodes: int) -> None:
         ("edge_index", torch.tensor([[0, 4], [1, 2]]), "names node 4"),
         ("edge_index", torch.tensor([[0.0], [1.0]]), "must be integers"),
         ("edge_index", torch.tensor([[0, 1], [1, 2], [2, 3]]), r"shape \[2, E\]"),
-        ("train_mask", torch.ones(4, 10, dtype=torch.bool), "10 splits side by side"),
+        ("train_mask", torch.ones(4, 10, dtype=torch.bool), "10 splits; take one"),
         ("val_mask", torch.ones(3, dtype=torch.bool), r"4 nodes, found bool \[3\]"),
         ("test_mask", torch.tensor([0, 1, 3]), r"found int64 \[3\]"),
         ("val_mask", torch.tensor([True, False, False, False]), "node 0 is in another mask"),

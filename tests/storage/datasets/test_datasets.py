@@ -13,7 +13,7 @@ import pytest
 
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.readers.ogb import PUBLISHED
-from shoal.storage.datasets.registry import LOADERS, fingerprint, load
+from shoal.storage.datasets.registry import CATALOGUE, fingerprint, load
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.datasets.synthetic.twin import ORIGINALS
 from shoal.storage.errors import ShoalError
@@ -53,7 +53,7 @@ def write_graph(folder: Path, x: np.ndarray) -> DataSource:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    known = "cora.*physics.*sbm, sbm-graphs, .*ogbn-arxiv.*papers100m-like, or my_file.py:MyDataset"
+    known = "cora.*physics.*sbm, sbm-graphs, .*ogbn-arxiv.*papers100m-like, pyg:CLASS/NAME, or my_file.py:MyDataset"
     message = rf"^data\.dataset: unknown dataset 'coraa'.*{known}; did you mean 'cora'\?$"
     with pytest.raises(ShoalError, match=message):
         load(DataSource("coraa"))
@@ -76,22 +76,19 @@ def test_missing_file_offline_is_one_line(name: str, tmp_path: Path, capfd: pyte
 
 
 def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
-    assert set(LOADERS) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {
+    assert set(CATALOGUE) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {
         "digits", "files", "sbm", "sbm-graphs", "induced-node", "induced-edge", "induced-graph"
     }  # fmt: skip
 
 
 def test_addresses_are_those_of_pyg() -> None:
-    from torch_geometric.datasets import Amazon, Coauthor, Flickr, Planetoid, Reddit
+    from torch_geometric.datasets import Amazon, Coauthor, Planetoid, Reddit
 
-    from shoal.storage.datasets.readers import flickr, npz_graphs, planetoid, reddit
+    from shoal.storage.datasets.readers import npz_graphs, planetoid, reddit
 
     assert Planetoid.url == planetoid.URL
     assert {Amazon.url, Coauthor.url} == {npz_graphs.URL + "/"}
     assert Reddit.url == reddit.URL
-    assert set(flickr.IDS.values()) == {
-        Flickr.adj_full_id, Flickr.feats_id, Flickr.class_map_id, Flickr.role_id,
-    }  # fmt: skip
 
 
 def test_data_root_prefers_the_key_then_the_variable_then_the_cache(
@@ -125,7 +122,7 @@ def changed(options: DataSource) -> set[str]:
     other = {
         "dataset": "cora", "root": "/r", "path": "/p", "scratch": "/s", "row_normalize": True, "blocks": 20,
         "homophily": 0.3, "signal": 0.3, "feature_dtype": "float16", "node_attributes": True, "degree_cap": 7,
-        "base": "cora", "padding": "random", "shots": 9, "own": {"nodes": 9}, "title": "mine",
+        "base": "cora", "padding": "random", "shots": 9, "user_options": {"nodes": 9}, "title": "mine",
         "made": MadeFeatures("random"), "edge_weights": "drop",
     }  # fmt: skip
     found = set()

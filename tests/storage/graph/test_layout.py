@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from shoal.storage.datasets.registry import LOADERS, load_ogb
-from shoal.storage.datasets.synthetic import twin
+from shoal.storage.datasets.registry import CATALOGUE
 from shoal.storage.datasets.synthetic.induced_graphs import LEVELS
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.layout import chosen_layout, require_possible, stored_bytes
@@ -13,8 +12,8 @@ from shoal.storage.options.dataset_names import IN_MEMORY, may_be_sparse
 
 
 def test_every_dataset_is_in_memory_or_always_dense() -> None:
-    in_blocks = {name for name, read in LOADERS.items() if read in (load_ogb, twin.load_twin)}
-    assert set(LOADERS) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs", *LEVELS}
+    in_blocks = {name for name, spec in CATALOGUE.items() if spec.finite}
+    assert set(CATALOGUE) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs", *LEVELS}
     assert may_be_sparse("Cora", None)
     assert not may_be_sparse("ogbn-products", None)
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.storage.graph.graph import Graph
 from shoal.storage.graph.induced import Induced, induced, kept_entries
-from shoal.storage.store.shard import Shard
-from shoal.storage.store.training_graph import training_graph
+from shoal.storage.store.shard import Shard, training_graph
 
 
 def part_of(graph: Graph, nodes: np.ndarray) -> Induced:

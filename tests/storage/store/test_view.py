@@ -260,7 +260,7 @@ WRITES: dict[str, Callable[[View], object]] = {
     "adjacency": lambda view: view.adjacency.values().add_(1),
     "edges": lambda view: view.edges[0].add_(1),
     "own": lambda view: view.cache("own", lambda: (torch.ones(2), [torch.ones(3)]))[1][0].add_(1),
-    "memo(('own', 3))": lambda view: view.cache(("own", 3), lambda: torch.ones(2)).add_(1),
+    "cache(('own', 3))": lambda view: view.cache(("own", 3), lambda: torch.ones(2)).add_(1),
 }
 
 
@@ -299,7 +299,7 @@ def test_what_is_written_to_is_named(what: str) -> None:
     WRITES[what](view)
     assert view.written() == what
     view = whole_view()
-    if what not in ("own", "memo(('own', 3))"):
+    if what not in ("own", "cache(('own', 3))"):
         read_everything(view)
     assert view.written() is None
     WRITES[what](view)

@@ -29,7 +29,7 @@ DEGREES = [1, 2, 1, 0, 1, 1]
 
 
 def write(root: Path, name: str, **changed: str) -> DataSource:
-    for path in paths(name, Path("/nowhere")):
+    for path in paths(DataSource(name, root="/nowhere")):
         part = path.stem.removeprefix(f"{NAMES[name]}_")
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text({**RAW, **changed}[part])
@@ -205,12 +205,12 @@ def test_graphs_are_those_of_pyg(
 ) -> None:
     from torch_geometric.datasets import TUDataset
 
-    root = Path(published_root(str(paths(name, Path("/nowhere"))[0])))
+    root = Path(published_root(str(paths(DataSource(name, root="/nowhere"))[0])))
     source = DataSource(name, root=str(root), node_attributes=True)
     graph = load(source)
     assert (graph.nodes, graph.entries, np.bincount(graph.y).tolist()) == (nodes, 2 * edges, labels)
     folder = tmp_path / NAMES[name] / "raw"
-    shutil.copytree(root / paths(name, root)[0].parent, folder)
+    shutil.copytree(root / paths(DataSource(name, root=str(root)))[0].parent, folder)
     theirs = TUDataset(str(tmp_path), NAMES[name], use_node_attr=True)
     assert len(theirs) == graph.items
     assert theirs._data is not None

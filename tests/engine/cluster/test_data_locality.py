@@ -1,4 +1,4 @@
-"""Of which clients a machine has all files, by what lies in its folders."""
+"""Clients whose files a machine can read."""
 
 import shutil
 from collections.abc import Callable
@@ -25,36 +25,36 @@ def job(start: Callable[..., Server], tmp_path: Path) -> Job:
     return replace(job, store=str(shutil.copytree(job.store, tmp_path / "store")))
 
 
-def test_everything_is_here(job: Job) -> None:
+def test_local_clients_of_a_whole_store_are_all(job: Job) -> None:
     locality = local_clients(job, "10.0.0.1")
     assert (locality.machine, locality.clients) == ("10.0.0.1", frozenset(range(6)))
     assert locality.environment == environment("cpu")
 
 
-def test_a_client_needs_shard_split_and_hops(job: Job) -> None:
+def test_local_clients_without_a_file_omits_the_client(job: Job) -> None:
     assert job.propagation is not None
     for client, path in ((0, shard_path(0)), (2, split_path(job.split, 2)), (5, hops_path(job.propagation, 5))):
         (job.store_path / path).unlink()
         assert client not in local_clients(job, "here").clients
     assert local_clients(job, "here").clients == {1, 3, 4}
-    # Without hops none are missed.
+    # A job without hops needs none.
     assert local_clients(replace(job, propagation=None), "here").clients == {1, 3, 4, 5}
 
 
-def test_other_files_are_no_clients(job: Job) -> None:
+def test_local_clients_ignores_other_files(job: Job) -> None:
     for name in ("00009.arrow.unfinished", "notes.arrow", "00008"):
         (job.store_path / shard_path(0)).with_name(name).touch()
     assert local_clients(job, "here").clients == set(range(6))
 
 
 @pytest.mark.parametrize("missing", [NAME, "clients", "splits", "hops"])
-def test_nothing_without_manifest_or_folder(job: Job, missing: str) -> None:
+def test_local_clients_without_manifest_or_folder_is_empty(job: Job, missing: str) -> None:
     path = job.store_path / missing
     path.unlink() if path.is_file() else shutil.rmtree(path)
     assert local_clients(job, "here").clients == frozenset()
 
 
-def test_training_nodes_are_looked_for_where_they_are_what_training_sees(
+def test_local_clients_of_an_inductive_run_need_training_files(
     configure: Callable[..., Config], tmp_path: Path
 ) -> None:
     config = configure({"data.store": str(tmp_path / "store"), "data.inductive": True})
@@ -70,14 +70,14 @@ def test_training_nodes_are_looked_for_where_they_are_what_training_sees(
     assert local_clients(job, "here").clients == frozenset()
 
 
-def test_whole_graphs_are_seen_behind_the_clients(
+def test_local_clients_numbers_whole_graphs_after_clients(
     start: Callable[..., Server], three_domains: Any, tmp_path: Path
 ) -> None:
     whole = start(three_domains.keys).job
     job = replace(whole, store=str(shutil.copytree(whole.store, tmp_path / "store")), id=str(tmp_path))
     graphs = job.store_path / DOMAINS
     assert local_clients(job, "here").clients == set(range(8))
-    # Where none is evaluated none is looked for.
+    # A job that evaluates no domain needs none.
     assert local_clients(replace(job, domains=()), "here").clients == set(range(5))
     (graphs / shard_path(1)).unlink()
     (graphs / split_path(job.split, 2)).unlink()

@@ -1,4 +1,4 @@
-"""A cell whose clients run one by one, in any order, gives the bits of the cell in one go."""
+"""A cell split into single clients, in any order, gives the bits of the unsplit cell."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def cell(ids: Sequence[int]) -> Cell:
 
 
 def outcome_of(ids: Sequence[int], uploads: dict[int, Upload], failing: set[int], scored: frozenset[int]) -> Outcome:
-    """What a host gives back of some clients."""
+    """The outcome of some clients on a host."""
     outcome = Outcome(seconds={"train": 0.25 * len(ids), "upload": 0.5, "evaluate": 0.0})
     answered = [i for i in ids if i not in failing]
     for i in ids:
@@ -65,20 +65,20 @@ def same_bits(left: Tree, right: Tree) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_split_and_join_give_the_bits_of_the_whole(data: st.DataObject) -> None:
+def test_join_of_split_tasks_equals_the_unsplit_cell(data: st.DataObject) -> None:
     ids = sorted(data.draw(st.sets(st.integers(0, 30), min_size=1, max_size=6)))
     failing = data.draw(st.sets(st.sampled_from(ids)))
     uploads = uploads_of(ids, data.draw(st.integers(0, 10**6)))
     assembly = Assembly()
-    whole_piece = Task(5, cell(ids), losses=1)
-    tasks = assembly.split(whole_piece)
+    whole = Task(5, cell(ids), losses=1)
+    tasks = assembly.split(whole)
     assert [list(task.cell.ids) for task in tasks] == [[i] for i in ids]
     assert all((task.position, task.losses) == (5, 1) for task in tasks)
     joined = None
     for number, task in enumerate(data.draw(st.permutations(tasks))):
         assert joined is None, number
         joined = assembly.join(task, outcome_of(task.cell.ids, uploads, failing, task.cell.score))
-    expected = outcome_of(ids, uploads, failing, whole_piece.cell.score)
+    expected = outcome_of(ids, uploads, failing, whole.cell.score)
     assert joined is not None
     for name in ("ids", "losses", "bytes_up", "failures"):
         assert getattr(joined, name) == getattr(expected, name)
@@ -94,7 +94,7 @@ def test_split_and_join_give_the_bits_of_the_whole(data: st.DataObject) -> None:
     assert joined.seconds["train"] == 0.25 * len(ids)
 
 
-def test_cells_of_a_phase_do_not_mix() -> None:
+def test_join_of_two_cells_keeps_them_apart() -> None:
     uploads = uploads_of([0, 1, 2, 3], 0)
     assembly = Assembly()
     first, second = assembly.split(Task(0, cell([0, 1]))), assembly.split(Task(1, cell([2, 3])))
@@ -106,7 +106,7 @@ def test_cells_of_a_phase_do_not_mix() -> None:
     assert [outcome.ids for outcome in joined if outcome is not None] == [[2, 3], [0, 1]]
 
 
-def test_what_was_not_split_passes() -> None:
+def test_join_of_an_unsplit_task_returns_its_outcome() -> None:
     assembly = Assembly()
     task, outcome = Task(0, cell([0, 1])), Outcome(ids=[0, 1])
     assert assembly.join(task, outcome) is outcome
@@ -115,7 +115,7 @@ def test_what_was_not_split_passes() -> None:
     assert assembly.join(alone, outcome) is outcome
 
 
-def test_shapes_that_differ_are_refused_as_in_one_go() -> None:
+def test_join_of_different_shapes_raises() -> None:
     up = {"w": Reduce.MEAN}
     assembly = Assembly()
     tasks = assembly.split(Task(0, cell([0, 1])))

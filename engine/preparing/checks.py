@@ -1,0 +1,132 @@
+"""Checks of a config against its data, before a store is made."""
+
+from shoal.engine.config.config import Config
+from shoal.engine.config.sizes import size
+from shoal.engine.preparing.edge_weight_checks import require_weights_used
+from shoal.engine.preparing.identity import sources
+from shoal.partition.methods.user_partitioner import user_partitioner
+from shoal.partition.partitioning import require_divides_graphs, require_enough_nodes
+from shoal.storage.datasets.registry import classes_ahead, items_ahead, labels_ahead, load_all
+from shoal.storage.errors import ShoalError
+from shoal.storage.graph.graph import Graph
+from shoal.storage.graph.layout import require_possible
+from shoal.storage.options.masking import Sparsity
+from shoal.storage.options.split import read_split_file
+from shoal.storage.options.types import is_own
+from shoal.storage.store.hops import hops_bytes
+
+
+def read_graph(config: Config) -> Graph:
+    """The graph of a config, or its graphs behind one another.
+
+    Raises:
+        ShoalError: As for `shoal.storage.datasets.registry.load_all`, its labels are not what the config's task and
+            metric are about, or what its edges weigh would be of no use.
+    """
+    graph = load_all(sources(config))
+    require_task(config, graph.name, graph.item_name)
+    require_metric(config, graph.name, graph.classes)
+    require_weights_used(config, graph.name, graph.edge_weight is not None)
+    return graph
+
+
+def require_task(config: Config, dataset: str, labels: str) -> None:
+    """Refuses to predict labels of nodes, or edges, where labels of graphs are given, and the other way about.
+
+    Args:
+        config: The run.
+        dataset: Name of the dataset.
+        labels: What has labels in it: `node` or `graph`, or `pair` in a store of an edge task.
+
+    Raises:
+        ShoalError: The config's task is not for it.
+    """
+    if (config.task == "graph") != (labels == "graph"):
+        raise ShoalError(f"task: {config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}")
+
+
+def require_metric(config: Config, dataset: str, classes: int) -> None:
+    """Refuses a metric of two classes where there is another number of them.
+
+    Args:
+        config: The run.
+        dataset: Name of the dataset.
+        classes: Its classes.
+
+    Raises:
+        ShoalError: The config's metric is such a one.
+    """
+    metric = config.evaluation.metric
+    # Whether there is an edge are two classes, whatever those of the nodes are.
+    if metric != "accuracy" and classes != 2 and config.task != "edge":
+        raise ShoalError(
+            f"evaluation.metric: {metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
+        )
+
+
+def require_known(config: Config) -> None:
+    """Refuses what is known to be wrong before the graph is made.
+
+    Raises:
+        ShoalError: There are more clients than nodes, the dataset or one of its options is wrong, its features cannot
+            be sparse, the file of the split is wrong, graphs or edges are divided or propagated as only nodes can be,
+            or masked, a user's partitioner or its options are wrong, or the metric is for fewer classes.
+    """
+    require_possible(config.data.layout, config.data.dataset, config.data.path)
+    if config.task == "graph":
+        require_divides_graphs(config.partition.method)
+    if is_own(config.partition.method):
+        user_partitioner(config.partition)
+    if config.task == "edge" and config.data.split != "stratified":
+        raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
+    if config.task == "edge" and config.data.sparsity != Sparsity(seed=config.data.sparsity.seed):
+        raise ShoalError("data.sparsity: masks what nodes and graphs have; with task edge leave all its shares at 0")
+    hidden = config.task == "edge" or config.data.inductive or config.data.sparsity.edges > 0
+    if hidden and config.data.features.from_edges:
+        raise ShoalError(
+            f"data.features: {config.data.features.kind} would reveal edges that clients do not see (task edge, "
+            "data.inductive, data.sparsity.edges); take one-hot or random"
+        )
+    if config.task != "node" and config.propagation.rows != "all":
+        raise ShoalError(
+            f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task {config.task} set all"
+        )
+    what = "graph" if config.task == "graph" else "node"
+    numbers = config.partition.domains or (config.partition.clients,)
+    for each, clients in zip(sources(config), numbers):
+        if (labels := labels_ahead(each)) is not None:
+            require_task(config, each.dataset, labels)
+        classes = classes_ahead(each)
+        # Several graphs have the classes of all of them together.
+        if classes is not None and (classes > 2 or isinstance(config.data.dataset, str)):
+            require_metric(config, each.dataset, classes)
+        items = items_ahead(each)
+        if items is not None:
+            require_enough_nodes(clients, items, each.dataset, what)
+    if config.data.split == "file":
+        read_split_file(config.data.split_file)
+
+
+def require_whole(
+    nodes: int, features: int, feature_bytes: int, entries: int, config: Config, weighted: bool = False
+) -> None:
+    """Refuses to hold a whole graph that is larger than the limit.
+
+    Args:
+        nodes: Its nodes.
+        features: Width F of its features.
+        feature_bytes: Bytes of its features as they are stored.
+        entries: Directed entries of its adjacency.
+        config: The run.
+        weighted: Edges have weights.
+
+    Raises:
+        ShoalError: It is.
+    """
+    needed = feature_bytes + hops_bytes(nodes, features, config.propagation) + (8 if weighted else 4) * entries
+    limit = config.memory_limit()
+    if needed > limit:
+        raise ShoalError(
+            f"algorithm.name {config.algorithm.name}: the whole graph takes {size(needed)}, "
+            f"engine.memory_limit is {size(limit)}; raise the limit or take a method that trains clients"
+        )

@@ -1,0 +1,152 @@
+"""Identity of a store: the datasets of a config, its partition, and the folder that follows from them."""
+
+from collections import Counter
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from shoal.engine.config.config import Config
+from shoal.engine.config.run_identity import fingerprint_of, flatten
+from shoal.engine.records.inputs import contents
+from shoal.storage.datasets.domains import joined_name
+from shoal.storage.datasets.registry import fingerprint, published_contents
+from shoal.storage.datasets.sources.source import DataSource, data_root
+from shoal.storage.errors import ShoalError
+from shoal.storage.options.dataset_names import has_user_options, may_be_sparse
+from shoal.storage.options.types import checked, is_own, quoted
+from shoal.storage.store.manifest import FORMAT, Manifest
+from shoal.storage.suggestions import did_you_mean
+from shoal.storage.user_code.user_code import read_user_code
+
+OF_DATA_CONFIG = (
+    *("dataset", "root", "path", "row_normalize", "memory_limit", "user_options", "title", "made", "edge_weights"),
+)
+
+
+def sources(config: Config) -> tuple[DataSource, ...]:
+    """The datasets that a config names.
+
+    Raises:
+        ShoalError: An option that the dataset does not have, or of a wrong type; two graphs of one name, or another
+            number of paths than of datasets `files`.
+    """
+    hints = get_type_hints(DataSource, include_extras=True)
+    known = [f.name for f in fields(DataSource) if f.name not in OF_DATA_CONFIG]
+    options: dict[str, Any] = {}
+    user_class = isinstance(config.data.dataset, str) and has_user_options(config.data.dataset)
+    if user_class:
+        options["user_options"] = config.data.options
+    for key, value in () if user_class else config.data.options.items():
+        if key not in known:
+            raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}{did_you_mean(key, known)}")
+        try:
+            options[key] = checked(hints[key], value)
+        except ValueError as error:
+            raise ShoalError(f"data.options.{key}: {error}, found {quoted(value)}") from None
+    data = config.data
+    if config.engine.memory_limit is not None:
+        options["memory_limit"] = config.engine.memory_limit
+    if data.name is not None and (not isinstance(data.dataset, str) or data.dataset.lower() != "files"):
+        raise ShoalError("data.name: is for one graph of your own (data.dataset files); others have their names")
+    same = partial(
+        DataSource,
+        root=data.root,
+        row_normalize=data.row_normalize,
+        title=data.name,
+        made=data.features,
+        edge_weights=data.edge_weights,
+        **options,
+    )
+    if isinstance(data.dataset, str):
+        if isinstance(data.path, tuple):
+            raise ShoalError(f"data.path: a list is for a list of datasets; {data.dataset} is one graph")
+        return (same(dataset=data.dataset, path=data.path),)
+    paths = list(data.path) if isinstance(data.path, tuple) else [data.path] if data.path else []
+    own = sum(name.lower() == "files" for name in data.dataset)
+    if len(paths) != own:
+        raise ShoalError(f"data.path: data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
+    found = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
+    twice = [name for name, times in Counter(each.name for each in found).items() if times > 1]
+    if twice:
+        raise ShoalError(f"data.dataset: {twice[0]!r} is there twice; give each graph once, and files of other names")
+    return found
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Identifies a store: the dataset, the partition, which edges are held out, and what is masked.
+
+    Raises:
+        ShoalError: A file that the config names cannot be read.
+    """
+    chosen = asdict(config.partition)
+    file = chosen.pop("file")
+    if file is not None:
+        chosen["file"] = contents(config).get("partition.file")
+    if is_own(chosen["method"]):
+        chosen["method"] = read_user_code("partition.method", chosen["method"]).identity
+    if chosen["method"] != "dirichlet":
+        del chosen["alpha"]
+    if not chosen["options"]:
+        del chosen["options"]
+    for later in ("domains", "chunks"):
+        # Stores of one graph keep the names that they had before there were several.
+        if chosen[later] is None:
+            del chosen[later]
+    if "domains" in chosen:
+        chosen["domains"] = list(chosen["domains"])
+    contents_of = [fingerprint(each) for each in sources(config)]
+    content = contents_of[0] if len(contents_of) == 1 else {"graphs": contents_of}
+    dataset = {**content, "dtype": config.data.dtype}
+    data = config.data
+    # Stores of dense features keep the names that they had before there were sparse ones.
+    if data.layout != "dense" and may_be_sparse(data.dataset, data.path):
+        dataset["layout"] = data.layout
+    # Which edges are held out is a part of the shards, of no others.
+    edges = {"edges": data.split_name} if config.task == "edge" else {}
+    masked = {"sparsity": data.sparsity.of_shards} if data.sparsity.of_shards else {}
+    return {"dataset": dataset, "partition": chosen, **edges, **masked}
+
+
+def published_inputs(config: Config) -> dict[str, str]:
+    """Digests of the published files of a config's dataset, as far as all of them are there."""
+    return {f"the file {path}": found for path, found in published_digests(config).items()}
+
+
+def published_digests(config: Config) -> dict[str, str]:
+    return {path: digest for each in sources(config) for path, digest in published_contents(each).items()}
+
+
+def store_path(config: Config) -> Path:
+    """The folder of a config's store: `data.store`, else one of its own under the data root."""
+    if config.data.store is not None:
+        return Path(config.data.store)
+    chosen = config.partition
+    # Published files are known by the name of the dataset, so that a store is found without them. A store of another
+    # Shoal, which this one cannot read, is left where it is.
+    digits = fingerprint_of({**identity(config), "format": FORMAT})
+    names = [each.name for each in sources(config)]
+    one = "files" if str(config.data.dataset).lower() == "files" else names[0]
+    graph = config.data.name or (one if len(names) == 1 else joined_name(names))
+    method = chosen.method.rpartition(":")[2]
+    name = f"{graph}-{method}{chosen.clients}-{digits}"
+    return data_root(config.data.root) / "stores" / name
+
+
+def require_identity(path: Path, manifest: Manifest, made: dict[str, Any]) -> None:
+    """Refuses a store of another dataset or partition, or with other edges held out or masked.
+
+    Raises:
+        ShoalError: It is one; names what differs.
+    """
+    if manifest.identity != made:
+        raise ShoalError(
+            f"{path}: this store was made from another dataset or partition: "
+            f"{_differences(manifest.identity, made)}; delete it or set data.store"
+        )
+
+
+def _differences(store: dict[str, Any], config: dict[str, Any]) -> str:
+    old, new = flatten(store), flatten(config)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key)} (config: {new.get(key)})" for key in keys)

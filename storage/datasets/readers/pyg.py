@@ -1,0 +1,295 @@
+"""Datasets that torch_geometric reads: `pyg:CLASS/NAME`, and those of ours whose files its classes parse.
+
+PyG downloads and writes nothing here: raw files are read where they are, and what it makes of them is kept in memory.
+"""
+
+import inspect
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.storage.datasets.features.features import compact
+from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
+from shoal.storage.datasets.sources.download import published
+from shoal.storage.datasets.sources.source import DataSource, data_root, reading
+from shoal.storage.datasets.user.user_dataset import checked_options
+from shoal.storage.errors import ShoalError
+from shoal.storage.files.bounded_npy import load_npy, open_npz
+from shoal.storage.graph.graph import Graph
+from shoal.storage.options.dataset_names import PYG_NAME
+from shoal.storage.suggestions import did_you_mean
+
+# Parameters of PyG's constructors that `data.options` does not set.
+OF_PYG = ("root", "name", "transform", "pre_transform", "pre_filter", "force_reload", "log")
+MASKS = ("train_mask", "val_mask", "test_mask")
+AGAIN = "delete it, and it is downloaded again"
+
+
+class _RawFiles(Exception):
+    """Carries the paths of a dataset's raw files out of its constructor."""
+
+
+def _opened(cls: Any, arguments: Mapping[str, Any], files: Sequence[str] | None = None, listed: bool = False) -> Any:
+    """A dataset of PyG over raw files that are there; nothing is downloaded, or written beside them.
+
+    Args:
+        cls: Its class.
+        arguments: Of the constructor.
+        files: Names of raw files; None: those that the class needs.
+        listed: Raise `_RawFiles` with the paths of the files, and read none.
+
+    Raises:
+        FileNotFoundError: A raw file is missing; its argument is the path.
+        Exception: Whatever PyG raises on damaged files.
+    """
+    with tempfile.TemporaryDirectory(prefix="shoal-pyg-") as folder:
+
+        class Opened(cls):
+            processed_dir = folder
+            has_download = True
+
+            def _download(self) -> None:
+                try:
+                    paths = [Path(path) for path in self.raw_paths]
+                except NotImplementedError:
+                    # A class without files draws its graph.
+                    return
+                if listed:
+                    raise _RawFiles(paths)
+                for path in paths:
+                    if not path.exists():
+                        raise FileNotFoundError(path)
+
+            def _process(self) -> None:
+                self.log = False
+                super()._process()
+
+        if files is not None:
+            Opened.raw_file_names = list(files)
+        return Opened(**arguments)
+
+
+def _graph(name: str, dataset: Any, called: str, options: DataSource) -> Graph:
+    """The graph of a dataset of PyG: of its one `Data`, or of many small ones; of several splits the first.
+
+    Raises:
+        ShoalError: It is of another form than `from_pyg` takes.
+    """
+    import torch
+
+    from shoal.storage.datasets.user.pyg_data import from_pyg
+
+    graphs = [dataset[number] for number in range(len(dataset))]
+    for data in graphs:
+        if options.made.made and getattr(data, "x", None) is None:
+            data.x = torch.zeros(data.num_nodes, 1)
+        if options.edge_weights == "drop":
+            data.edge_weight = None
+        for key in MASKS:
+            mask = getattr(data, key, None)
+            if mask is not None and mask.dim() == 2:
+                data[key] = mask[:, 0]
+    return from_pyg(graphs[0] if len(graphs) == 1 else graphs, name, called)
+
+
+def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
+    """The class that `pyg:CLASS/NAME` names, and its arguments.
+
+    Raises:
+        ShoalError: There is no such class, a name is missing or one too many, or an option is wrong.
+    """
+    import torch_geometric.datasets as known
+
+    found = PYG_NAME.fullmatch(options.dataset)
+    assert found is not None
+    title, name = found.groups()
+    if title not in known.__all__:
+        raise ShoalError(
+            f"data.dataset: torch_geometric.datasets has no class {title}{did_you_mean(title, known.__all__)}"
+        )
+    cls = getattr(known, title)
+    parameters = inspect.signature(cls).parameters
+    if ("name" in parameters) != (name is not None):
+        form = f"pyg:{title}/NAME" if "name" in parameters else f"pyg:{title}"
+        raise ShoalError(f"data.dataset: expected {form}, got {options.dataset!r}")
+    chosen = dict(options.user_options)
+    arguments: dict[str, Any] = {} if name is None else {"name": name}
+    if "root" in parameters:
+        folder = chosen.pop("root", title.lower())
+        if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise ShoalError(f"data.options.root: expected a folder below the data root, got {folder!r}")
+        arguments["root"] = str(data_root(options.root) / folder)
+    hints = {key: each.annotation for key, each in parameters.items() if key not in OF_PYG}
+    return cls, arguments | checked_options(chosen, hints, title)
+
+
+def load_pyg(name: str, options: DataSource) -> Graph:
+    """A dataset class of `torch_geometric.datasets`, over raw files that are there.
+
+    `data.options` are keyword arguments of its constructor; `root` is a folder below the data root, by default the
+    name of the class in lower case.
+
+    Raises:
+        ShoalError: A file is missing or damaged, an option is wrong, or the data is of another form than graphs with
+            one kind of nodes and one class each.
+    """
+    cls, arguments = _constructor(options)
+    try:
+        with reading(name, f"see torch_geometric.datasets.{cls.__name__} for what it reads"):
+            dataset = _opened(cls, arguments)
+    except ShoalError as error:
+        if isinstance(error.__cause__, FileNotFoundError) and isinstance(error.__cause__.args[0], Path):
+            raise ShoalError(
+                f"{error.__cause__.args[0]}: not found; {name} reads files that are there: put them there, or set "
+                "data.root, or data.options.root to their folder below it"
+            ) from error
+        raise
+    graph = _graph(options.name, dataset, name, options)
+    return replace(graph, x=compact(graph.x)) if isinstance(graph.x, np.ndarray) else graph
+
+
+def _raw_files(options: DataSource) -> list[Path]:
+    """The raw files of a class of PyG, as paths below the data root."""
+    cls, arguments = _constructor(options)
+    try:
+        _opened(cls, arguments, listed=True)
+    except _RawFiles as found:
+        return [path.relative_to(data_root(options.root)) for path in found.args[0]]
+    except Exception:
+        # Loading it reports the fault.
+        return []
+    return []
+
+
+PYG_DATASET = DatasetSpec(
+    "",
+    load_pyg,
+    _raw_files,
+    task=None,
+    content=lambda options: {"options": dict(options.user_options)},
+    weighted=True,
+)
+
+
+@dataclass(frozen=True)
+class _Published:
+    """Published files that a class of PyG reads.
+
+    Attributes:
+        title: Of the class.
+        root: Its argument `root`, below the data root.
+        raw: Folder of the files, below the data root.
+        files: Their names.
+        url: The address of a file, of the class and the name.
+        arguments: Of the constructor, beside `root`.
+        compacted: Features are kept sparse where that is smaller.
+    """
+
+    title: str
+    root: str
+    raw: str
+    files: Sequence[str]
+    url: Callable[[Any, str], str]
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    compacted: bool = False
+
+    def load(self, name: str, options: DataSource) -> Graph:
+        """The graph; of several published splits the first.
+
+        Raises:
+            ShoalError: A file is missing and cannot be downloaded, or is damaged or of wrong values.
+        """
+        import torch_geometric.datasets as known
+
+        cls, root = getattr(known, self.title), data_root(options.root)
+        folder = root / self.raw
+        paths = published(name, folder, self.files, partial(self.url, cls))
+        for path in paths:
+            _require_sound(path, whole=False)
+        try:
+            with reading(folder, f"replace the raw files of dataset '{name}'"):
+                dataset = _opened(cls, {"root": str(root / self.root), **self.arguments}, self.files)
+        except ShoalError:
+            for path in paths:
+                _require_sound(path, whole=True)
+            raise
+        graph = _graph(name, dataset, f"dataset '{name}' in {folder}", options)
+        return replace(graph, x=compact(graph.x)) if self.compacted else graph
+
+
+def _require_sound(path: Path, whole: bool) -> None:
+    """Refuses a damaged file; NumPy's announce as many bytes as are there.
+
+    Args:
+        path: The file.
+        whole: Read it to its end, and not the headers alone.
+
+    Raises:
+        ShoalError: It is damaged.
+    """
+    with reading(path, AGAIN):
+        if path.suffix == ".npz":
+            with open_npz(path) as file:
+                for array in file.names:
+                    _ = file[array] if whole else file.header(array)
+        elif path.suffix == ".npy":
+            load_npy(path, mapped=not whole)
+        elif path.suffix == ".json" and whole:
+            json.loads(path.read_text())
+        elif path.name == GEOM_GCN_NODES:
+            numbers = [int(line.split("\t")[0]) for line in path.read_text().splitlines()[1:]]
+            if numbers != list(range(len(numbers))):
+                raise ValueError("nodes are not numbered in order")
+
+
+FLICKR = {
+    "adj_full.npz": "adj_full_id",
+    "feats.npy": "feats_id",
+    "class_map.json": "class_map_id",
+    "role.json": "role_id",
+}
+DRIVE = "https://drive.usercontent.google.com/download?id={}&confirm=t"
+HETEROPHILOUS = ("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions")
+# Graphs of Geom-GCN by what their files call them.
+GEOM_GCN_NODES = "out1_node_feature_label.txt"
+GEOM_GCN = {"cornell": "cornell", "texas": "texas", "wisconsin": "wisconsin", "actor": "film"}
+
+
+def _of_geom_gcn(name: str, word: str) -> _Published:
+    """One of four graphs; PyG reads all of ten splits, here the first is enough."""
+
+    def url(cls: Any, file: str) -> str:
+        return f"{cls.url}/splits/{file}" if file.endswith(".npz") else f"{cls.url}/new_data/{word}/{file}"
+
+    files = (GEOM_GCN_NODES, "out1_graph_edges.txt", f"{word}_split_0.6_0.2_0.npz")
+    if name == "actor":
+        return _Published("Actor", name, f"{name}/raw", files, url)
+    return _Published("WebKB", "", f"{name}/raw", files, url, {"name": name})
+
+
+def _heterophilous(name: str) -> _Published:
+    word = name.replace("-", "_")
+    url = "{0.url}/{1}".format
+    return _Published("HeterophilousGraphDataset", "", f"{word}/raw", (f"{word}.npz",), url, {"name": word})
+
+
+PUBLISHED = {
+    # Zeng et al., "GraphSAINT: Graph Sampling Based Inductive Learning Method", ICLR 2020.
+    "flickr": _Published(
+        "Flickr", "flickr", "flickr/raw", tuple(FLICKR),
+        lambda cls, file: DRIVE.format(getattr(cls, FLICKR[file])), compacted=True,
+    ),
+    # Pei et al., "Geom-GCN: Geometric Graph Convolutional Networks", ICLR 2020.
+    **{name: _of_geom_gcn(name, word) for name, word in GEOM_GCN.items()},
+    # Platonov et al., "A critical look at the evaluation of GNNs under heterophily", ICLR 2023.
+    **{name: _heterophilous(name) for name in HETEROPHILOUS},
+}  # fmt: skip
+DATASETS = tuple(
+    DatasetSpec(name, known.load, [Path(known.raw) / file for file in known.files]) for name, known in PUBLISHED.items()
+)
