@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.exhaustive import choose, pytest_addoption, pytest_configure  # noqa: F401  # hooks of pytest
+from support.plain_fedavg import row_counts
 from support.small_graphs import write_graphs
 from support.small_pairs import OF_CLIENT, SHARES, write_nodes
 from torch import nn
@@ -45,6 +46,7 @@ os.environ.setdefault("SHOAL_CHECK_ALWAYS", "1")
 Start = Callable[..., Server]
 
 
+@pytest.hookimpl(trylast=True)  # after `-m` has deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sorts tests that kill processes to the front, so that no worker is left alone with a long file at the end."""
     choose(config, items)
@@ -249,14 +251,7 @@ def counts_of(module_of: Callable[..., nn.Module]) -> Callable[..., np.ndarray]:
         module = module_of(server, w).eval()
         with torch.no_grad():
             predicted = module([view.hop(k) for k in module.inputs]).logits_NC.argmax(1).tolist()
-        counts = np.zeros((2, 3, CLASSES), dtype=np.int64)
-        for part, rows in enumerate((view.val, view.test)):
-            for row in rows.tolist():
-                truth = int(view.label[row])
-                counts[part, 0, truth] += 1
-                counts[part, 1, predicted[row]] += 1
-                counts[part, 2, truth] += truth == predicted[row]
-        return counts
+        return row_counts(view, predicted, CLASSES)
 
     return counts_of
 

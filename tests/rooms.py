@@ -43,7 +43,6 @@ ORDER = {
         "methods/fggp",
         "methods/gcfl_plus",
         "methods",
-        "methods/fedgkc",
         "methods/fedgta",
         "methods/fedpg",
         "methods/shared",

@@ -22,7 +22,7 @@ CONFIGS = [path for path in FILES if path not in STUDIES]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_loads(path: Path) -> None:
+def test_config_loads(path: Path) -> None:
     config = load_config(path)
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
     for model in config.models():
@@ -53,20 +53,21 @@ def test_config_with_earlier_keys_is_the_same_config(path: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["products", "papers100m"])
-def test_without_files_of_ogb_a_twin_stands_in(name: str) -> None:
+def test_papers_config_without_ogb_files_takes_a_twin(name: str) -> None:
     config = load_config(FOLDER / f"papers/fedgta/{name}.yaml", ["data.synthetic=true", "data.options.scale=0.01"])
     assert config.data.dataset == f"{name}-like"
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_every_run_of_a_study_is_possible(path: Path) -> None:
+def test_study_runs_are_all_valid(path: Path) -> None:
     study = read_study(str(path), (), None, 2, "served")
     assert len(Sweep(study).plans) >= 20
     assert path.read_text().startswith("# "), "a study says in its first line what it is"
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: str(path.relative_to(FOLDER)))
-def test_a_study_runs_on_a_small_graph(path: Path, tmp_path: Path) -> None:
+def test_study_runs_on_a_small_graph(path: Path, tmp_path: Path) -> None:
     """All methods and the first two of all other values, one seed, on a drawn graph."""
     study = yaml.safe_load(path.read_text())
     config = yaml.safe_load((path.parent / study["config"]).read_text())

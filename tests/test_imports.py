@@ -9,31 +9,31 @@ KNOWN = modules()
 IMPORTS = imports(KNOWN)
 
 
-def test_every_folder_is_a_room() -> None:
+def test_folders_are_the_rooms() -> None:
     rooms = {room_of(path) for path in KNOWN.values()} - {"engine"}
     assert rooms == {
         package if name == package else f"{package}/{name}" for package in ORDER for name in ORDER[package]
     }
 
 
-def test_no_arrow_runs_up() -> None:
+def test_imports_run_down() -> None:
     between = arrows(IMPORTS)
     assert len(between) > 100
     assert not [arrow for arrow in between if not arrow.allowed]
 
 
-def test_no_circles() -> None:
+def test_imports_have_no_circle() -> None:
     assert not circles(IMPORTS)
 
 
-def test_some_libraries_are_the_engines_alone() -> None:
+def test_engine_libraries_are_imported_by_the_engine_alone() -> None:
     for path in KNOWN.values():
         libraries = {name.split(".")[0] for name in imported(path)}
         if path.parts[0] != "engine":
             assert not libraries & OF_ENGINE_ONLY, path
 
 
-def test_the_engine_knows_no_method_by_name() -> None:
+def test_engine_names_no_method() -> None:
     from shoal.algorithms.methods.registry.names import METHODS
 
     assert PACKAGES["engine"]

@@ -61,13 +61,11 @@ class EarlyStopping(Callback):
         value = numbers_of(line).get(self.figure)
         if value is None:
             return
-        if self._best is None or self._gain(value, self._best) > self.min_delta:
+        sign = 1 if self.mode == "max" else -1
+        if self._best is None or sign * (value - self._best) > self.min_delta:
             self._best, self._waited = value, 0
             return
         self._waited += 1
         if self._waited >= self.patience:
             times = f"{self._waited} times in a row" if self._waited > 1 else "once"
             run.stop(f"{self.figure} was not better than {self._best:.4g} {times}")
-
-    def _gain(self, value: float, best: float) -> float:
-        return value - best if self.mode == "max" else best - value

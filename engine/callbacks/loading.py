@@ -58,11 +58,7 @@ def _load(name: str, options: Mapping[str, Any]) -> Callback:
 
 
 def _class(name: str) -> tuple[type[Callback], UserCode | None]:
-    """The class, and the text of a user's own.
-
-    Raises:
-        ShoalError: There is none, or it is no callback.
-    """
+    """The class, and the text of a user's own."""
     if name in CALLBACKS:
         if name in EXTRAS and importlib.util.find_spec(name) is None:
             raise ShoalError(f"callbacks: {name}: needs the package {name}; pip install 'shoal[{name}]'")

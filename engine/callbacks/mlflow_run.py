@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from shoal.engine.callbacks.callback import Callback, Line, Running
@@ -34,7 +33,8 @@ class MLflowRun(Callback):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _beside(run.path)
+        root = run.path.absolute().parent
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
         client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name(self.experiment)
         place = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
@@ -64,10 +64,6 @@ class MLflowRun(Callback):
         """Records how the run ended."""
         if self._client is not None:
             self._client.set_terminated(self._id, "KILLED" if summary is None else "FINISHED")
-
-
-def _beside(run: Path) -> str:
-    return f"sqlite:///{run.absolute().parent / 'mlflow.db'}"
 
 
 def _name(number: str) -> str:

@@ -23,11 +23,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE].
 
 
 def _possible(path: Path) -> Path:
-    """A path that the system can look up.
-
-    Raises:
-        ShoalError: No file can have it, or its folder cannot be read.
-    """
+    """A path that the system can look up."""
     if fault := path_fault(str(path)):
         raise ShoalError(f"{path}: no such file or folder: {fault}")
     try:
@@ -38,24 +34,15 @@ def _possible(path: Path) -> Path:
 
 
 def _one_of(option: str, value: str, *known: str) -> str:
-    """A value of an option.
-
-    Raises:
-        ShoalError: It is none of those known.
-    """
+    """A value of an option."""
     if value not in known:
         raise ShoalError(f"{option}: must be one of {', '.join(known)}, found {value!r}")
     return value
 
 
 def _config(path: str, overrides: list[str] | None) -> "Config":
-    """A config whose keys and names are right, before what trains is loaded, which takes seconds.
-
-    Raises:
-        ShoalError: It cannot be read, or a key, a value or a name is wrong.
-    """
-    from shoal.engine.config.config import load_config
-    from shoal.engine.config.known_names import require_names
+    """A config whose keys and names are right, before what trains is loaded, which takes seconds."""
+    from shoal.engine.config.config import load_config, require_names
 
     resolved = load_config(path, overrides or ())
     require_names(resolved)

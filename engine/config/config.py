@@ -13,7 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 from yaml import YAMLError
 
+from shoal.algorithms.methods.registry.names import require_method_name
 from shoal.algorithms.models.model_options import ModelSpec
+from shoal.algorithms.models.names import require_backbone_name
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config_text import (
     MOST_BYTES,
@@ -37,7 +39,7 @@ from shoal.engine.config.sections import (
 from shoal.partition.methods.options import PartitionOptions
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text
-from shoal.storage.options.dataset_names import TWINS
+from shoal.storage.options.dataset_names import TWINS, require_dataset
 from shoal.storage.options.propagation import PropagationOptions
 from shoal.storage.options.types import Named, Positive, Seed, absolute_user_path, message_of, path_fault, quoted
 from shoal.storage.suggestions import did_you_mean, did_you_mean_at
@@ -181,11 +183,7 @@ def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_file(path: str | Path) -> Path:
-    """The file itself, or that of a run folder.
-
-    Raises:
-        ShoalError: No file can have this path.
-    """
+    """The file itself, or that of a run folder."""
     if fault := path_fault(str(path)):
         raise ShoalError(f"{path}: no such config: {fault}")
     try:
@@ -199,11 +197,7 @@ def _config_file(path: str | Path) -> Path:
 
 
 def _lay_over(raw: Any, key: str, value: Any) -> None:
-    """Puts a plain value at a dotted key of a config.
-
-    Raises:
-        ShoalError: The key cannot have it.
-    """
+    """Puts a plain value at a dotted key of a config."""
     try:
         if key in WHOLE:
             raw.pop(key, None)
@@ -213,11 +207,7 @@ def _lay_over(raw: Any, key: str, value: Any) -> None:
 
 
 def _override(raw: Any, override: str) -> None:
-    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it.
-
-    Raises:
-        ShoalError: A part of the key is neither, or the value is not one.
-    """
+    """Puts `key.sub=value` into a config; in a list, a part of the key is a place in it."""
     key, value = with_new_name(*override.split("=", 1))
     try:
         require_small(value)
@@ -303,3 +293,40 @@ def _every_key() -> dict[str, Any]:
     """The keys of all sections, dotted; a class of options has no other form."""
     sections = {name: field.annotation for name, field in Config.model_fields.items()}
     return {f"{name}.{key.name}": key.type for name, of in sections.items() if is_dataclass(of) for key in fields(of)}
+
+
+def require_names(config: Config) -> None:
+    """Refuses a method, model or dataset that there is not; files of the user's own are not looked into.
+
+    Raises:
+        ShoalError: There is none of a name.
+    """
+    require_method_name(config.algorithm.name)
+    for model in config.models():
+        require_backbone_name(model.name, config.task)
+    dataset = config.data.dataset
+    for name in (dataset,) if isinstance(dataset, str) else dataset:
+        require_dataset(name)
+
+
+def device_choice(config: Config) -> str:
+    """`cpu` or `cuda`: `engine.device`, or, if that is `auto`, a GPU where hosts have a share of one.
+
+    Raises:
+        ShoalError: The config's device, shares and precision exclude one another.
+    """
+    share, device = config.resources.gpus_per_host, config.engine.device
+    if device == "auto":
+        device = "cuda" if share else "cpu"
+    if device == "cuda" and share > 1:
+        raise ShoalError(
+            f"resources.gpus_per_host: a host computes on one GPU, found {share:g}; set it to 1 and engine.hosts to "
+            "the number of GPUs, or engine.device=cpu"
+        )
+    if device == "cuda" and not share and config.engine.backend == "ray":
+        raise ShoalError(
+            "engine.device: cuda needs a share of a GPU for every host: set resources.gpus_per_host, as in 0.25"
+        )
+    if device == "cpu" and config.engine.precision == "tf32":
+        raise ShoalError("engine.precision: tf32 is of GPUs; the run's device is cpu: take float32 or bfloat16")
+    return device

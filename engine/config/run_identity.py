@@ -12,7 +12,7 @@ from shoal.storage.options.types import is_own
 # Raised with every change of a default or of an arithmetic: earlier runs then have other names.
 NUMBERS = 1
 # Keys, or sections of such, that say where and how fast. `data.synthetic` is in the name of the dataset.
-PLACES = (
+NEUTRAL = (
     "name",
     "data.root",
     "data.store",
@@ -25,7 +25,7 @@ PLACES = (
     "engine",
 )
 # Keys of these sections that change numbers.
-NUMBERS_ALL_THE_SAME = (
+BUT_THESE = (
     "engine.cell_size",
     "engine.device",
     "engine.trainer",
@@ -39,7 +39,7 @@ LOGGERS = ("csv", "mlflow", "tensorboard", "wandb")
 
 def changes_numbers(key: str) -> bool:
     """Whether a dotted key may change any number of a run; others may differ on resume."""
-    return key in NUMBERS_ALL_THE_SAME or not any(key == place or key.startswith(place + ".") for place in PLACES)
+    return key in BUT_THESE or not any(key == place or key.startswith(place + ".") for place in NEUTRAL)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

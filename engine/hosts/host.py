@@ -408,7 +408,7 @@ class _CellAtWork:
         """
         cell, seconds = self._cell, self._outcome.seconds
         # 1. Its data, its state and the download.
-        visit = self.begin(client_id) if trained is None else trained.resume()
+        visit = self.start_visit(client_id) if trained is None else trained.resume()
         loss: float | Tensor = float("nan")
         upload: Upload | None = None
         state: Tree = {}
@@ -436,7 +436,7 @@ class _CellAtWork:
         visit.end()
         return client_id, loss, upload, state, counts
 
-    def begin(self, client_id: int) -> Visit:
+    def start_visit(self, client_id: int) -> Visit:
         """Begins the visit of a client."""
         return Visit(self._opened, client_id, self._cell, self._shared, self._guard)
 
@@ -482,7 +482,7 @@ class _CellAtWork:
         if trainer is None or not cell.train:
             return Batched()
         began = time.perf_counter()
-        batched = train_batches(trainer, list(cell.ids), self.begin)
+        batched = train_batches(trainer, list(cell.ids), self.start_visit)
         self._outcome.seconds["train"] += time.perf_counter() - began
         self._outcome.halved = batched.halved
         return batched

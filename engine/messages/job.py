@@ -16,8 +16,7 @@ from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import read_all
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from

@@ -118,11 +118,7 @@ def _to_disk(path: Path) -> None:
 
 
 def _checkpoints(root: Path) -> list[Path]:
-    """Finished checkpoints, newest first.
-
-    Raises:
-        ShoalError: The folder is there and cannot be read.
-    """
+    """Finished checkpoints, newest first."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:

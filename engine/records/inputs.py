@@ -35,10 +35,11 @@ def contents(config: Config) -> dict[str, str]:
         "participation.trace": lambda: _of_file(config.participation.trace),
     }
     of_callbacks = {
-        f"callbacks.{number}.name": partial(_of_callback, callback["name"])
+        f"callbacks.{number}.name": read_user_code("callbacks", callback["name"]).identity
         for number, callback in enumerate(steering(config.plain()["callbacks"]))
+        if is_own(callback["name"])
     }
-    return _user_code(config) | _digests(readers | of_callbacks) | pretrained(config)
+    return _user_code(config) | of_callbacks | _digests(readers) | pretrained(config)
 
 
 def pretrained(config: Config) -> dict[str, str]:
@@ -74,10 +75,6 @@ def _user_code(config: Config) -> dict[str, str]:
         several = [read_user_code("data.dataset", name).identity if is_own(name) else name for name in names]
         found["data.dataset"] = text_digest(str(several))
     return found
-
-
-def _of_callback(name: str) -> str | None:
-    return read_user_code("callbacks", name).identity if is_own(name) else None
 
 
 def _of_file(file: str | None) -> str | None:

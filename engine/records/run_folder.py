@@ -18,7 +18,7 @@ from shoal.engine.config.run_identity import defaults, identity_keys, name_digit
 from shoal.engine.records import checkpoint
 from shoal.engine.records.client_scores import CLIENT_SCORES, ClientScores
 from shoal.engine.records.inputs import contents, differences
-from shoal.engine.records.metrics import METRICS, RECORDS, Metrics
+from shoal.engine.records.metrics import METRICS, RECORDS, Metrics, read_metrics
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import present, replacing
 from shoal.storage.files.checksummed_json import sealed, unsealed
@@ -30,23 +30,18 @@ OF_OTHERS = ("tensorboard", "metrics.csv", "wandb", "export")
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 
 
-def run_path(config: Config) -> Path:
-    """The folder of a config's run, as `path_of_run`.
-
-    Raises:
-        ShoalError: Unknown method, or a file cannot be read.
-    """
-    return path_of_run(config, contents(config))
-
-
-def path_of_run(config: Config, inputs: Mapping[str, str]) -> Path:
+def run_path(config: Config, inputs: Mapping[str, str] | None = None) -> Path:
     """`<run.root>/<name>-<8 hex digits>`, by `shoal.engine.config.run_identity.name_digits`.
 
     Args:
         config: The run.
-        inputs: As `shoal.engine.records.inputs.contents` gives them.
+        inputs: As `shoal.engine.records.inputs.contents` gives them, if they were read.
+
+    Raises:
+        ShoalError: Unknown method, or a file cannot be read.
     """
-    return Path(config.run.root) / f"{config.name}-{name_digits(config.plain(), inputs)}"
+    digits = name_digits(config.plain(), contents(config) if inputs is None else inputs)
+    return Path(config.run.root) / f"{config.name}-{digits}"
 
 
 def finished(run: Path) -> bool:
@@ -224,6 +219,21 @@ def read_summary(run: Path) -> dict[str, Any]:
         raise ShoalError(
             f"{path}: {fault}; delete it, and --resume writes it again from the newest checkpoint"
         ) from error
+
+
+def require_whole_metrics(run: Path) -> None:
+    """Compares the metrics with the rounds of the summary and of the newest checkpoint.
+
+    Raises:
+        ShoalError: Lines are damaged or missing, or the summary is damaged.
+    """
+    logged = len(read_metrics(run))
+    done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
+    if logged < done:
+        raise ShoalError(
+            f"{run / METRICS}: {logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
+            "rebuilds it from the newest checkpoint"
+        )
 
 
 def changed_keys(config: Config, run: Path) -> list[str]:

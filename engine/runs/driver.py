@@ -96,9 +96,10 @@ class Driver:
                         view.advance(line)
                         self._call(line)
                         ended = self._ended_early()
-                        interrupt.asked |= self._out_of_time(began)
+                        now, limit = time.monotonic(), self.config.run.max_seconds
+                        interrupt.asked |= limit is not None and now - began > limit
                         last = done == self.config.rounds or ended or interrupt.asked
-                        if last or done % every == 0 or self._checkpoint_is_due():
+                        if last or done % every == 0 or now - self._saved > self.config.run.checkpoint_seconds:
                             self._save()
                     except ServerLost as error:
                         done = self._serve_again(error)
@@ -156,10 +157,6 @@ class Driver:
             return
         say(f"kept a checkpoint of round {done}; continue with: shoal run {self.folder.path} --resume")
 
-    def _out_of_time(self, began: float) -> bool:
-        limit = self.config.run.max_seconds
-        return limit is not None and time.monotonic() - began > limit
-
     def _log_events(self, line: dict[str, Any]) -> None:
         """Logs events of hosts and tracebacks of clients; the metrics keep one line for each skipped client."""
         for event in line.pop("events", []):
@@ -172,9 +169,6 @@ class Driver:
         for client, (text, detail) in line.get("failures", {}).items():
             log.error("%s\n%s", text, detail)
             line["failures"][client] = text
-
-    def _checkpoint_is_due(self) -> bool:
-        return time.monotonic() - self._saved > self.config.run.checkpoint_seconds
 
     def _best_so_far(self) -> BestRounds | None:
         return BestRounds(self.folder.path, self.folder.metrics.lines) if self.config.run.keep_best else None
@@ -195,11 +189,7 @@ class Driver:
         return state.round if state else 0
 
     def _serve_again(self, error: ServerLost) -> int:
-        """A new server from the newest checkpoint, on the same hosts.
-
-        Raises:
-            ShoalError: Servers were lost too often, or no checkpoint can be used.
-        """
+        """A new server from the newest checkpoint, on the same hosts."""
         self._servers_lost += 1
         log.warning("server lost: %s", error)
         if self._servers_lost > SERVERS_LOST:

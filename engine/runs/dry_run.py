@@ -31,7 +31,7 @@ from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
 from shoal.partition.methods.from_file import by_file
 from shoal.partition.partitioning import require_enough_nodes
-from shoal.storage.graph.graph import Graph, first_rows
+from shoal.storage.graph.graph import first_rows
 from shoal.storage.graph.layout import chosen_layout, stored_bytes
 from shoal.storage.graph.pairs import LABELS, OF_PAIR, Pairs
 from shoal.storage.graph.propagation import hops as propagated
@@ -123,7 +123,10 @@ def _sizes_of_store(path: Path, config: Config) -> _Sizes:
 
 def _sizes_of_graph(config: Config) -> _Sizes:
     graph, data = read_graph(config), config.data
-    _require_division(config, graph)
+    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
+    if config.partition.method == "file":
+        require_own_clients(graph, config.partition, by_file(graph, config.partition))
+    given_codes(data, graph.name, graph.items, lambda: graph.split, graph.item_name)
     layout = chosen_layout(graph.x, data.layout, data.dataset, data.path, data.dtype)
     items, what, classes = graph.items, graph.item_name, graph.classes
     if config.task == "edge":
@@ -223,14 +226,6 @@ def expected(plan: RunPlan) -> Expected:
         f"an epoch and {_span(forward)} a forward pass, measured just now on this processor",
     }
     return Expected({name: text for name, text in rows.items() if text}, seconds)
-
-
-def _require_division(config: Config, graph: Graph) -> None:
-    """Refuses an assignment or a split that preparing would refuse."""
-    require_enough_nodes(config.partition.clients, graph.items, graph.name, graph.item_name)
-    if config.partition.method == "file":
-        require_own_clients(graph, config.partition, by_file(graph, config.partition))
-    given_codes(config.data, graph.name, graph.items, lambda: graph.split, graph.item_name)
 
 
 def _span(seconds: np.ndarray) -> str:

@@ -9,15 +9,14 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.engine.callbacks.callback import Callback
 from shoal.engine.callbacks.loading import load_callbacks
-from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.identity import store_path
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records import inputs
-from shoal.engine.records.run_folder import path_of_run
+from shoal.engine.records.run_folder import run_path
 from shoal.engine.rounds.sampling import IN_BATCHES, ONE_BY_ONE, Plan, read_trace
 from shoal.storage.store.store import Store
 
@@ -81,7 +80,7 @@ class RunPlan:
         Raises:
             ShoalError: As for `inputs`.
         """
-        return path_of_run(self.config, self.inputs)
+        return run_path(self.config, self.inputs)
 
     @property
     def store(self) -> Path:

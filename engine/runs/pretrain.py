@@ -19,8 +19,7 @@ from shoal.algorithms.models.layers.readout import Readout
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import BACKBONES
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
-from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import Config, device_choice
 from shoal.engine.hosts.device import cache_bytes, take_device
 from shoal.engine.messages.pretrained import write_pretrained
 from shoal.engine.messages.seeds import key
@@ -99,11 +98,7 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
 
 
 def _model(config: Config) -> ModelSpec:
-    """The model of a config.
-
-    Raises:
-        ShoalError: There are several, or it passes no messages.
-    """
+    """The model of a config."""
     several = config.models()
     if len(several) > 1:
         raise ShoalError(f"model: a file is for one model, found a list of {len(several)}; give them one after another")
@@ -119,11 +114,7 @@ def _is_coupled(kind: type[nn.Module]) -> bool:
 
 
 def _require_place(out: Path) -> None:
-    """Refuses, before the training, a path that nothing could be written to after it.
-
-    Raises:
-        ShoalError: It is a folder, or in one that cannot be made or written.
-    """
+    """Refuses, before the training, a path that nothing could be written to after it."""
     try:
         if out.is_dir():
             raise IsADirectoryError(None, "Is a directory")
@@ -136,11 +127,7 @@ def _require_place(out: Path) -> None:
 
 
 def _data(config: Config, cache: Cache, device: torch.device) -> tuple[View, Manifest]:
-    """The whole dataset as that of one client, with the clients' split of it, and its manifest.
-
-    Raises:
-        ShoalError: As `prepare`, or its edges have weights.
-    """
+    """The whole dataset as that of one client, with the clients' split of it, and its manifest."""
     plain = {
         # The file of a config may be the one that is to be made; neither hops nor whole domains are needed.
         "model": ModelSpec(),

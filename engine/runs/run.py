@@ -110,11 +110,7 @@ def _note(error: ShoalError, folder: RunFolder) -> None:
 
 
 def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | None:
-    """The checkpoint that an unfinished run continues from; None: from its start.
-
-    Raises:
-        ShoalError: It is not to be resumed, is another run, or none of its checkpoints can be used.
-    """
+    """The checkpoint that an unfinished run continues from; None: from its start."""
     if not folder.started:
         if resume:
             _refuse_changed(plan.config)
@@ -134,11 +130,7 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | 
 
 
 def _require_early(folder: RunFolder) -> None:
-    """Refuses to start over where so many rounds are logged that there was a checkpoint.
-
-    Raises:
-        ShoalError: There was one.
-    """
+    """Refuses to start over where so many rounds are logged that there was a checkpoint."""
     logged = folder.rounds_logged()
     every = folder.checkpoint_every()
     if every is not None and logged > every:
@@ -149,11 +141,7 @@ def _require_early(folder: RunFolder) -> None:
 
 
 def _require_same_keys(folder: RunFolder, config: Config) -> None:
-    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults.
-
-    Raises:
-        ShoalError: A key that changes numbers has another value.
-    """
+    """Compares the whole config with that of the folder: another version of Shoal may have had other defaults."""
     try:
         changed = changed_keys(config, folder.path) if folder.started or folder.finished else []
     except ShoalError:
@@ -166,11 +154,7 @@ def _require_same_keys(folder: RunFolder, config: Config) -> None:
 
 
 def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -> None:
-    """Refuses to continue with other data than a run began with.
-
-    Raises:
-        ShoalError: An input has another content; names it.
-    """
+    """Refuses to continue with other data than a run began with."""
     if changed := inputs.differences(old, new):
         raise ShoalError(
             f"{folder.path}: {', '.join(changed)} changed since this run started; restore the content, or start over "
@@ -179,11 +163,7 @@ def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -
 
 
 def _refuse_changed(config: Config) -> None:
-    """Refuses to resume a run of another config, or of another version of Shoal, under the same name.
-
-    Raises:
-        ShoalError: There is one; names what differs.
-    """
+    """Refuses to resume a run of another config, or of another version of Shoal, under the same name."""
     for relative in unfinished_relatives(config):
         if changed := changed_keys(config, relative) + changed_contents(config, relative):
             raise ShoalError(

@@ -1,13 +1,31 @@
 """Verifies the checksums of a store, with the stores below it, or of a run folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import nan
 from pathlib import Path
 from typing import NoReturn
 
-from shoal.engine.records.verify_run import is_run, verify_run
+import numpy as np
+
+from shoal.engine.config.config import load_config
+from shoal.engine.config.config_text import require_as_kept
+from shoal.engine.records import checkpoint
+from shoal.engine.records.client_scores import CLIENT_SCORES, mean_scores
+from shoal.engine.records.metrics import read_metrics
+from shoal.engine.records.run_folder import (
+    CHECKPOINTS,
+    CONFIG,
+    SUMMARY,
+    finished,
+    read_summary,
+    require_whole_metrics,
+    started,
+)
+from shoal.engine.rounds.domains import DOMAINS
 from shoal.engine.screen.progress import progress
 from shoal.engine.screen.tables import console
 from shoal.storage.errors import ShoalError
+from shoal.storage.files.atomic import present
 from shoal.storage.store.manifest import NAME
 from shoal.storage.store.store import Store, stores_below
 from shoal.storage.store.verify import files_to_verify, unnamed_files, verify
@@ -20,7 +38,7 @@ def verify_folder(path: Path) -> None:
         ShoalError: A file is damaged or missing; the first one and how many more.
     """
     faults: list[str] = []
-    if not (path / NAME).exists() and is_run(path):
+    if not (path / NAME).exists() and (started(path) or finished(path)):
         faults = verify_run(path)
         if faults:
             _refuse(faults, "shoal run with --resume continues from the files that are sound")
@@ -49,3 +67,53 @@ def _verify(store: Store) -> list[str]:
     else:
         console.print(f"{store.path}: {files} files, all as they were written", soft_wrap=True)
     return faults
+
+
+def verify_run(run: Path) -> list[str]:
+    """Reads every file of a run that a later command reads.
+
+    Returns:
+        One line for each fault; empty if there is none.
+    """
+    faults: list[str] = []
+
+    def note(check: Callable[[], object]) -> None:
+        try:
+            check()
+        except ShoalError as error:
+            faults.append(error.line)
+
+    note(lambda: require_as_kept(run / CONFIG))
+    note(lambda: require_whole_metrics(run))
+    note(lambda: _require_client_scores(run))
+    note(lambda: _require_summary(run))
+    note(lambda: faults.extend(checkpoint.faults(run / CHECKPOINTS)))
+    note(lambda: faults.extend(checkpoint.faults(run / checkpoint.BEST)))
+    return faults
+
+
+def _require_client_scores(run: Path) -> None:
+    """Compares the scores of clients, where a run kept them, with the means over clients in its metrics."""
+    path = run / CLIENT_SCORES
+    if not present(path):
+        return
+    means = mean_scores(run)
+    for line in read_metrics(run):
+        for scope, parts in line.get("scopes", {}).items():
+            for part, numbers in parts.items() if scope != DOMAINS else ():
+                found = means.get((line["round"], scope, part), (nan, nan))
+                if not np.allclose(found, (numbers["clients"], numbers["f1_clients"]), rtol=1e-9, atol=0):
+                    raise ShoalError(
+                        f"{path}: the scores of round {line['round']} are damaged or missing; --fresh makes the run "
+                        "again, or remove the file to do without them"
+                    )
+
+
+def _require_summary(run: Path) -> None:
+    """Raises:
+    ShoalError: The summary is damaged, or all rounds are done and it is missing.
+    """
+    if present(run / SUMMARY):
+        read_summary(run)
+    elif checkpoint.newest_round(run / CHECKPOINTS) == load_config(run).rounds:
+        raise ShoalError(f"{run / SUMMARY}: missing, though all rounds are done; --resume writes it")

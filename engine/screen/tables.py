@@ -12,9 +12,8 @@ from shoal.algorithms.methods.registry.load import weighing_methods
 from shoal.engine.config.config import load_config
 from shoal.engine.config.sizes import size
 from shoal.engine.records.metrics import read_metrics
-from shoal.engine.records.run_folder import read_summary
+from shoal.engine.records.run_folder import read_summary, require_whole_metrics
 from shoal.engine.records.summary import PARTS, chosen, metric_of
-from shoal.engine.records.verify_run import require_whole_metrics
 from shoal.engine.rounds.domains import BOTH, DOMAINS
 from shoal.engine.rounds.scoring import RANKINGS
 from shoal.storage.store.manifest import Manifest
@@ -43,11 +42,11 @@ CAPTION = (
 def show_run(run: Path) -> None:
     """The table that a finished run ends with."""
     summary = read_summary(run)
-    config = load_config(run).plain()
+    config = load_config(run)
     kind = " (synthetic)" if summary["synthetic"] else ""
     title = (
-        f"{config['algorithm']['name']} on {summary['dataset']}{kind}: {summary['clients']} clients, "
-        f"{summary['rounds']} rounds, {_models(config)}"
+        f"{config.algorithm.name} on {summary['dataset']}{kind}: {summary['clients']} clients, "
+        f"{summary['rounds']} rounds, {', '.join(model.name for model in config.models())}"
     )
     table = _numbers(title)
     table.add_column("scope")
@@ -61,7 +60,7 @@ def show_run(run: Path) -> None:
         rest = [_percent(last[key]) for key in ("rows", "clients", "f1", "min", "median", "max")]
         table.add_row(scope, _percent(last["nodes"]), at_best, *rest)
     console.print(table)
-    _line(CAPTION.format(items=ITEMS[config["task"]]))
+    _line(CAPTION.format(items=ITEMS[config.task]))
     if (metric := ranking_of(summary["scopes"])) is not None:
         console.print(ranking_table(summary["scopes"], metric))
         _line(OF_RANKINGS)
@@ -87,11 +86,6 @@ def show_run(run: Path) -> None:
         f"pages that others hold, too: {held}){lost}"
     )
     _line(f"run folder: {run}")
-
-
-def _models(config: dict[str, Any]) -> str:
-    models = config["model"]
-    return ", ".join(model["name"] for model in (models if isinstance(models, list) else [models]))
 
 
 def show_next(config_path: str, task: str, models: int) -> None:

@@ -18,7 +18,6 @@ from shoal.engine.records.summary import PARTS, chosen
 from shoal.engine.rounds.scoring import CORRECT, SUPPORT
 from shoal.engine.rounds.scoring import PARTS as OF_SCORES
 from shoal.engine.studies.groups import Group
-from shoal.storage.errors import ShoalError
 
 AXES = ("round", "bytes", "seconds")
 
@@ -135,14 +134,10 @@ def seconds_by_part(group: Group) -> dict[str, float]:
 
 def name_of(group: Group, keys: Sequence[str]) -> str:
     """A line that distinguishes a group from the others."""
-    texts = [f"{key.rpartition('.')[2]} {group.columns[key]}" for key in keys if group.columns.get(key)]
-    named = [key for key in keys if key in ("algorithm", "algorithm.name", "model", "model.name")]
-    short = [group.columns[key] if key in named else text for key, text in zip(_present(group, keys), texts)]
+    by_themselves = ("algorithm", "algorithm.name", "model", "model.name")
+    known = {key: value for key in keys if (value := group.columns.get(key))}
+    short = [v if key in by_themselves else f"{key.rpartition('.')[2]} {v}" for key, v in known.items()]
     return ", ".join(short) or "all runs"
-
-
-def _present(group: Group, keys: Sequence[str]) -> list[str]:
-    return [key for key in keys if group.columns.get(key)]
 
 
 def numeric(values: Sequence[str]) -> list[float] | None:
@@ -152,13 +147,3 @@ def numeric(values: Sequence[str]) -> list[float] | None:
     except ValueError:
         return None
     return found if len(set(found)) > 1 else None
-
-
-def require_finished(groups: Sequence[Group]) -> None:
-    """Refuses a report without finished runs.
-
-    Raises:
-        ShoalError: No run is finished.
-    """
-    if not any(row.figures for group in groups for row in group.rows):
-        raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")

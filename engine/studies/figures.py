@@ -85,7 +85,7 @@ def curves(found: list[Drawing], several: Sequence[Curve], scope: str, part: str
             if curve.runs > 1:
                 axes.fill_between(curve.x[x], 100 * curve.low, 100 * curve.high, color=style["color"], alpha=0.15, lw=0)
         if x == "bytes":
-            axes.set_xscale("log" if _positive(several, x) else "linear")
+            axes.set_xscale("log" if all((curve.x[x] > 0).all() for curve in several) else "linear")
             axes.xaxis.set_major_formatter(lambda value, _: size(value))
         if x == "round":
             _whole(axes.xaxis)
@@ -243,7 +243,3 @@ def _legend(axes: Any, entries: int) -> None:
     if entries > 1:
         columns = min(entries, 3)
         axes.figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
-
-
-def _positive(several: Sequence[Curve], x: str) -> bool:
-    return all((curve.x[x] > 0).all() for curve in several)

@@ -21,16 +21,16 @@ from shoal.engine.studies.curves import (
     numeric,
     recorded_mixing,
     recorded_prototypes,
-    require_finished,
     seconds_by_part,
 )
 from shoal.engine.studies.figures import Drawing
-from shoal.engine.studies.groups import Group, Row, grouped, varied
+from shoal.engine.studies.groups import Group, grouped, varied
 from shoal.engine.studies.page import Section, page
 from shoal.engine.studies.scaling import CLIENTS, HOSTS, ideal
 from shoal.engine.studies.study_table import Layout, table_of
 from shoal.engine.studies.sweep_folder import SCOPES, is_sweep, rows_of, title_of
 from shoal.engine.studies.text_table import TextTable
+from shoal.storage.errors import ShoalError
 from shoal.storage.files.atomic import replacing
 from shoal.storage.store.manifest import NAME, read_manifest
 
@@ -55,15 +55,19 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     """
     rows = [row for row in rows_of(paths) if row.state != "not chosen"]
     groups = [group for group in grouped(rows) if any(row.figures for row in group.rows)]
-    require_finished(groups)
+    if not groups:
+        raise ShoalError("no run is finished; continue them with shoal run or shoal sweep")
     folder = out or paths[0] / "report"
     title = title_of(paths[0]) if is_sweep(paths[0]) else ", ".join(path.name for path in paths[:3])
     keys = varied(groups)
     named = {name_of(group, keys): group for group in groups}
+    waiting, more = sum(not row.figures for row in rows), len(named) - MOST_CURVES
+    missing = f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
+    first = f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables" if more > 0 else ""
     sections = [
-        Section("Results", tables=[table_of(rows, Layout())], note=_failed(rows)),
+        Section("Results", tables=[table_of(rows, Layout())], note=missing),
         Section("Scaling", drawings=_scaling(groups, keys)),
-        Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named)], note=_left_out(named)),
+        Section("Accuracy", drawings=[*_by_key(groups, keys), *_curves(named)], note=first),
         Section("Clients", drawings=_clients(named)),
         Section("What the server mixed, and prototypes", drawings=_records(named)),
         Section("Time and memory", drawings=_costs(named)),
@@ -77,16 +81,6 @@ def report(paths: Sequence[Path], out: Path | None) -> Path:
     with replacing(folder / PAGE) as unfinished:
         unfinished.write_text(page(title, [s for s in sections if s.drawings or s.tables or s.texts]))
     return folder / PAGE
-
-
-def _failed(rows: Sequence[Row]) -> str:
-    waiting = sum(not row.figures for row in rows)
-    return f"{waiting} of {len(rows)} runs are not finished and not shown" if waiting else ""
-
-
-def _left_out(named: dict[str, Group]) -> str:
-    more = len(named) - MOST_CURVES
-    return f"curves of the first {MOST_CURVES} combinations; {more} more are in the tables" if more > 0 else ""
 
 
 def _finished(group: Group) -> list[Path]:
@@ -184,11 +178,7 @@ def _records(named: dict[str, Group]) -> list[Drawing]:
 
 
 def _labels_of_clients(run: Path) -> np.ndarray | None:
-    """Labelled items by client and class, int64 `[B, C]`; None where the store of a run is gone.
-
-    Raises:
-        ShoalError: The config of the run, or the manifest, is damaged.
-    """
+    """Labelled items by client and class, int64 `[B, C]`; None where the store of a run is gone."""
     config = load_config(run)
     path = store_or_overlay(store_path(config), config)
     if not (path / NAME).exists():
@@ -228,8 +218,10 @@ def _how(paths: Sequence[Path], named: dict[str, Group]) -> Section:
         ),
         2,
     )
-    texts = [(f"config of {run.name}", (run / CONFIG).read_text()) for run in [first]]
-    texts.append(("commands that run the same configs again", "\n".join(commands)))
+    texts = [
+        (f"config of {first.name}", (first / CONFIG).read_text()),
+        ("commands that run the same configs again", "\n".join(commands)),
+    ]
     if is_sweep(paths[0]):
         texts.append(("axes of the sweep", yaml.safe_dump({"axes": title_of(paths[0])})))
     return Section("How it was run", tables=[facts], texts=texts)

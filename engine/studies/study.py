@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shoal.engine.config.config import WHOLE, Config, load_config
+from shoal.engine.config.config import WHOLE, Config, load_config, require_names
 from shoal.engine.config.config_text import MOST_BYTES, require_small
-from shoal.engine.config.known_names import require_names
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.reading import read_text

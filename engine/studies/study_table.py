@@ -40,7 +40,8 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     Raises:
         ShoalError: A figure, a key, or the combination to compare with is in no run.
     """
-    groups = [group for group in grouped([row for row in rows if row.state != "not chosen"]) if _has_figures(group)]
+    chosen = [row for row in rows if row.state != "not chosen"]
+    groups = [group for group in grouped(chosen) if any(row.figures for row in group.rows)]
     if not groups:
         return TextTable(("runs",), (), 1, title=title, notes=("no run is finished",))
     known = {name: value for group in groups for row in group.rows for name, value in row.figures.items()}
@@ -176,10 +177,6 @@ def _unasked(known: Mapping[str, float]) -> tuple[str, ...]:
     scores = [f"{scope}.best.{part}" for scope in SCOPES for part in ("val", "test")]
     costs = ("seconds.round_median", "bytes.up_per_client_round", "bytes.down_per_client_round")
     return tuple(figure for figure in (*scores, *costs) if figure in known)
-
-
-def _has_figures(group: Group) -> bool:
-    return any(row.figures for row in group.rows)
 
 
 def _written(found: Spread, figure: str, statistic: Statistic) -> str:

@@ -4,8 +4,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -29,79 +29,6 @@ SHOAL = (sys.executable, "-m", "shoal")
 # The one line of a failure begins with it.
 PREFIX = "shoal: "
 SECONDS_BETWEEN_LOOKS = 0.1
-
-
-@dataclass
-class _Process:
-    place: int
-    process: "subprocess.Popen[bytes]"
-    output: Path
-
-
-def run_parallel(
-    commands: Iterator[tuple[int, Sequence[str]]], most: int, folder: Path, ended: Callable[[int, str | None], None]
-) -> None:
-    """Runs `shoal` with the arguments of every command, at most `most` at a time, in their order.
-
-    Interrupted, all running processes end with their round and a checkpoint, and no more are started.
-
-    Args:
-        commands: A number and the arguments of each; asked for when there is room for it.
-        most: Processes at a time.
-        folder: Gets the output of every process, as `<number>.txt`; made if it is not there.
-        ended: Called with the number of a process that ended, and its error; None if it succeeded.
-
-    Raises:
-        KeyboardInterrupt: The user stopped it.
-    """
-    at_work: list[_Process] = []
-    more = True
-    with graceful() as interrupt:
-        signalled = False
-        while more or at_work:
-            while more and not interrupt.asked and len(at_work) < most:
-                command = next(commands, None)
-                if command is None:
-                    more = False
-                else:
-                    at_work.append(_start(*command, folder))
-            if interrupt.asked and not signalled:
-                signalled = True
-                more = False
-                for each in at_work:
-                    each.process.send_signal(interrupt.number)
-            for each in [each for each in at_work if each.process.poll() is not None]:
-                at_work.remove(each)
-                if not signalled or not each.process.returncode:
-                    ended(each.place, _failure(each))
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-        if interrupt.asked:
-            raise Interrupted(interrupt.number)
-
-
-def _start(place: int, arguments: Sequence[str], folder: Path) -> _Process:
-    folder.mkdir(parents=True, exist_ok=True)
-    output = folder / f"{place}.txt"
-    with output.open("wb") as out:
-        # In a separate session, Ctrl-C reaches it once, from here.
-        process = subprocess.Popen(
-            [*SHOAL, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-        )
-    return _Process(place, process, output)
-
-
-def _failure(each: _Process) -> str | None:
-    code = each.process.returncode
-    if not code:
-        return None
-    if code < 0:
-        return f"its process was killed by signal {-code}"
-    lines = [line for line in each.output.read_text(errors="replace").splitlines() if line.strip()]
-    failures = [line for line in lines if line.startswith(PREFIX)]
-    if not failures:
-        return f"{each.output}: status {code}: {lines[-1] if lines else 'no output'}"
-    # A row names its run, and with that the log.
-    return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
 
 BACKEND_KEYS = {"engine", "resources", "ray"}
@@ -178,39 +105,64 @@ class Sweep:
             write_sweep(self.folder, self.study, self.rows)
 
     def _in_processes(self, places: Sequence[int]) -> None:
-        """Checks the finished runs here, and runs the others in separate processes."""
+        """Checks the finished runs here, and runs the others in separate processes, in their order.
+
+        Interrupted, all running processes end with their round and a checkpoint, and no more are started.
+        """
         waiting = [place for place in places if not finished(self.plans[place].folder)]
         with _Hosts() as none:
             for place in places:
                 if place not in waiting:
                     self._one(place, none)
-        began, left = time.monotonic(), len(waiting)
+        began, left, signalled = time.monotonic(), len(waiting), False
+        queue, running = iter(waiting), dict[int, "subprocess.Popen[bytes]"]()
+        prepared: set[str] = set()
+        with graceful() as interrupt:
+            while True:
+                while not interrupt.asked and len(running) < self._parallel and (place := next(queue, -1)) >= 0:
+                    # Only one process at a time can write a store.
+                    if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
+                        say(f"begins: {label_of(self.rows[place])}")
+                        running[place] = self._started(place)
+                if not running:
+                    break
+                if interrupt.asked and not signalled:
+                    signalled = True
+                    for process in running.values():
+                        process.send_signal(interrupt.number)
+                for place in [place for place, process in running.items() if process.poll() is not None]:
+                    code = running.pop(place).returncode
+                    if signalled and code:
+                        continue
+                    left -= 1
+                    self._ended(place, code)
+                    seconds = left * (time.monotonic() - began) / (len(waiting) - left)
+                    to_go = f", {span(seconds)} left" if left else ""
+                    row = self.rows[place]
+                    say(f"[{len(places) - left}/{len(places)}{to_go}] {row.state}: {label_of(row)}")
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        if interrupt.asked:
+            raise Interrupted(interrupt.number)
 
-        def commands() -> Iterator[tuple[int, Sequence[str]]]:
-            prepared: set[str] = set()
-            for place in waiting:
-                # Of one store one process alone can write.
-                if self._tried(place, partial(_prepare_once, self.plans[place], prepared)):
-                    say(f"begins: {label_of(self.rows[place])}")
-                    yield place, self._command(place)
-
-        def ended(place: int, failure: str | None) -> None:
-            nonlocal left
-            left -= 1
-            if failure is None:
-                self._tried(place, partial(self._take_over, place))
-            else:
-                self._failed(place, failure)
-            write_sweep(self.folder, self.study, self.rows)
-            done = len(waiting) - left
-            to_go = f", {span(left * (time.monotonic() - began) / done)} left" if left else ""
-            say(f"[{len(places) - left}/{len(places)}{to_go}] {self.rows[place].state}: {label_of(self.rows[place])}")
-
-        run_parallel(commands(), self._parallel, self.folder / "said", ended)
-
-    def _command(self, place: int) -> list[str]:
+    def _started(self, place: int) -> "subprocess.Popen[bytes]":
+        """A process of a run, which writes its output to a file of the sweep."""
         resume = ["--resume"] if started(self.plans[place].folder) else []
-        return ["run", self.study.config, *self._choices[place].overrides, *resume]
+        command = [*SHOAL, "run", self.study.config, *self._choices[place].overrides, *resume]
+        output = self._output(place)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("wb") as out:
+            # In a separate session, Ctrl-C reaches it once, from here.
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+    def _output(self, place: int) -> Path:
+        return self.folder / "said" / f"{place}.txt"
+
+    def _ended(self, place: int, code: int) -> None:
+        if code:
+            self._failed(place, _failure(self._output(place), code))
+        else:
+            self._tried(place, partial(self._take_over, place))
+        write_sweep(self.folder, self.study, self.rows)
 
     def _one(self, place: int, hosts: "_Hosts") -> None:
         plan = self.plans[place]
@@ -284,6 +236,18 @@ class Sweep:
             shared = "".join(f"{name} {value}, " for name, value in others)
             say(f"{shared}{key} chosen by {self.study.choose_by} validation: {scored}")
         return {others: max(scores, key=scores.__getitem__) for others, scores in found.items()}
+
+
+def _failure(output: Path, code: int) -> str:
+    """The error line of a process that failed."""
+    if code < 0:
+        return f"its process was killed by signal {-code}"
+    lines = [line for line in output.read_text(errors="replace").splitlines() if line.strip()]
+    failures = [line for line in lines if line.startswith(PREFIX)]
+    if not failures:
+        return f"{output}: status {code}: {lines[-1] if lines else 'no output'}"
+    # A row names its run, and with that the log.
+    return failures[-1].removeprefix(PREFIX).rsplit(MORE, 1)[0]
 
 
 class _Hosts:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from shoal.engine.config.config import load_config
 from shoal.engine.config.run_identity import fingerprint_of, flatten
-from shoal.engine.records.metrics import METRICS
+from shoal.engine.records.metrics import METRICS, numbers_of
 from shoal.engine.records.run_folder import finished, read_summary
 from shoal.engine.records.summary import chosen
 from shoal.engine.studies.groups import Row
@@ -34,8 +34,7 @@ def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
     The parts of a scope have a short name, too, for the number that stands for them: `served.best.test` is the metric
     of the run at the best validation round, and `served.best.round` that round.
     """
-    flat = {key: value for key, value in flatten(summary).items() if _is_number(value)}
-    found = {key.removeprefix("scopes."): float(value) for key, value in flat.items()}
+    found = {name: float(value) for name, value in numbers_of(summary).items()}
     for scope, numbers in summary["scopes"].items():
         for moment in MOMENTS:
             for part in PARTS:
@@ -62,10 +61,6 @@ def require_figure(figure: str, known: Mapping[str, float]) -> None:
         last = figure.rpartition(".")[2]
         similar = [name for name in known if name.endswith(last)] or list(known)
         raise ShoalError(f"--figure {figure}: no run has it; there are {', '.join(similar[:12])}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 SWEEP, RUNS = "sweep.json", "runs"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Context, Output, Requests, Trainer, Tree, Upload
@@ -26,10 +27,6 @@ MLP = {"model.name": "mlp", "model.hidden": 8, "train.dropout": 0.0}
 
 def method(name: str) -> dict[str, str]:
     return {"algorithm.name": f"{__file__}:{name}"}
-
-
-def flat(module: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
 def inputs(module: nn.Module, view: View, rows: Tensor) -> list[Tensor]:

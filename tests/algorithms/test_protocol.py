@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Client, Context, Mix, Output, Received, Requests, Trainer, Tree, Upload
@@ -27,10 +28,6 @@ SGD = {"train.optimizer": "sgd", "train.lr": 0.1, "train.weight_decay": 0.0, "tr
 
 def method(name: str) -> dict[str, str]:
     return {"algorithm.name": f"{__file__}:{name}"}
-
-
-def flat(module: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
 def inputs(module: nn.Module, view: View, rows: Tensor) -> list[Tensor]:

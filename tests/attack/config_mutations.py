@@ -13,8 +13,7 @@ from rooms import ROOT
 from attack.verdict import verdict_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.registry.names import METHODS
-from shoal.engine.config.config import load_config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import device_choice, load_config
 from shoal.engine.messages.models import require_mixable, require_supported
 from shoal.engine.preparing.checks import require_known
 from shoal.engine.preparing.identity import store_path

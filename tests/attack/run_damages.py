@@ -16,9 +16,9 @@ from attack.damage import Snapshot, damaged
 from shoal.engine.config.config import Config, load_config, parse_config
 from shoal.engine.records.checkpoint import load_last
 from shoal.engine.records.metrics import METRICS, read_metrics
-from shoal.engine.records.run_folder import CONFIG, SUMMARY, read_summary
-from shoal.engine.records.verify_run import require_whole_metrics, verify_run
+from shoal.engine.records.run_folder import CONFIG, SUMMARY, read_summary, require_whole_metrics
 from shoal.engine.runs.run import run
+from shoal.engine.runs.verify import verify_run
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.checksummed_json import unsealed
 

@@ -12,23 +12,25 @@ SOME, MORE = range(2 * len(DAMAGES)), range(2 * len(DAMAGES), 6 * len(DAMAGES))
 SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pytest.mark.slow)]
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_run(kind: str, seeds: range) -> None:
+def test_finished_run_damaged_is_refused_or_sound(kind: str, seeds: range) -> None:
     refused = [attack(seed, kind, resumed=False) for seed in seeds].count("refused")
     # Of three checkpoints, two are not looked at.
     assert refused > len(seeds) // (2 if kind in ("config", "metrics", "summary") else 8)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - set(READ_WHEN_FINISHED)))
-def test_a_run_that_is_resumed(kind: str, seeds: range) -> None:
+def test_unfinished_run_damaged_is_refused_or_resumed(kind: str, seeds: range) -> None:
     for seed in seeds:
         attack(seed, kind, resumed=True)
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
-def test_every_checkpoint_is_damaged(seeds: range) -> None:
+def test_run_without_a_sound_checkpoint_is_refused(seeds: range) -> None:
     case = made()
     for seed in seeds:
         put_back(case, case.cut_off)

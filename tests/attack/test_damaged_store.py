@@ -15,7 +15,7 @@ SEEDS = [pytest.param(SOME, id="some"), pytest.param(MORE, id="more", marks=pyte
 @pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_store(kind: str, seeds: range) -> None:
+def test_finished_store_damaged_is_refused_or_sound(kind: str, seeds: range) -> None:
     refused = [attack(seed, kind) for seed in seeds].count("refused")
     assert refused == 0 if kind in READ_BY_PREPARE_ONLY else refused > len(seeds) // 2
 
@@ -23,7 +23,7 @@ def test_a_finished_store(kind: str, seeds: range) -> None:
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"manifest"}))
-def test_an_interrupted_prepare(kind: str, seeds: range) -> None:
+def test_interrupted_prepare_damaged_is_refused_or_finished(kind: str, seeds: range) -> None:
     """Without a manifest every file is needed again; those that are not as they were written are made again."""
     case = made(is_sparse(kind))
     files = files_of(case, kind)

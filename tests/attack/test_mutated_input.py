@@ -12,9 +12,10 @@ CASES, PARTS, SOON = 1000, 10, 4
 MOST_MEMORY = 1 << 20  # KiB
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("part", [pytest.param(i, marks=[pytest.mark.slow] * (i >= SOON)) for i in range(PARTS)])
 @pytest.mark.parametrize("mutations", [config_mutations, data_mutations])
-def test_is_accepted_or_refused_in_one_line(mutations: ModuleType, part: int) -> None:
+def test_mutated_input_is_accepted_or_refused_in_one_line(mutations: ModuleType, part: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     verdicts = []
     for seed in range(part, CASES, PARTS):

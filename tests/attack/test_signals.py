@@ -109,7 +109,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("backend", "part"), [(backend, part) for backend in PARTS for part in range(PARTS[backend])])
-def test_at_any_moment(tmp_path: Path, expected: list[Any], backend: str, part: int) -> None:
+def test_signal_at_any_moment_leaves_a_run_to_resume(
+    tmp_path: Path, expected: list[Any], backend: str, part: int
+) -> None:
     path = config(tmp_path, backend)
     number, twice = NUMBERS[part % 2], TWICE[part % 3]
     seconds = (part + random.Random(f"{backend} {part}").random()) * SPANS[backend] / PARTS[backend]

@@ -23,8 +23,8 @@ Start = Callable[..., Server]
 MODEL = {"model.name": "mlp", "train.epochs": 1, "rounds": 1}
 # From a server that is an actor to the driver, as it is made and in a round, and from a client to a server in this
 # process. Such a server takes seconds to start.
-FROM_THE_SERVER = ["hook: setup raises", "round: interrupts"]
-LATER_FROM_THE_SERVER = ["hook: setup exits", "hook: train exits"]
+FROM_THE_SERVER = ["hook: setup raises"]
+LATER_FROM_THE_SERVER = ["round: interrupts", "hook: setup exits", "hook: train exits"]
 FROM_A_HOST = ["hook: train exits", "upload: int", "hook: predict is NaN", "hook: receive writes", "data: x"]
 
 
@@ -45,8 +45,9 @@ def require_line(line: str, words: list[str]) -> None:
         assert re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), line)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG.keys())
-def test_one_line_in_process(start: Start, tmp_path: Path, case: Wrong) -> None:
+def test_wrong_method_in_process_is_one_line(start: Start, tmp_path: Path, case: Wrong) -> None:
     name, words = write(tmp_path, case)
     with pytest.raises(ShoalError) as caught:
         start({**MODEL, "algorithm.name": name}).round()
@@ -67,7 +68,7 @@ def server_here(configure: Callable[..., Config]) -> Iterator[ServerHere]:
     + [pytest.param(True, name, id=f"server: {name}", marks=pytest.mark.slow) for name in LATER_FROM_THE_SERVER]
     + [pytest.param(False, name, id=f"host: {name}") for name in FROM_A_HOST],
 )
-def test_the_same_line_on_ray(
+def test_wrong_method_on_ray_is_the_same_line(
     configure: Callable[..., Config],
     server_here: ServerHere,
     tmp_path: Path,
@@ -90,7 +91,7 @@ def test_the_same_line_on_ray(
         assert "RuntimeError: no luck" in caught.value.detail
 
 
-def test_hosts_that_were_written_into_are_as_new_in_the_next_run(start: Start, tmp_path: Path) -> None:
+def test_host_after_a_write_is_clean_in_the_next_run(start: Start, tmp_path: Path) -> None:
     server = start({**MODEL, "algorithm.name": write(tmp_path, WRONG["data: the adjacency"])[0]})
     for _ in range(2):
         with pytest.raises(ShoalError, match=r"writes into client\.data\.adjacency"):
@@ -98,7 +99,7 @@ def test_hosts_that_were_written_into_are_as_new_in_the_next_run(start: Start, t
 
 
 @pytest.mark.parametrize("name", ["upload: none", "upload: int", "hook: loss is NaN", "hook: predict is NaN"])
-def test_a_client_that_fails_is_left_out_and_logged(start: Start, tmp_path: Path, name: str) -> None:
+def test_failing_client_is_left_out_and_logged(start: Start, tmp_path: Path, name: str) -> None:
     text = WRONG[name].text
     if name.startswith("hook: predict"):
         text = text.replace("float('nan')", "(float('nan') if client.info.client == 2 else 1.0)")
@@ -115,7 +116,7 @@ def test_a_client_that_fails_is_left_out_and_logged(start: Start, tmp_path: Path
     assert line["loss"] is not None
 
 
-def test_answers_may_be_ignored(start: Start, tmp_path: Path) -> None:
+def test_round_ignoring_replies_runs(start: Start, tmp_path: Path) -> None:
     text = CLASS + "    def round(self, server, ctx, cohort):\n        yield Ask('train', {'w': Reduce.MEAN})\n"
     server = start({**MODEL, "algorithm.name": write(tmp_path, Wrong("", text, ()))[0]})
     before = server.state.server["w"].clone()
@@ -123,7 +124,7 @@ def test_answers_may_be_ignored(start: Start, tmp_path: Path) -> None:
     assert torch.equal(server.state.server["w"], before)
 
 
-def test_notes_that_are_not_finite_are_null(start: Start, tmp_path: Path) -> None:
+def test_note_not_finite_is_null_in_metrics(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
         "    def round(self, server, ctx, cohort):\n"
         "        ctx.notes.update(a=float('nan'), b=np.float32(2), c=3)\n"
@@ -133,7 +134,7 @@ def test_notes_that_are_not_finite_are_null(start: Start, tmp_path: Path) -> Non
     assert line["notes"] == {"a": None, "b": 2.0, "c": 3.0}
 
 
-def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
+def test_predict_minus_infinity_rules_a_class_out(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
         "    def predict(self, client, received, part):\n"
         "        scores = super().predict(client, received, part).clone()\n"
@@ -144,7 +145,7 @@ def test_classes_may_be_ruled_out(start: Start, tmp_path: Path) -> None:
     assert 0 < line["scopes"]["served"]["test"]["rows"] < 1
 
 
-def test_a_real_interrupt_still_interrupts(start: Start, tmp_path: Path) -> None:
+def test_keyboard_interrupt_in_a_method_interrupts(start: Start, tmp_path: Path) -> None:
     text = CLASS + (
         "    def upload(self, client, received, phase):\n"
         "        import signal\n"
@@ -157,7 +158,7 @@ def test_a_real_interrupt_still_interrupts(start: Start, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["file: exits", "hook: setup exits", "round: exits"])
-def test_the_command_ends_with_status_2(
+def test_command_of_a_wrong_method_ends_with_status_2(
     tmp_path: Path,
     configure: Callable[..., Config],
     name: str,

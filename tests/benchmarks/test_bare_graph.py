@@ -47,7 +47,7 @@ def write_graph(folder: Path, density: float) -> None:
 
 @pytest.mark.parametrize("density", [0.05, 0.9])
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gcnii", "sgc", "gamlp"])
-def test_same_logits_and_gradient_as_shoal(tmp_path: Path, bench: Any, name: str, density: float) -> None:
+def test_bare_graph_has_the_logits_and_gradient_of_shoal(tmp_path: Path, bench: Any, name: str, density: float) -> None:
     write_graph(tmp_path, density)
     data = {"dataset": "files", "path": str(tmp_path), "store": str(tmp_path / "store")}
     config = {

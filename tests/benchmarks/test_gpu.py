@@ -17,7 +17,8 @@ def figures(out: Path, *arguments: str) -> dict[str, Any]:
     return json.loads((out / "gpu.json").read_text())
 
 
-def test_two_stages_and_what_could_not_be_done(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_gpu_stages_on_a_processor_are_done_or_named(tmp_path: Path) -> None:
     found = figures(tmp_path, "--stages", "paths", "faults")
     assert found["device"] == "cpu"
     assert {name: stage["state"] for name, stage in found["stages"].items()} == {"paths": "done", "faults": "done"}
@@ -28,13 +29,13 @@ def test_two_stages_and_what_could_not_be_done(tmp_path: Path) -> None:
     assert "paths: done" in (tmp_path / "gpu.txt").read_text()
 
 
-def test_a_stage_without_time_is_named(tmp_path: Path) -> None:
+def test_gpu_stage_without_time_is_named(tmp_path: Path) -> None:
     found = figures(tmp_path, "--stages", "versions", "--minutes", "0")
     assert found["stages"]["versions"]["state"] == "left out: no time left"
 
 
 @pytest.mark.slow
-def test_every_stage(tmp_path: Path) -> None:
+def test_gpu_stages_all_run(tmp_path: Path) -> None:
     for name, stage in figures(tmp_path)["stages"].items():
         assert stage["state"] == "done", name
         assert not [row for row in stage["rows"] if "error" in row], name

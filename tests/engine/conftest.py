@@ -18,6 +18,7 @@ import torch
 import yaml
 from rooms import ROOT
 from support.other_device.device import load
+from support.small_runs import small_run
 
 from shoal.engine.cli.main import command
 from shoal.engine.cluster.cluster import share_tensors
@@ -146,19 +147,6 @@ def three_domains(tmp_path_factory: pytest.TempPathFactory) -> ThreeDomains:
     return ThreeDomains(graphs, keys)
 
 
-PLAIN: dict[str, Any] = {
-    "name": "tiny",
-    "rounds": 2,
-    "data": {"dataset": "sbm", "options": {"nodes": 120, "features": 8, "classes": 3}},
-    "partition": {"method": "metis", "clients": 4},
-    "propagation": {"hops": 1},
-    "model": {"name": "sgc"},
-    "algorithm": {"name": "fedavg"},
-    "engine": {"backend": "local"},
-    "run": {"tensorboard": False},
-}
-
-
 # Each command is a fork of a process that has imported everything: from nothing, each would start for seconds.
 FORKING = """
 import json, os, resource, signal, sys, traceback
@@ -215,8 +203,7 @@ def limited() -> Iterator[Callable[..., tuple[int, str]]]:
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A sound config whose store and runs lie in a folder of the test."""
-    plain = {**PLAIN, "data": {**PLAIN["data"], "root": str(tmp_path), "store": str(tmp_path / "store")}}
-    plain["run"] = {**PLAIN["run"], "root": str(tmp_path / "runs")}
+    plain = small_run(tmp_path, name="tiny", rounds=2, data={"store": str(tmp_path / "store")})
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(plain))
     return path

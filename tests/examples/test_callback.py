@@ -5,31 +5,17 @@ from typing import Any
 
 import pytest
 from rooms import ROOT
+from support.small_runs import small_run
 
 import shoal
 
 
 def config(folder: Path, **keys: Any) -> shoal.Config:
-    plain = {
-        "name": "example",
-        "rounds": 8,
-        "data": {
-            "dataset": "sbm",
-            "options": {"nodes": 120, "features": 8, "classes": 3},
-            "root": str(folder),
-            "store": str(folder / "store"),
-        },
-        "partition": {"method": "metis", "clients": 4},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "train": {"lr": 0.002},
-        "engine": {"backend": "local"},
-        "run": {"tensorboard": False, "root": str(folder / "runs")},
-    }
+    plain = small_run(folder, name="example", rounds=8, propagation={"hops": 3}, train={"lr": 0.002})
     return shoal.load_config(plain, **keys)
 
 
-def test_ends_where_the_metrics_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_ends_the_run_at_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = shoal.run(config(tmp_path)).metrics
     reached = whole["served.val.nodes"].to_pylist()
     wanted = (reached[0] + max(reached)) / 2

@@ -10,7 +10,7 @@ from rooms import ROOT
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
 
-def test_from_start_to_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs_to_its_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))

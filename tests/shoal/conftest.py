@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.small_runs import small_run
 
 import shoal
 
@@ -12,23 +13,7 @@ import shoal
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A small run in this process, whose store and folder lie in a folder of the module."""
     root = tmp_path_factory.mktemp("shoal")
-    return {
-        "name": "tiny",
-        "rounds": 3,
-        "data": {
-            "dataset": "sbm",
-            "options": {"nodes": 120, "features": 8, "classes": 3},
-            "root": str(root),
-            "store": str(root / "store"),
-        },
-        "partition": {"method": "metis", "clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "evaluation": {"every": 2},
-        "engine": {"backend": "local"},
-        "run": {"tensorboard": False, "root": str(root / "runs")},
-    }
+    return small_run(root, name="tiny", data={"store": str(root / "store")}, evaluation={"every": 2})
 
 
 @pytest.fixture(scope="module")

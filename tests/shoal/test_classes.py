@@ -64,7 +64,7 @@ def test_a_class_of_a_file_is_its_file(tmp_path: Path) -> None:
     assert spec_of(shoal.Backbone, tmp_path).endswith("algorithms/models/user/user_model.py:Backbone")
 
 
-def test_what_has_no_text_is_refused(notebook: dict[str, Any], tmp_path: Path) -> None:
+def test_class_without_source_is_refused(notebook: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(shoal.ShoalError, match=r"Bound: there is no text of x \(Tensor\); take an option"):
         spec_of(notebook["Bound"], tmp_path)
 

@@ -44,7 +44,9 @@ def test_a_mistake_is_one_line(plain: dict[str, Any], overrides: dict[str, Any],
     assert str(error.value).startswith(line)
 
 
-def test_runs_lie_where_the_program_is(plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_root_is_relative_to_the_program(
+    plain: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without = {key: value for key, value in plain.items() if key != "run"}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

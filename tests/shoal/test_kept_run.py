@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.engine.records.verify_run import verify_run
+from shoal.engine.runs.verify import verify_run
 
 
 def test_metrics_are_the_lines(finished: shoal.Run) -> None:

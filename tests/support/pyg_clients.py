@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.plain_fedavg import DROPOUT, EPOCHS
 from support.small_graphs import CLASSES, FEATURES
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -16,7 +17,7 @@ from shoal.engine.messages.seeds import key
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.view import View
 
-HIDDEN, EPOCHS, DROPOUT = 8, 2, 0.5
+HIDDEN = 8
 
 
 class Net(nn.Module):

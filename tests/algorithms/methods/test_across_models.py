@@ -41,6 +41,7 @@ def weights(server: Server) -> list[torch.Tensor]:
     return [server.state.clients[i]["model.w"] for i in sorted(server.state.clients)]
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("method", "without"), METHODS)
 def test_a_term_for_every_model(run: Callable[..., Server], method: dict[str, Any], without: dict[str, Any]) -> None:
     # A method with a term is trained by autograd, whatever the term weighs.
@@ -66,6 +67,7 @@ def test_a_generator_for_every_model(run: Callable[..., Server]) -> None:
         assert not any(torch.equal(mine, other) for mine, other in zip(plain, taught))
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("method", [*(method for method, _ in METHODS), LG, GEN])
 def test_a_resumed_run_goes_on_to_the_bit(
     start: Callable[..., Server], run: Callable[..., Server], method: dict[str, Any]

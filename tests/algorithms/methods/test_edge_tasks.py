@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.plain_dropout import dropped
+from support.plain_fedavg import DROPOUT, EPOCHS, SGD, require_fedavg
 from support.small_pairs import FEATURES, NO_EDGES, OF_CLIENT, ONE_EDGE
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
@@ -27,18 +28,10 @@ from shoal.storage.graph.pairs import EDGE
 from shoal.storage.store.view import View
 
 Start = Callable[..., Server]
-HIDDEN, ROUNDS, EPOCHS, DROPOUT, CLASSES = 8, 3, 2, 0.5, 2
+HIDDEN, ROUNDS, CLASSES = 8, 3, 2
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
 NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
 OTHERS = NODE_ONLY | {"fedpg", "fedstar", "fedgpl"}
-SGD = {
-    "train.optimizer": "sgd",
-    "train.lr": 0.1,
-    "train.momentum": 0.9,
-    "train.weight_decay": 0.01,
-    "train.epochs": EPOCHS,
-    "train.dropout": DROPOUT,
-}
 MODELS: dict[str, dict[str, Any]] = {
     "gcn": {"model.name": "gcn"},
     "sgc": {"model.name": "sgc", "model.layers": 2},
@@ -161,30 +154,8 @@ def test_fedavg_is_that_of_plain_torch(
     untrained = {i for i, client in enumerate(clients) if not len(client.parts["train"])}
     assert untrained == {NO_EDGES, ONE_EDGE}
     assert not len(clients[NO_EDGES].pairs)
-    w = server.state.server["w"]
-    for number in range(1, ROUNDS + 1):
-        line = server.round()
-        for client in clients:
-            client.module.load(w)
-            client.train(number, size)
-        weights = {client.number: len(client.pairs) for client in clients if client.number not in untrained}
-        trained = {i: clients[i].module.w for i in weights}
-        for client in clients:
-            np.testing.assert_array_equal(server.state.scores["trained"][client.number], client.counts())
-        total = sum(weights.values())
-        mean = {name: sum(weights[i] * trained[i][name] for i in weights) / total for name in trained[0]}
-        w = server.state.server["w"]
-        for client in clients:
-            client.module.load(w)
-        for name, value in clients[0].module.w.items():
-            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-5)
-        counts = {client.number: client.counts() for client in clients}
-        for i, found in counts.items():
-            np.testing.assert_array_equal(server.state.scores["global"][i], found)
-        tested = {i: found[1] for i, found in counts.items() if found[1, 0].any()}
-        share = sum(len(clients[i].pairs) * t[2].sum() / t[0].sum() for i, t in tested.items())
-        found_share = line["scopes"]["global"]["test"]["nodes"]
-        assert found_share == pytest.approx(share / sum(len(clients[i].pairs) for i in tested))
+    items = {client.number: len(client.pairs) for client in clients}
+    require_fedavg(server, clients, items, untrained, size, ROUNDS)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sgc"])
@@ -210,6 +181,7 @@ def copilot_of(name: str) -> dict[str, Any]:
     return {"algorithm.copilot": {"name": "gin", "hidden": 8}} if name in ("fml", "fedkd") else {}
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("name", sorted(set(METHODS) - OTHERS))
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_every_method_trains(run: Callable[..., Server], edge_task: dict[str, Any], name: str, model: str) -> None:

@@ -87,6 +87,7 @@ def assert_same(one: Server, other: Server) -> None:
         assert torch.equal(tensor, other.state.server[name])
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("model", ["gamlp", "gcn"])
 @pytest.mark.parametrize(("name", "plain"), [("fedgl", "fedavg"), ("fedgl_fedgta", "fedgta")])
 def test_without_the_term_it_is_the_method_beside_it_to_the_last_bit(

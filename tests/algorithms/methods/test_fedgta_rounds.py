@@ -57,6 +57,7 @@ class Flaky(FedGTA):
         return super().upload(client, received, phase)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -156,6 +157,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.exhaustive(5)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(form.values()))
 def test_upload_equals_the_equations(
     start: Run, views: Callable[..., list[View]], recorded: Any, form: dict[str, str]

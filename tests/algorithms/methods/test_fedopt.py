@@ -35,6 +35,7 @@ def stepped(kind: str, o: Mapping[str, float], w: list[float], m: list[float], v
         w[k] += o["eta"] * m[k] / (math.sqrt(v[k]) + o["tau"])
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("options", [{}, OTHER])
 @pytest.mark.parametrize("kind", ["momentum", "adam", "yogi", "adagrad"])
 def test_rounds_written_out(

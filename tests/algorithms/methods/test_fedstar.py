@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from support.plain_dropout import dropped
-from support.pyg_clients import DROPOUT, EPOCHS, PlainClient
+from support.plain_fedavg import SGD
+from support.pyg_clients import DROPOUT, PlainClient
 from support.small_graphs import CLASSES, FEATURES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TRAIN
 from torch import Tensor, nn
 from torch_geometric.data import Batch
@@ -33,12 +34,7 @@ HIDDEN = 6
 KEYS = {
     "model": {"name": "star", "hidden": HIDDEN, "init": "own"},
     "algorithm.name": "fedstar",
-    "train.optimizer": "sgd",
-    "train.lr": 0.1,
-    "train.momentum": 0.9,
-    "train.weight_decay": 0.01,
-    "train.epochs": EPOCHS,
-    "train.dropout": DROPOUT,
+    **SGD,
 }
 # Client 5 has no training graph and is alone in round 2; client 3, of one graph, comes once.
 ONLINE = [[0, 1, 5], [5], [0, 2, 3, 4], [1, 2, 5]]

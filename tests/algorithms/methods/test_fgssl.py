@@ -127,6 +127,7 @@ class Plain:
         return float(loss.detach())
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("model", "options"),
     [

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.pyg_clients import DROPOUT, EPOCHS, HIDDEN, PlainClient
+from support.plain_fedavg import SGD, require_fedavg
+from support.pyg_clients import HIDDEN, PlainClient
 from support.small_graphs import CLASSES, NO_EDGES, OF_CLIENT, ONE_GRAPH, ONE_NODE, WITHOUT_TEST, WITHOUT_TRAIN
 
 from shoal.algorithms.methods.registry.load import methods_for
@@ -24,15 +25,7 @@ ROUNDS = 3
 NODE_ONLY = {"fedgta", "fedgkc", "fedpub", "fgssl", "adafgl", "fedgl", "fggp", "class_means"}
 NODE_ONLY |= {"fedsage_plus", "fedsage_plus_fedgta", "fedgl_fedgta"}
 GRAPH_ONLY = {"fedstar", "fedgpl"}
-SGD = {
-    "model": {"name": "gcn", "hidden": HIDDEN},
-    "train.optimizer": "sgd",
-    "train.lr": 0.1,
-    "train.momentum": 0.9,
-    "train.weight_decay": 0.01,
-    "train.epochs": EPOCHS,
-    "train.dropout": DROPOUT,
-}
+KEYS = {"model": {"name": "gcn", "hidden": HIDDEN}, **SGD}
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def plain(graph_task: dict[str, Any], views: Callable[..., list[View]]) -> Calla
 
 
 def keys_of(graph_task: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return {name: value for name, value in {**graph_task, **SGD, **more}.items() if name != "model.name"}
+    return {name: value for name, value in {**graph_task, **KEYS, **more}.items() if name != "model.name"}
 
 
 def copilot_of(name: str) -> dict[str, Any]:
@@ -63,30 +56,8 @@ def test_fedavg_is_that_of_pyg(
     assert [info.items for info in server.infos] == list(OF_CLIENT)
     assert not (clients[WITHOUT_TRAIN].split == TRAIN).any()
     assert not (clients[WITHOUT_TEST].split == TEST).any()
-    w = server.state.server["w"]
-    for number in range(1, ROUNDS + 1):
-        line = server.round()
-        for client in clients:
-            client.module.load(w)
-            client.train(number, size)
-        weights = {client.number: len(client.graphs) for client in clients if client.number != WITHOUT_TRAIN}
-        trained = {i: clients[i].module.w for i in weights}
-        for client in clients:
-            np.testing.assert_array_equal(server.state.scores["trained"][client.number], client.counts())
-        total = sum(weights.values())
-        mean = {name: sum(weights[i] * trained[i][name] for i in weights) / total for name in trained[0]}
-        w = server.state.server["w"]
-        for client in clients:
-            client.module.load(w)
-        for name, value in clients[0].module.w.items():
-            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-5)
-        counts = {client.number: client.counts() for client in clients}
-        for i, found in counts.items():
-            np.testing.assert_array_equal(server.state.scores["global"][i], found)
-        tested = {i: found[1] for i, found in counts.items() if found[1, 0].any()}
-        assert WITHOUT_TEST not in tested
-        share = sum(OF_CLIENT[i] * t[2].sum() / t[0].sum() for i, t in tested.items())
-        assert line["scopes"]["global"]["test"]["nodes"] == pytest.approx(share / sum(OF_CLIENT[i] for i in tested))
+    assert not clients[WITHOUT_TEST].counts()[1].any()
+    require_fedavg(server, clients, dict(enumerate(OF_CLIENT)), {WITHOUT_TRAIN}, size, ROUNDS)
 
 
 def test_prototypes_are_means_over_graphs(
@@ -109,6 +80,7 @@ def test_prototypes_are_means_over_graphs(
     torch.testing.assert_close(server.state.server["proto"][:2], means, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(
     ("name", "model"),
     [
@@ -136,6 +108,7 @@ def test_every_method_trains(
             assert bool(torch.isfinite(t.float()).all()), entry
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "model"),
     [

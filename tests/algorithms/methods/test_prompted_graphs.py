@@ -16,6 +16,7 @@ from shoal.storage.store.view import View
 VPG = {"name": "transformer", "hidden": 8, "prompt": {"name": "vpg", "candidates": 2, "nodes": 0.7}}
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("prompt", ["vpg", "gpf", "gpf_plus", "all_in_one", "supt", "none"])
 @pytest.mark.parametrize("name", ["local", "fedavg", "fedprox"])
 def test_every_prompt_trains(run: Callable[..., Server], graph_task: dict[str, Any], name: str, prompt: str) -> None:

@@ -78,3 +78,11 @@ def propagated() -> Callable[..., tuple[View, list[np.ndarray]]]:
         return View("test", shard, split, stored, CLASSES, Cache(2**24)), dense
 
     return propagated
+
+
+@pytest.fixture
+def view(make_view: Callable[..., View]) -> View:
+    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
+    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
+    x = np.random.default_rng(0).standard_normal((12, 5)).astype(np.float32)
+    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], 4, x)

@@ -55,14 +55,6 @@ def make(name: str, dropout: float = 0.3, hidden_layers: int = 2, **options: Any
     return model
 
 
-@pytest.fixture
-def view(make_view: Callable[..., View]) -> View:
-    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
-    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
-    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
-    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x)
-
-
 def mlp(width: int, out: int, *more: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, out), *more)
 

@@ -15,8 +15,7 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
-from shoal.algorithms.models.layers.output import Output
-from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.protocol import MODEL
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer, batches
 from shoal.engine.messages.seeds import key
@@ -26,10 +25,6 @@ from shoal.storage.store.view import View
 MakeClient = Callable[..., Client]
 NAMES = ("gcn", "sage", "gat", "gin", "gcnii", "transformer")
 every_backbone = pytest.mark.parametrize("name", NAMES)
-
-
-def cross_entropy(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-    return F.cross_entropy(out.logits_NC, y)
 
 
 def module(name: str, dropout: float = 0.5, **options: Any) -> nn.Module:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
@@ -68,10 +69,6 @@ def taught(client: Client, name: str, part: str) -> JointLoss:
         return label_loss(client, outputs[name], part) + (outputs[name].logits_NC - other).square().mean()
 
     return loss
-
-
-def flat(module: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
 @pytest.mark.parametrize("part", ["train", "all"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import cross_entropy, flat
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
@@ -29,10 +30,6 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
     "sgd": (ADAM, lambda p: torch.optim.SGD(p, **ADAM)),
     "momentum": ({**ADAM, "momentum": 0.9}, lambda p: torch.optim.SGD(p, **ADAM, momentum=0.9)),
 }
-
-
-def cross_entropy(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-    return F.cross_entropy(out.logits_NC, y)
 
 
 @pytest.fixture
@@ -74,10 +71,6 @@ def plain_epochs(
             optimizer.step()
             losses.append(loss.item())
     return losses
-
-
-def flat(module: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
 @pytest.mark.parametrize("batch_size", [None, 10, 4, 3])

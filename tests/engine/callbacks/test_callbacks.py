@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_runs import small_run
 
 from shoal.engine.callbacks.loading import load_callbacks
 from shoal.engine.config.config import Config, config_from
@@ -66,19 +67,9 @@ def configure(store: Path, tmp_path: Path) -> Callable[..., Config]:
     """A run of six rounds in this process, evaluated in every second one."""
     (tmp_path / "mine.py").write_text(NOTES)
     (tmp_path / "notes_of.py").write_text(f"from pathlib import Path\nFOLDER = Path({str(tmp_path)!r})\n")
-    options = {"nodes": 120, "features": 8, "classes": 3}
-    plain = {
-        "name": "called",
-        "rounds": 6,
-        "data": {"dataset": "sbm", "options": options, "root": str(store), "store": str(store / "store")},
-        "partition": {"method": "metis", "clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "evaluation": {"every": 2},
-        "engine": {"backend": "local"},
-        "run": {"tensorboard": False, "root": str(tmp_path / "runs"), "checkpoint_every": 1, "keep": 9},
-    }
+    run = {"root": str(tmp_path / "runs"), "checkpoint_every": 1, "keep": 9}
+    data = {"store": str(store / "store")}
+    plain = small_run(store, name="called", rounds=6, data=data, evaluation={"every": 2}, run=run)
     return lambda *callbacks, **keys: config_from(plain, {"callbacks": list(callbacks), **keys})
 
 
@@ -109,7 +100,7 @@ def rewind(folder: Path, number: int) -> None:
             shutil.rmtree(path)
 
 
-def test_a_users_own_is_called_and_kept_apart(configure: Callable[..., Config], tmp_path: Path) -> None:
+def test_user_callback_is_called_and_changes_the_name(configure: Callable[..., Config], tmp_path: Path) -> None:
     mine = {"name": str(tmp_path / "mine.py:Notes"), "stop_after": 3}
     config, plain = configure(mine), configure()
     folder = run(config)
@@ -188,7 +179,7 @@ def test_csv_has_the_lines_after_a_kill(configure: Callable[..., Config], monkey
     assert [row["served.test.nodes"] for row in rows] == [str(score) for score in scores]
 
 
-def test_a_logger_that_fails_is_left_out(
+def test_failing_logger_is_dropped(
     configure: Callable[..., Config], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = configure("csv", "tensorboard")
@@ -197,12 +188,12 @@ def test_a_logger_that_fails_is_left_out(
     folder = run(config)
     said = capsys.readouterr().err
     assert said.count("callbacks: tensorboard") == 1
-    assert "the run goes on without it" in said
+    assert "the run continues without it" in said
     assert "Traceback" in (folder / "run.log").read_text()
     assert len((folder / "metrics.csv").read_text().splitlines()) == 7
 
 
-def test_tensorboard_is_there_unless_said_otherwise(configure: Callable[..., Config]) -> None:
+def test_tensorboard_is_on_by_default(configure: Callable[..., Config]) -> None:
     assert list(load_callbacks(configure("csv", **{"run.tensorboard": True}))) == ["tensorboard", "csv"]
     assert list(load_callbacks(configure("csv", "tensorboard", **{"run.tensorboard": True}))) == ["csv", "tensorboard"]
     assert list(load_callbacks(configure("csv"))) == ["csv"]

@@ -57,7 +57,7 @@ def test_ends_where_it_should_after_any_resume(
     assert (ended[0] if ended else None) == (expected if expected is None else max(expected, cut))
 
 
-def test_says_why() -> None:
+def test_early_stopping_reports_its_reason() -> None:
     stopping, running = EarlyStopping("loss", 2, "min"), Running(Path(), {}, {}, 9)
     stopping.start(running)
     for number, value in enumerate((0.5, 0.25, 0.75, 0.25), 1):

@@ -120,7 +120,7 @@ def test_debug_shows_the_traceback(
     assert debugged.splitlines()[-1] == errors.strip()
 
 
-def test_debug_shows_what_went_wrong_at_a_client(
+def test_debug_shows_the_error_of_a_client(
     tiny: Path, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -154,7 +154,7 @@ def test_an_interruption_ends_with_130(
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["run"], ["run", "x.yaml", "--quickly"], ["sweep"]])
-def test_what_is_no_command(arguments: list[str]) -> None:
+def test_unknown_command_exits_with_its_name(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 2
     assert "Usage: " in result.output
@@ -194,6 +194,7 @@ def test_damaged_shard_is_mended_by_prepare(tiny: Path, refused: Refused, shoal:
     shoal("verify", tiny.parent / "store")
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("module", "package", "changes", "without"),
     [
@@ -231,7 +232,7 @@ def test_a_model_that_reads_hops_runs_without_pyg(tiny: Path, tmp_path: Path) ->
     assert "algorithm.name=local,global,fedavg,fedgta seed=0,1,2" in done.stdout
 
 
-def test_what_is_missing_is_said_by_the_name_that_is_installed() -> None:
+def test_missing_package_is_named_as_pip_installs_it() -> None:
     line = way_out(ModuleNotFoundError("No module named 'sklearn'", name="sklearn.datasets"))
     assert line is not None
     assert "pip install scikit-learn, or do without it: another dataset or metric" in line

@@ -32,7 +32,7 @@ def test_every_required_package_has_its_version() -> None:
     assert {re.split(r"[~>=<]", line)[0] for line in wanted} == set(REQUIRED)
 
 
-def test_a_missing_package_and_what_that_disables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_missing_package_names_what_it_disables(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"ray", "dgl"}
     distribution = importlib.metadata.distribution
 

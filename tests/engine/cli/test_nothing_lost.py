@@ -63,6 +63,7 @@ def unreadable(path: Path) -> None:
     path.symlink_to(path.name)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -72,7 +73,7 @@ def unreadable(path: Path) -> None:
         (lambda folder: os.truncate(folder / TENSORS, 100), "checksum does not match"),
     ],
 )
-def test_checkpoints_that_cannot_be_read_are_kept_and_named(
+def test_resume_unreadable_checkpoints_are_kept_and_named(
     tiny: Path, finished: Path, refused: Refused, shoal: Shoal, damage: Callable[[Path], None], said: str
 ) -> None:
     (finished / SUMMARY).unlink()
@@ -117,6 +118,7 @@ def test_the_newest_that_cannot_be_read_is_set_aside(
     assert names == {"round-000002", "round-000004", "round-000004.unusable"}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -126,7 +128,7 @@ def test_the_newest_that_cannot_be_read_is_set_aside(
         (lambda path: path.write_text(path.read_text().replace('"loss": ', '"loss": 1')), "was changed or cut off"),
     ],
 )
-def test_metrics_are_rebuilt_and_that_is_said(
+def test_resume_damaged_metrics_are_rebuilt_with_a_warning(
     tiny: Path,
     finished: Path,
     shoal: Shoal,
@@ -153,14 +155,14 @@ def test_a_summary_that_was_lost_is_written_again(tiny: Path, finished: Path, re
     shoal("inspect", finished)
 
 
-def test_a_run_folder_whose_config_was_edited(finished: Path, refused: Refused) -> None:
+def test_run_folder_with_edited_config_is_refused(finished: Path, refused: Refused) -> None:
     file = finished / CONFIG
     file.write_text(file.read_text().replace("seed: 0", "seed: 1", 1))
     for command in (("run", finished, "--resume"), ("export", finished), ("inspect", finished)):
         assert f"{file}: not as the run wrote it" in refused(*command)
 
 
-def test_nothing_to_resume_is_said(tiny: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_without_a_run_starts_with_a_line(tiny: Path, shoal: Shoal, capsys: pytest.CaptureFixture[str]) -> None:
     shoal("run", tiny, *ROUNDS, "--resume")
     assert f"{only(tiny.parent / 'runs')}: nothing to resume, starting" in capsys.readouterr().err
 
@@ -191,6 +193,7 @@ class Files:
         assert path.stat().st_size == stat.st_size
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["y.npy", "x.npy", "edge_index.npy"])
 def test_a_graph_that_changed_is_neither_resumed_nor_finished(
     tiny: Path, refused: Refused, shoal: Shoal, capsys: pytest.CaptureFixture[str], name: str

@@ -55,7 +55,7 @@ def given(*overrides: str) -> Callable[[Path], list[str]]:
         (given("propagation.hops=1000000000000"), "propagation.hops"),
     ],
 )
-def test_one_line_and_status_2(
+def test_wrong_input_prints_one_line_with_status_2(
     tiny: Path,
     tmp_path: Path,
     limited: Callable[..., tuple[int, str]],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ray._private.utils import set_sigterm_handler
+from support.small_runs import small_run
 
 from shoal.engine.cluster.cluster import _room, _sigterm_kept, connect, places
 from shoal.engine.config.config import Config
@@ -77,18 +78,7 @@ def test_connect_to_a_closed_port_raises(configure: Callable[..., Config]) -> No
 
 def test_run_on_a_small_cluster_ends_with_one_line(tmp_path: Path) -> None:
     """In a process of its own, which makes its token."""
-    plain = {
-        "name": "refused",
-        "rounds": 1,
-        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 60, "features": 4, "classes": 3}},
-        "partition": {"clients": 2},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "run": {"root": str(tmp_path / "runs")},
-        "engine": {"hosts": 9000},
-        "resources": {"server_cpus": 0.5},
-    }
+    plain = small_run(tmp_path, engine={"backend": "ray", "hosts": 9000}, resources={"server_cpus": 0.5})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(plain))
     command = [sys.executable, "-m", "shoal", "run", tmp_path / "config.yaml"]
     env = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}

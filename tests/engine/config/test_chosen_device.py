@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal.engine.config.config import Config
-from shoal.engine.config.device_choice import device_choice
+from shoal.engine.config.config import Config, device_choice
 from shoal.storage.errors import ShoalError
 
 
@@ -38,6 +37,8 @@ def test_chosen(configure: Callable[..., Config], keys: dict[str, Any], device: 
         ({"engine.precision": "tf32", "engine.device": "cpu", "resources.gpus_per_host": 1}, "tf32 is of GPUs"),
     ],
 )
-def test_what_does_not_go_together(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
+def test_device_choice_refuses_contradictions(
+    configure: Callable[..., Config], keys: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ShoalError, match=line):
         device_choice(configure(keys))

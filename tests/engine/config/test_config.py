@@ -103,7 +103,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"name: [", b"name: ${nowhere}", b"name: \xff\xfe", b"- name\n- rounds\n"])
-def test_what_is_no_config(tmp_path: Path, content: bytes) -> None:
+def test_load_config_wrong_value_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken.yaml").write_bytes(content)
     with pytest.raises(ShoalError, match=rf"^{tmp_path}/broken\.yaml: not a config: ") as refused:
         load_config(tmp_path / "broken.yaml")
@@ -153,7 +153,7 @@ def test_a_missing_key(key: str) -> None:
         parse_config({name: value for name, value in PLAIN.items() if name != key}, "x.yaml")
 
 
-def test_a_method_of_ones_own_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_method_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for given in ("mine.py:Mine", {"name": "mine.py:Mine", "mu": 1}):
         config = parse_config({**PLAIN, "algorithm": given}, "test")

@@ -64,7 +64,7 @@ def refused(file: Path, content: str | bytes, *overrides: str) -> str:
         (PLAIN.replace("text", "a" * 201), "name: .*at most 200 characters"),
     ],
 )
-def test_one_line_at_once(file: Path, content: str | bytes, says: str) -> None:
+def test_load_config_bad_text_is_one_line(file: Path, content: str | bytes, says: str) -> None:
     line = refused(file, content)
     assert line.startswith(f"{file}: ")
     assert re.search(says, line), line
@@ -79,7 +79,7 @@ def test_an_override_is_no_way_around_it(file: Path, override: str) -> None:
     assert line.startswith(override[:4])
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_load_config_without_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/zero"), Path("/dev/null")):
         with pytest.raises(ShoalError, match=f"^{place}: not a config: Is no file$"):

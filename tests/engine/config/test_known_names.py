@@ -10,8 +10,7 @@ import pytest
 
 from shoal.algorithms.models.build import backbone
 from shoal.algorithms.models.names import BACKBONES, OF_GRAPHS
-from shoal.engine.config.config import load_config
-from shoal.engine.config.known_names import require_names
+from shoal.engine.config.config import load_config, require_names
 from shoal.partition.methods.options import Methods
 from shoal.partition.partitioning import METHODS
 from shoal.storage.datasets.registry import CATALOGUE
@@ -30,7 +29,7 @@ ARGUMENTS = [
 SAID = ["algorithm.name: 'fedavgg'", "model.name: there is no 'ssgc'", "unknown dataset 'coraa'", "rounds: "]
 
 
-def test_a_wrong_name_is_said_before_anything_heavy_is_loaded() -> None:
+def test_wrong_name_is_refused_before_torch_is_imported() -> None:
     code = f"""
 import json, sys
 from shoal.engine.cli.cli import app
@@ -51,7 +50,7 @@ print(json.dumps([said, sorted(sys.modules)]))
     assert not HEAVY & set(loaded)
 
 
-def test_names_are_those_of_what_there_is() -> None:
+def test_known_names_equal_the_registries() -> None:
     assert set(DATASETS) == set(CATALOGUE)
     assert len(DATASETS) == len(set(DATASETS))
     assert get_args(Methods) == tuple(METHODS)
@@ -81,5 +80,5 @@ def test_a_wrong_name_is_refused(overrides: str, said: str) -> None:
 @pytest.mark.parametrize(
     "override", ["algorithm=mine.py:Mine", "model.name=mine.py:Mine", "data.dataset=Mine.py:Mine", "data.dataset=Cora"]
 )
-def test_files_of_the_users_own_and_capitals_pass(override: str) -> None:
+def test_require_names_user_files_and_capitals_pass(override: str) -> None:
     require_names(load_config(QUICKSTART, [override]))

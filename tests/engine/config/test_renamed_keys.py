@@ -60,7 +60,7 @@ def test_renamed_key_override_replaces_the_key_of_today(tmp_path: Path) -> None:
     assert load_config(tmp_path / "config.yaml", ["engine.path=loop"]).engine.trainer == "autograd"
 
 
-def test_renamed_key_beside_the_key_of_today_is_refused(tmp_path: Path) -> None:
+def test_renamed_key_with_the_key_of_today_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(TEXT + "engine: {path: loop, trainer: batched}\n")
     with pytest.raises(ShoalError, match=f"^{file}: not a config: engine.path is now engine.trainer, and both are"):

@@ -290,7 +290,7 @@ def test_keys_of_no_section(key: str, value: Any) -> None:
         parse_config({**PLAIN, "data": {}}, "x.yaml")
 
 
-def test_a_wrong_model_of_several_is_named_by_its_place() -> None:
+def test_wrong_model_in_a_list_is_named_by_its_place() -> None:
     with pytest.raises(ShoalError, match=r"^x\.yaml: model\.1\.init: .*, found 'equal'$"):
         parse_config({**PLAIN, "model": [{"name": "gcn"}, {"name": "sgc", "init": "equal"}]}, "x.yaml")
     with pytest.raises(ShoalError, match=r"^x\.yaml: heterogeneity\.clients\.1: .*, found 'two'$"):

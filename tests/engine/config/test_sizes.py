@@ -25,7 +25,7 @@ def test_by_hand(count: float, text: str) -> None:
 
 
 @given(st.integers(0, 2**52))
-def test_the_text_says_the_number_to_its_last_digit(count: int) -> None:
+def test_size_shows_one_decimal(count: int) -> None:
     number, unit = size(count).split()
     assert abs(float(number) * UNITS[unit] - count) <= 0.0501 * UNITS[unit]
     assert count < 1024 * UNITS[unit] or unit == "TiB"

@@ -43,6 +43,7 @@ def test_the_sparse_product_smooths_as_the_kernel_does(views: Callable[..., list
         torch.testing.assert_close(smoothed(view.adjacency, view.degree, y), view.smooth(y))
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("path", ["autograd", "batched"])
 @pytest.mark.parametrize("model", ["sgc", "gamlp", "mlp", "sign", "s2gc", "gbp"])
 def test_bfloat16_is_near_float32_and_keeps_float32_parameters(

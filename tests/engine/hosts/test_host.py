@@ -300,6 +300,7 @@ def test_data_that_cannot_be_opened_is_its_clients_failure(job_of: Callable[...,
     assert outcome.failures[1][0].startswith(f"round 1, client 1: {shard}: missing")
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("errors", ["fail", "skip"])
 @pytest.mark.parametrize(
     ("where", "entry"), [("writes", "download 'w'"), ("writes own", "download 'own'"), ("writes inbox", "inbox 'c'")]

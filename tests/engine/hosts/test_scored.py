@@ -47,6 +47,7 @@ class Spoils(FedAvg):
         return scores
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("case", CASES)
 def test_counts_are_those_of_the_processor(run: Run, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Client 4 has no test node, client 5 no training node."""

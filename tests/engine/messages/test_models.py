@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from support.small_runs import small_run
 from support.sparse_rows import sparse
 
 from shoal.algorithms.methods.registry.load import describe, load, methods_for
@@ -201,18 +202,16 @@ def test_any_cells_give_the_same_numbers(run: Callable[..., Server], cell_size: 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> dict[str, Any]:
-    return {
-        "name": "mixed",
-        "rounds": 4,
-        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 300, "features": 8, "classes": 3}},
-        "partition": {"clients": 5},
-        "propagation": {"hops": 1},
-        "model": MODELS,
-        "heterogeneity": {"rule": "blocks"},
-        "algorithm": {"name": "local"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 2, "tensorboard": False},
-    }
+    return small_run(
+        tmp_path,
+        name="mixed",
+        rounds=4,
+        partition={"clients": 5},
+        model=MODELS,
+        heterogeneity={"rule": "blocks"},
+        algorithm={"name": "local"},
+        run={"checkpoint_every": 2},
+    )
 
 
 def test_a_run_is_summarised_exported_and_found_again(plain: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def whole(tmp_path: Path) -> Path:
     return run(parse_config(config_of(tmp_path, "whole"), "test"))
 
 
-def test_those_of_every_scope_and_no_others(whole: Path) -> None:
+def test_best_rounds_keep_one_checkpoint_a_scope(whole: Path) -> None:
     scopes: dict[str, list[float]] = {}
     for line in read_metrics(whole):
         for scope, parts in line["scopes"].items():

@@ -108,9 +108,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "fault"), DAMAGES)
-def test_one_that_cannot_be_used_is_passed_over_named_and_kept(
-    tmp_path: Path, damage: Callable[[Path], None], fault: str
-) -> None:
+def test_load_newest_skips_damaged_checkpoints(tmp_path: Path, damage: Callable[[Path], None], fault: str) -> None:
     for number in (1, 2, 3):
         save(tmp_path, number)
     (tmp_path / "round-000009.unfinished").mkdir()
@@ -154,7 +152,7 @@ def test_checkpoints_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
             call(root)
 
 
-def test_a_second_one_is_set_aside_beside_the_first(tmp_path: Path) -> None:
+def test_set_aside_numbers_a_second_one(tmp_path: Path) -> None:
     for _ in range(3):
         flip(save(tmp_path, 3) / TENSORS)
         checkpoint.set_aside(tmp_path, 2)

@@ -72,7 +72,7 @@ def test_a_resume_after_a_kill_is_as_if_there_was_none(tmp_path: Path, lost: int
     assert file.read_bytes() == (paths[0] / "clients.arrows").read_bytes()
 
 
-def test_says_what_is_lost(tmp_path: Path) -> None:
+def test_client_scores_missing_rounds_are_named(tmp_path: Path) -> None:
     scores = ClientScores(tmp_path)
     assert scores.restore([]) is None
     assert (

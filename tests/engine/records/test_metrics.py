@@ -23,14 +23,14 @@ def five(tmp_path: Path) -> Metrics:
     return metrics
 
 
-def test_what_is_appended_is_read(five: Metrics, tmp_path: Path) -> None:
+def test_metrics_append_round_trip(five: Metrics, tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == five.lines
     assert [found["round"] for found in five.lines] == [1, 2, 3, 4, 5]
     assert five.path.read_text() == five.text
     assert read_metrics(tmp_path / "none") == []
 
 
-def test_a_line_that_a_kill_cut_off_is_left_out(five: Metrics, tmp_path: Path) -> None:
+def test_read_metrics_skips_a_cut_line(five: Metrics, tmp_path: Path) -> None:
     with five.path.open("a") as file:
         file.write(json.dumps(line(6)))
     assert read_metrics(tmp_path) == five.lines
@@ -51,7 +51,7 @@ def test_a_changed_line_is_named(five: Metrics, tmp_path: Path, change: str) -> 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_nan_is_named_and_not_written(five: Metrics, value: float) -> None:
+def test_append_nan_is_refused(five: Metrics, value: float) -> None:
     before = five.path.read_bytes()
     with pytest.raises(ShoalError, match=r"round 6: NaN or infinity in scopes\.served\.test\.1, loss; not written"):
         five.append({"round": 6, "scopes": {"served": {"test": [1.0, value]}}, "loss": value})
@@ -77,7 +77,7 @@ def test_a_full_disk_leaves_whole_lines(five: Metrics, monkeypatch: pytest.Monke
     assert len(read_metrics(five.path.parent)) == 6
 
 
-def test_a_file_that_goes_on_is_cut_without_a_word(five: Metrics, tmp_path: Path) -> None:
+def test_restore_longer_file_is_cut_silently(five: Metrics, tmp_path: Path) -> None:
     again = Metrics(tmp_path)
     text = "".join(five.text.splitlines(keepends=True)[:3])
     assert again.restore(text) is None
@@ -96,14 +96,14 @@ def test_a_file_that_goes_on_is_cut_without_a_word(five: Metrics, tmp_path: Path
         (lambda path: path.write_bytes(b"\xff" + path.read_bytes()), "was changed or cut off"),
     ],
 )
-def test_what_a_checkpoint_holds_is_rebuilt_and_said(five: Metrics, tmp_path: Path, damage: Any, said: str) -> None:
+def test_restore_damaged_file_is_rebuilt_with_a_warning(five: Metrics, tmp_path: Path, damage: Any, said: str) -> None:
     damage(five.path)
     again = Metrics(tmp_path)
     assert again.restore(five.text) == f"{five.path}: {said}; rebuilt from the checkpoint"
     assert read_metrics(tmp_path) == five.lines
 
 
-def test_without_a_checkpoint_nothing_is_left(five: Metrics, tmp_path: Path) -> None:
+def test_restore_without_checkpoint_removes_the_file(five: Metrics, tmp_path: Path) -> None:
     again = Metrics(tmp_path)
     assert again.restore("") is None
     assert not five.path.exists()

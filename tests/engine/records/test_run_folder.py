@@ -80,9 +80,7 @@ def test_run_path_of_another_version_of_numbers_differs(config_of: MakeConfig, m
     assert run_path(config_of()) != path
 
 
-def test_a_method_of_ones_own_counts_with_its_text_and_not_with_its_place(
-    config_of: MakeConfig, tmp_path: Path
-) -> None:
+def test_run_path_user_method_counts_by_content(config_of: MakeConfig, tmp_path: Path) -> None:
     names = []
     for place, text in (("one", "a = 1"), ("other", "a = 1"), ("other", "a = 2")):
         file = tmp_path / place / "mine.py"
@@ -163,7 +161,7 @@ def test_checkpoints_without_metrics_are_a_run_that_has_started(folder: RunFolde
     assert folder.started
 
 
-def test_what_cannot_be_looked_at_is_not_missing(config_of: MakeConfig) -> None:
+def test_unreadable_folder_is_not_missing(config_of: MakeConfig) -> None:
     folder = RunFolder(run_path(config_of()))
     folder.close()
     for name in (SUMMARY, METRICS):
@@ -225,7 +223,7 @@ def test_a_summary_is_as_it_was_written(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("write", ["begin", "summarize"])
-def test_a_full_disk_leaves_what_was_there(folder: RunFolder, config_of: MakeConfig, write: str) -> None:
+def test_full_disk_keeps_earlier_files(folder: RunFolder, config_of: MakeConfig, write: str) -> None:
     def call() -> None:
         folder.begin(config_of()) if write == "begin" else folder.summarize({"rounds": 1})
 

@@ -220,7 +220,7 @@ def test_refused_before_a_store_is_made_and_where_one_is_there(
     sage = {**weighted, "model.name": "sage"}
     fresh = configure({**sage, "data.store": str(tmp_path / "store")})
     prepare(configure(weighted))
-    for call in (prepare, expected):
+    for call in (prepare, lambda config: expected(RunPlan.of(config))):
         for config in (fresh, configure(sage)):
             with pytest.raises(ShoalError, match=r"^model\.name: .*, which sage leaves out"):
                 call(config)

@@ -102,7 +102,7 @@ def test_a_checkpoint_by_time(tiny: Path) -> None:
 
 @pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("limit", [0, 300, 2500, 9000])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_afterwards(
+def test_driver_full_disk_is_one_line_and_resumable(
     tiny: Path, limited: Callable[..., tuple[int, str]], limit: int
 ) -> None:
     plain = yaml.safe_load(tiny.read_text())

@@ -105,7 +105,7 @@ def test_the_whole_graph_is_one_client(tiny: Path) -> None:
         ({"participation.trace": "/gone.npy"}, "participation.trace cannot be read"),
     ],
 )
-def test_what_the_run_would_be_refused_for(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
+def test_dry_run_refuses_impossible_configs(configure: Callable[..., Config], keys: dict[str, Any], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         show_plan(configure(keys))
 
@@ -124,7 +124,7 @@ def test_what_the_run_would_be_refused_for(configure: Callable[..., Config], key
         ({"algorithm.name": "global", "engine.memory_limit": "8KB"}, "the whole graph takes|parameters take"),
     ],
 )
-def test_what_would_not_fit_is_refused_before_it_is_made(
+def test_dry_run_refuses_what_does_not_fit(
     configure: Callable[..., Config], tmp_path: Path, keys: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(ShoalError, match=line):

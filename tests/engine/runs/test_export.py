@@ -14,9 +14,9 @@ from shoal.engine.records import checkpoint
 from shoal.engine.records.checkpoint import BEST
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.records.run_folder import read_summary
-from shoal.engine.records.verify_run import verify_run
 from shoal.engine.runs.export import export
 from shoal.engine.runs.run import run
+from shoal.engine.runs.verify import verify_run
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST
 
@@ -42,6 +42,7 @@ def predictions(run_folder: Path, best: str | None = None) -> dict[str, np.ndarr
     return {name: batch.column(name).to_numpy() for name in batch.schema.names}
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     ("algorithm", "ratio", "scopes"),
     [
@@ -121,7 +122,7 @@ def test_the_best_round_follows_from_its_predictions(tmp_path: Path, algorithm: 
         export(folder, "served")
 
 
-def test_a_run_that_kept_no_best_round_says_so(tmp_path: Path) -> None:
+def test_export_without_best_round_is_refused(tmp_path: Path) -> None:
     folder = finished(tmp_path, rounds=3, evaluation={"every": 1}, algorithm={"name": "fedavg"})
     with pytest.raises(ShoalError, match=r"were not kept; run it again with run\.keep_best=true --fresh"):
         export(folder, "served")

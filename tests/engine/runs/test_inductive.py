@@ -78,7 +78,9 @@ def test_verify_reads_training_nodes_too(
     assert refused("verify", store).startswith(f"shoal: {path}: checksum does not match the manifest")
 
 
-def test_what_a_dry_run_says(tiny: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_inductive_has_its_row(
+    tiny: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     shoal("run", tiny, "--dry-run")
     assert "training sees" not in capsys.readouterr().out
     shoal("run", tiny, "data.inductive=true", "--dry-run")

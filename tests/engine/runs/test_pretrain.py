@@ -64,7 +64,7 @@ def test_a_command_and_a_run_from_its_file(
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_training_graphs_are_what_is_learnt_from(
+def test_pretrain_learns_from_training_graphs_alone(
     configured: Configure, graph_task: dict[str, Any], tmp_path: Path
 ) -> None:
     config = configured({**graph_task, "model.readout": "attention"})
@@ -125,14 +125,14 @@ def test_refused(tiny: Path, refused: Callable[..., str], tmp_path: Path, argume
     assert not list(tmp_path.glob("gnn*"))
 
 
-def test_several_models_are_refused(tiny: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_pretrain_list_of_models_is_refused(tiny: Path, refused: Callable[..., str], tmp_path: Path) -> None:
     plain = yaml.safe_load(tiny.read_text())
     tiny.write_text(yaml.safe_dump({**plain, "model": [{"name": "gcn"}, {"name": "gin"}]}))
     line = refused("pretrain", tiny, "--out", tmp_path / "gnn")
     assert line == "shoal: model: a file is for one model, found a list of 2; give them one after another"
 
 
-def test_nothing_is_left_of_a_training_that_fails(configured: Configure, tmp_path: Path) -> None:
+def test_pretrain_failure_writes_no_file(configured: Configure, tmp_path: Path) -> None:
     out = tmp_path / "gnn"
     out.write_text("of before")
     with pytest.raises(ShoalError, match=r"^the loss of epoch 1 is nan; take a smaller learning rate$"):

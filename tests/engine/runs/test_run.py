@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from support.small_runs import small_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shoal.engine.config import run_identity
@@ -32,18 +33,14 @@ Refused = Callable[..., str]
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    plain = {
-        "name": "driven",
-        "rounds": 6,
-        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 300, "features": 8, "classes": 3}},
-        "partition": {"clients": 5},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "evaluation": {"every": 4},
-        "engine": {"backend": "local"},
-        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 2, "keep": 2},
-    }
+    plain = small_run(
+        tmp_path,
+        name="driven",
+        rounds=6,
+        partition={"clients": 5},
+        evaluation={"every": 4},
+        run={"tensorboard": True, "checkpoint_every": 2, "keep": 2},
+    )
     path.write_text(yaml.safe_dump(plain))
     return path
 
@@ -190,7 +187,7 @@ def test_resume_of_a_run_with_other_numbers_is_refused(config: Path, monkeypatch
         ("model.hidden=wide", ("model.hidden", "wide")),
     ],
 )
-def test_what_a_config_chooses_and_is_not_there(
+def test_run_unknown_value_is_refused_by_key(
     tiny: Path, refused: Refused, override: str, parts: tuple[str, ...]
 ) -> None:
     line = refused("run", tiny, override)
@@ -251,7 +248,7 @@ def test_resume_with_a_changed_config(tiny: Path, refused: Refused, shoal: Calla
     shoal("run", tiny, "engine.retries=9", "--resume")
 
 
-def test_client_whose_code_fails(tiny: Path, refused: Refused, tmp_path: Path) -> None:
+def test_client_error_names_round_client_and_line(tiny: Path, refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from shoal.algorithms.methods.fedavg import FedAvg\n"
@@ -304,25 +301,17 @@ class Failing(FedAvg):
 
 def run_failing(folder: Path, **changes: Any) -> Path:
     (folder / "failing.py").write_text(METHOD)
-    plain = {
-        "name": "failing",
-        "rounds": 2,
-        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
-        "partition": {"clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": f"{folder / 'failing.py'}:Failing"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(folder / "runs"), "tensorboard": False},
-    }
-    return run(parse_config({**plain, **changes}, "test"))
+    algorithm = {"name": f"{folder / 'failing.py'}:Failing"}
+    return run(
+        parse_config(small_run(folder, **{"name": "failing", "rounds": 2, "algorithm": algorithm, **changes}), "test")
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [("raises", "RuntimeError: no luck"), ("nan", "NaN or infinity in 'w'"), ("other", "gives no 'w'")],
 )
-def test_left_out_or_the_end(tmp_path: Path, kind: str, message: str) -> None:
+def test_client_error_skips_the_client_or_ends_the_run(tmp_path: Path, kind: str, message: str) -> None:
     algorithm = {"name": f"{tmp_path / 'failing.py'}:Failing", "kind": kind}
     with pytest.raises(ShoalError, match=rf"round 1, client 2: .*{message}"):
         run_failing(tmp_path, algorithm=algorithm)

@@ -40,7 +40,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def test_the_metric_chooses_and_is_shown(config_of: Callable[..., Config]) -> None:
+def test_metric_chooses_the_best_round(config_of: Callable[..., Config]) -> None:
     folder = run(config_of("runs"))
     lines, scopes = read_metrics(folder), read_summary(folder)["scopes"]
     for scope, weighting in (("served", "nodes"), ("global", "nodes"), ("domains", "clients")):
@@ -89,9 +89,7 @@ def test_stopped_and_resumed(config_of: Callable[..., Config]) -> None:
     assert five["clients"] == pytest.approx(sum(of_lines) / 5)
 
 
-def test_where_it_is_defined_nowhere_it_is_a_dash(
-    config_of: Callable[..., Config], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metric_undefined_is_a_dash(config_of: Callable[..., Config], capsys: pytest.CaptureFixture[str]) -> None:
     """One item of each part at most: no client has two classes in any."""
     split = {"data__split": "per_client", "data__fractions": [0.9, 0.05, 0.05], "evaluation__domains": False}
     folder = run(config_of("runs", rounds=1, **split))
@@ -127,14 +125,14 @@ def test_more_classes_are_refused_before_a_graph_is_made(dataset: str, classes: 
         require_known(parse_config(plain, "test"))
 
 
-def test_of_several_graphs_one_with_more_is_enough() -> None:
+def test_metric_one_graph_with_more_classes_is_refused() -> None:
     data = {"dataset": ["twitch-de", "digits"]}
     plain = {"name": "a", "data": data, "partition": {"clients": [1, 1]}, "algorithm": "fedavg"}
     with pytest.raises(ShoalError, match=LINE.format("digits", 10)):
         require_known(parse_config({**plain, "evaluation": {"metric": "roc_auc"}}, "test"))
 
 
-def test_classes_that_are_known_when_the_graph_is_read(configure: Callable[..., Config], tmp_path: Path) -> None:
+def test_metric_is_refused_when_the_graph_is_read(configure: Callable[..., Config], tmp_path: Path) -> None:
     keys = {"data.store": str(tmp_path / "store")}
     for look in (prepare, show_plan):
         with pytest.raises(ShoalError, match=LINE.format("files", 4)):

@@ -37,7 +37,7 @@ def test_a_damaged_file_is_named(store: Path, refused: Refused, whole: bool, nam
     assert refused("verify", store).startswith(f"shoal: {path}: ")
 
 
-def test_all_of_several_are_named(store: Path, refused: Refused, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_all_damaged_files(store: Path, refused: Refused, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = store / "assignment.npy", store / "whole" / "hops" / "r0.5-k1-float32" / "00000.arrow"
     flip(first)
     flip(second)
@@ -48,7 +48,7 @@ def test_all_of_several_are_named(store: Path, refused: Refused, capsys: pytest.
     )
 
 
-def test_what_nothing_names_is_said(
+def test_verify_names_unlisted_files(
     store: Path, shoal: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stray = store / "clients" / "00007.arrow"

@@ -8,7 +8,7 @@ from shoal.engine.screen.interrupt import graceful
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_asks_and_the_second_interrupts(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graceful_second_signal_interrupts(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt), graceful() as interrupt:  # noqa: PT012
         assert not interrupt.asked
@@ -18,7 +18,7 @@ def test_the_first_asks_and_the_second_interrupts(number: signal.Signals, capsys
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_nobody_asks() -> None:
+def test_graceful_without_a_signal_runs_to_the_end() -> None:
     with graceful() as interrupt:
         pass
     assert not interrupt.asked

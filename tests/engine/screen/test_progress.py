@@ -44,7 +44,7 @@ def test_a_bar(terminal: StringIO) -> None:
     assert "rows/s" in terminal.getvalue()
 
 
-def test_what_is_said_is_shown_as_it_is(terminal: StringIO) -> None:
+def test_say_prints_markup_as_text(terminal: StringIO) -> None:
     line = f"/runs/[red]x: resuming after round 3{' and on' * 30}"
     say(line)
     assert terminal.getvalue() == line + "\n"

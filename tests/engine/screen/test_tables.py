@@ -114,7 +114,7 @@ def test_a_store(configure: Callable[..., Config]) -> None:
 @pytest.mark.parametrize(
     ("models", "part"), [(1, "participation.ratio=0.5 model.name=sgc"), (2, "heterogeneity.rule=")]
 )
-def test_what_to_try_next(models: int, part: str) -> None:
+def test_show_next_prints_possible_commands(models: int, part: str) -> None:
     text = "\n".join(printed(show_next, "my.yaml", "node", models))
     assert "shoal sweep my.yaml " in text
     assert part in text
@@ -130,7 +130,7 @@ def test_methods_to_try_next_are_some_of_the_task(task: str, methods: str) -> No
 
 
 @pytest.mark.parametrize(("task", "items"), [("node", "nodes"), ("graph", "graphs")])
-def test_accuracies_are_weighted_by_what_is_predicted(tmp_path: Path, task: str, items: str) -> None:
+def test_show_run_caption_names_the_items(tmp_path: Path, task: str, items: str) -> None:
     run = written(tmp_path, summary(), task=task)
     assert f"weighted by all {items} of" in "\n".join(printed(show_run, run))
 

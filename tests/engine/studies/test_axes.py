@@ -21,7 +21,7 @@ def test_the_last_key_changes_fastest() -> None:
     assert found[1].overrides == ("a=1", "b.c=y")
 
 
-def test_brackets_hold_a_value_together() -> None:
+def test_combinations_brackets_enclose_commas() -> None:
     assert columns("partition.clients=[3,3],[4,2]") == [{"partition.clients": "[3,3]"}, {"partition.clients": "[4,2]"}]
     assert split("a,{b:1,2},c") == ["a", "{b:1,2}", "c"]
 
@@ -39,7 +39,7 @@ def test_options_of_one_method_are_no_options_of_others() -> None:
     assert overrides[2:] == [{"name": "my.py:Mine"}, {"name": "fedavg"}]
 
 
-def test_keys_that_vary_together() -> None:
+def test_combinations_joint_keys_vary_in_pairs() -> None:
     found = combinations(["partition.file+data.split_file=a.npy+s.npy,b.npy+t.npy"])
     assert [choice.overrides for choice in found] == [
         ("partition.file=a.npy", "data.split_file=s.npy"),
@@ -74,7 +74,7 @@ def test_seeds_are_of_training_alone_and_draws_of_all() -> None:
         (["draws=1001"], r"^draws=1001: draws is a number of repetitions"),
     ],
 )
-def test_what_is_no_axis(axes: list[str], line: str) -> None:
+def test_combinations_wrong_axis_is_refused(axes: list[str], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         combinations(axes)
 
@@ -106,7 +106,7 @@ def test_a_study_in_a_file(tmp_path: Path) -> None:
     assert (asked.choose, asked.choose_seeds, asked.choose_by) == ("seed", 2, "served")
 
 
-def test_folders_are_named_after_what_varies(tmp_path: Path) -> None:
+def test_study_folder_is_named_after_its_axes(tmp_path: Path) -> None:
     names = {
         read_study("c.yaml", axes, choose, seeds, "served").folder(tmp_path, "c")
         for axes, choose, seeds in (
@@ -129,7 +129,7 @@ def test_folders_are_named_after_what_varies(tmp_path: Path) -> None:
         ({"config": "c.yaml"}, r"study\.yaml: name what varies, as in seed=0,1,2"),
     ],
 )
-def test_what_is_no_study(tmp_path: Path, plain: dict[str, object], line: str) -> None:
+def test_read_study_wrong_file_is_refused(tmp_path: Path, plain: dict[str, object], line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         read_study(written(tmp_path, **plain), [], None, 2, "served")
 

@@ -31,7 +31,7 @@ def sweeps(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> list[Sweep]:
     return made
 
 
-def test_a_list_says_what_lies_there(sweeps: list[Sweep], tiny: Path) -> None:
+def test_listed_names_kind_state_and_result(sweeps: list[Sweep], tiny: Path) -> None:
     runs = tiny.parent / "runs"
     found = list(kept_in(runs))
     assert [each.kind for each in found] == ["run"] * 3 + ["sweep"] * 2
@@ -49,10 +49,10 @@ def test_a_list_says_what_lies_there(sweeps: list[Sweep], tiny: Path) -> None:
     (store,) = (each for each in kept_in(tiny.parent) if each.kind == "store")
     assert "4 clients, 120 nodes" in listed([store]).rows[0][5]
     assert store.bytes == sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
-    assert listed(list(kept_in(tiny.parent / "nowhere"))).notes == ("nothing is here",)
+    assert listed(list(kept_in(tiny.parent / "nowhere"))).notes == ("no runs, sweeps or stores",)
 
 
-def test_a_comparison_says_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
+def test_compare_shows_what_differs(sweeps: list[Sweep], tiny: Path) -> None:
     left, right = (row.path for row in sweeps[0].rows)
     config, inputs, environment, results = compare(left, right)
     assert config.rows == (("seed", "0", "1", "yes"),)
@@ -91,7 +91,9 @@ def test_nothing_is_removed_unasked(sweeps: list[Sweep], tiny: Path, capsys: pyt
     assert not store.exists()
 
 
-def test_what_is_not_removed(sweeps: list[Sweep], tiny: Path, refused: Callable[..., str]) -> None:
+def test_remove_refuses_other_folders_and_running_runs(
+    sweeps: list[Sweep], tiny: Path, refused: Callable[..., str]
+) -> None:
     run = sweeps[0].rows[0].path
     with (run / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from safetensors import safe_open
 from support.browser import BROWSER, browser
+from support.small_runs import small_run
 
 from shoal.engine.records.metrics import RECORDS, read_metrics, read_records
 from shoal.engine.studies.curves import client_accuracies, curve_of, numeric, recorded_prototypes
@@ -27,17 +28,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Eight finished runs."""
     folder = tmp_path_factory.mktemp("report")
-    plain = {
-        "name": "reported",
-        "rounds": 3,
-        "data": {"dataset": "sbm", "root": str(folder), "options": {"nodes": 200, "features": 8, "classes": 3}},
-        "partition": {"clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(folder / "runs"), "tensorboard": False},
-    }
+    plain = small_run(folder, name="reported")
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(plain))
     made = Sweep(Study(str(path), AXES))
@@ -80,7 +71,7 @@ def test_the_page_asks_for_nothing_else(written: Path) -> None:
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
 
 
-def test_every_figure_is_there_and_says_what_it_shows(written: Path) -> None:
+def test_report_figures_have_descriptions(written: Path) -> None:
     figures = [attributes for tag, attributes in Read(written.read_text()).tags if tag == "svg"]
     names = {path.stem for path in (written.parent / "figures").glob("*.svg")}
     assert {path.stem for path in (written.parent / "figures").glob("*.png")} == names
@@ -113,7 +104,7 @@ def recorded(sweep: Sweep) -> Sweep:
     return made
 
 
-def test_what_is_recorded_is_what_was_mixed(sweep: Sweep, recorded: Sweep) -> None:
+def test_report_records_equal_the_mixing(sweep: Sweep, recorded: Sweep) -> None:
     assert not (sweep.rows[0].path / RECORDS).exists()
     of_gta, of_pg = (row.path for row in recorded.rows)
     for line in read_metrics(of_gta):
@@ -207,13 +198,13 @@ def test_accuracies_of_clients_are_those_of_the_last_round(sweep: Sweep) -> None
     assert len(client_accuracies(sweep.rows[0].path, "domains")) == 0
 
 
-def test_what_is_numeric() -> None:
+def test_numeric_values_are_read() -> None:
     assert numeric(["0.5", "1"]) == [0.5, 1]
     assert numeric(["1", "1"]) is None
     assert numeric(["a", "1"]) is None
 
 
-def test_a_run_alone_and_runs_together(sweep: Sweep, tmp_path: Path) -> None:
+def test_report_of_one_run_and_of_many(sweep: Sweep, tmp_path: Path) -> None:
     alone = report([sweep.rows[0].path], None)
     assert alone == sweep.rows[0].path / "report" / "index.html"
     text = report([row.path for row in sweep.rows[:4]], tmp_path / "x").read_text()
@@ -222,12 +213,12 @@ def test_a_run_alone_and_runs_together(sweep: Sweep, tmp_path: Path) -> None:
     assert "not finished" not in text
 
 
-def test_what_cannot_be_reported(tmp_path: Path, sweep: Sweep) -> None:
+def test_report_refuses_unfinished_and_unknown(tmp_path: Path, sweep: Sweep) -> None:
     with pytest.raises(ShoalError, match="neither a run nor a sweep"):
         report([tmp_path], None)
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "config.yaml").write_text((sweep.rows[0].path / "config.yaml").read_text())
-    with pytest.raises(ShoalError, match="no run is finished; shoal run or shoal sweep goes on with them"):
+    with pytest.raises(ShoalError, match="no run is finished; continue them with shoal run or shoal sweep"):
         report([tmp_path], None)
 
 
@@ -280,5 +271,7 @@ def test_scaling(sweep: Sweep, status: Callable[..., int], capsys: pytest.Captur
         ),
     ],
 )
-def test_what_cannot_be_scaled(sweep: Sweep, refused: Callable[..., str], arguments: list[str], line: str) -> None:
+def test_scaling_refuses_wrong_numbers(
+    sweep: Sweep, refused: Callable[..., str], arguments: list[str], line: str
+) -> None:
     assert line in refused("scale", sweep.study.config, *arguments)

@@ -135,12 +135,12 @@ def test_values_of_a_key_as_columns() -> None:
         (Layout(rows=("algorithm",)), r"^--rows: combinations that differ in data\.dataset would share a cell"),
     ],
 )
-def test_what_a_table_cannot_show(layout: Layout, line: str) -> None:
+def test_table_unknown_figure_or_key_is_refused(layout: Layout, line: str) -> None:
     with pytest.raises(ShoalError, match=line):
         table_of(rows(), layout)
 
 
-def test_nothing_finished_is_a_table_that_says_so() -> None:
+def test_table_without_finished_runs_has_a_note() -> None:
     assert "no run is finished" in table_of([Row({"a": "1"}, state="failed")], Layout()).text()
 
 

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import yaml
+from support.small_runs import small_run
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 
 from shoal.engine.records import checkpoint
@@ -56,17 +57,7 @@ class Slow(FedAvg):
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.yaml"
-    plain = {
-        "name": "swept",
-        "rounds": 3,
-        "data": {"dataset": "sbm", "root": str(tmp_path), "options": {"nodes": 200, "features": 8, "classes": 3}},
-        "partition": {"clients": 4},
-        "propagation": {"hops": 1},
-        "model": {"name": "sgc"},
-        "algorithm": {"name": "fedavg"},
-        "engine": {"backend": "local"},
-        "run": {"root": str(tmp_path / "runs"), "checkpoint_every": 1, "tensorboard": False},
-    }
+    plain = small_run(tmp_path, name="swept", run={"checkpoint_every": 1})
     path.write_text(yaml.safe_dump(plain))
     return str(path)
 
@@ -163,7 +154,7 @@ def test_a_wrong_combination_stops_before_the_first_run(
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_that_fails_is_a_row_and_the_rest_goes_on(
+def test_sweep_failed_run_is_a_row(
     config: str, tmp_path: Path, status: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     method = tmp_path / "moody.py"
@@ -189,7 +180,7 @@ def test_one_that_fails_is_a_row_and_the_rest_goes_on(
     assert (rows[0].path / METRICS).stat().st_mtime_ns == stamp
 
 
-def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: Callable[..., int]) -> None:
+def test_sweep_parallel_equals_sequential(config: str, tmp_path: Path, status: Callable[..., int]) -> None:
     """One fails, the others are those of one after another, to the bit; finished ones are not run again."""
     method = tmp_path / "moody.py"
     method.write_text(MOODY)
@@ -207,12 +198,12 @@ def test_several_at_once_come_to_the_same(config: str, tmp_path: Path, status: C
         if after.state == "finished":
             assert files[0].read_bytes() == files[1].read_bytes()
     stamps = [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
-    assert status("sweep", config, axis, "--at-once", "2") == 1
+    assert status("sweep", config, axis) == 1
     assert stamps == [(row.path / METRICS).stat().st_mtime_ns for row in second if row.state == "finished"]
     assert sorted(path.name for path in (other / "said").iterdir()) == [f"{place}.txt" for place in range(3)]
 
 
-def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
+def test_sweep_parallel_interrupted_resumes(config: str, tmp_path: Path) -> None:
     """Ctrl-C while two are at work: both keep a checkpoint, the third is not begun; then all are finished."""
     method, held = tmp_path / "slow.py", tmp_path / "held"
     method.write_text(SLOW.format(file=held))
@@ -236,7 +227,7 @@ def test_several_at_once_stop_and_go_on(config: str, tmp_path: Path) -> None:
     assert Sweep(Study(config, asked)).go()
 
 
-def test_interrupted_it_knows_what_is_done(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_interrupted_keeps_finished_rows(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from shoal.engine.studies import sweep as module
 
     run, calls = module.run, []

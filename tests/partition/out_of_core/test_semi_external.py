@@ -18,6 +18,7 @@ def parts(graph, clients, workspace=None, **options):
     return by_semi_external(graph, PartitionOptions("semi-external", clients, **options), workspace=workspace)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("clients", [2, 4, 12, 60])
 def test_cuts_no_more_than_metis_by_a_tenth(planted, clients):
     got = quality(planted, parts(planted, clients), clients)
@@ -48,6 +49,7 @@ def test_maps_give_what_arrays_give_and_nothing_stays_behind(planted, tmp_path, 
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(("block", "bucket"), [(1, 1), (50, 10**6), (10**6, 50)])
 def test_blocks_and_buckets_change_nothing(planted, monkeypatch, block, bucket):
     expected = parts(planted, 12)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.dropout import drop
@@ -145,16 +146,10 @@ class Personal:
 
     def counts(self) -> np.ndarray:
         predicted = self.predicted().argmax(1).tolist()
-        counts = np.zeros((2, 3, 4), dtype=np.int64)
-        for part, rows in enumerate((self.view.val, self.view.test)):
-            for row in rows.tolist():
-                truth = int(self.view.label[row])
-                counts[part, 0, truth] += 1
-                counts[part, 1, predicted[row]] += 1
-                counts[part, 2, truth] += truth == predicted[row]
-        return counts
+        return row_counts(self.view, predicted)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "options",
     [

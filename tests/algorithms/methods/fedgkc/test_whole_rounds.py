@@ -52,6 +52,7 @@ def test_defaults() -> None:
     assert asdict(FedGKC()) == DEFAULTS
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
 def test_rounds(
     name: str,

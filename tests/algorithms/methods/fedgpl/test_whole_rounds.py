@@ -245,6 +245,7 @@ def mixed(before: Tensor, clients: list[PlainClient], cohort: list[int]) -> Tens
     return ((weight / weight.sum()) @ end).float().expand_as(before)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_rounds_are_those_of_one_process(
     start: Start,
@@ -279,6 +280,7 @@ def test_rounds_are_those_of_one_process(
             np.testing.assert_array_equal(server.state.scores["served"][i], plain.clients[i].counts(found))
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("updates", ["frozen", "round_accumulate", "per_batch_seq", "per_client_avg"])
 def test_a_context_that_is_computed_again_has_the_same_bits(start: Start, keys: dict[str, Any], updates: str) -> None:
     found = []
@@ -344,6 +346,7 @@ def test_mixing_reaches_those_that_are_away(start: Start, keys: dict[str, Any]) 
     assert torch.equal(theta, theta[:1].expand_as(theta))
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("noise", ["paper", "clipped"])
 def test_noise_is_of_the_messages(start: Start, keys: dict[str, Any], noise: str) -> None:
     """With a huge epsilon, and a clip beyond all rows, rounds are nearly those without."""

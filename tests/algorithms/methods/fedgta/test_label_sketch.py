@@ -231,6 +231,7 @@ def test_weights_are_the_entries_of_the_dense_matrix(
     assert plain.confidence == ones.confidence
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize("classes", [1, 2, 15, 33, 172])
 @pytest.mark.parametrize("degree", [0, 12])
 def test_tiles_of_any_number_of_classes_and_more_rows_than_a_block(

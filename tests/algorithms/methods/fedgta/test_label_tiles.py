@@ -49,6 +49,7 @@ def test_rows_are_read_scaled_from_any_row_on(classes: int) -> None:
     assert np.array_equal(out, scales[2:6, None] * y[2:6])
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("classes", [3, 20])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("weight", [None, [2.0, 2.0, 0.5, 0.5]])

@@ -180,6 +180,7 @@ def test_a_cohort_of_one(run: Run) -> None:
 ATTENTIVE = {"algorithm.attention": "node", "algorithm.alignment": "prototype", "algorithm.noise": 0.1}
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(
     ("method", "options"),
     [("fedproto", {}), ("fedtgp", {}), ("fedpg", {}), ("fedpg", ATTENTIVE), ("class_means", {})],

@@ -230,6 +230,7 @@ def begun(
 SHARED = [name for name, chosen in OPTIONS.items() if "targets" not in chosen]
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", SHARED)
 def test_rounds(name: str, begun: Callable[..., tuple[Server, Listening, PlainServer, list[PlainClient]]]) -> None:
     """Stale uploads, newcomers, a client without training nodes, a class that only the predictions know."""
@@ -272,6 +273,7 @@ def test_rounds(name: str, begun: Callable[..., tuple[Server, Listening, PlainSe
         assert any(float(outer.detach().abs().max()) > 0.1 for client in clients for _, outer in client.scorers)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in SHARED])
 def test_rounds_of_the_self_control(
     name: str, begun: Callable[..., tuple[Server, Listening, PlainServer, list[PlainClient]]]

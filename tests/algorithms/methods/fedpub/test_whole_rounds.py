@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
@@ -78,14 +79,7 @@ class Masked:
         with torch.no_grad():
             hops = [self.view.hop(k) for k in self.module.inputs]  # type: ignore
             predicted = self.out(hops, threshold).logits_NC.argmax(1).tolist()
-        counts = np.zeros((2, 3, 4), dtype=np.int64)
-        for part, rows in enumerate((self.view.val, self.view.test)):
-            for row in rows.tolist():
-                truth = int(self.view.label[row])
-                counts[part, 0, truth] += 1
-                counts[part, 1, predicted[row]] += 1
-                counts[part, 2, truth] += truth == predicted[row]
-        return counts
+        return row_counts(self.view, predicted)
 
 
 def hops_of(seed: int, features: int, hops: int) -> list[Tensor]:
@@ -111,6 +105,7 @@ def naive_rows(sketches: list[np.ndarray], counts: list[bool], tau: float) -> np
     return rows
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "more",
     [

@@ -43,6 +43,7 @@ def inboxes(server: Server) -> dict[int, dict[str, list[float]]]:
     return {i: {entry: t.tolist() for entry, t in tree.items()} for i, tree in server.state.inboxes.items()}
 
 
+@pytest.mark.exhaustive(4)
 @pytest.mark.parametrize(("name", "plain"), [("fedsage_plus", "fedavg"), ("fedsage_plus_fedgta", "fedgta")])
 @pytest.mark.parametrize("model", ["sage", "gamlp"])
 def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
@@ -58,6 +59,7 @@ def test_without_generators_it_is_the_method_beside_it_to_the_last_bit(
             np.testing.assert_array_equal(off.state.scores[scope][i], counts)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("name", ["fedsage_plus", "fedsage_plus_fedgta"])
 def test_cells_and_a_resume_change_no_bit(start: Run, run: Run, name: str) -> None:
     keys = {**KEYS, **FEW, "train.epochs": 1, "algorithm.name": name}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.plain_fedavg import row_counts
 from support.plain_fedgta import DEFAULTS as FEDGTA
 from support.plain_fedgta import equations_3_to_5
 from support.small_fedsage_plus import DEFAULTS, Person, of_others
@@ -39,16 +40,10 @@ def flat(p: dict[str, torch.Tensor]) -> torch.Tensor:
 def counts_of(person: Person, w: dict[str, torch.Tensor], augmented: bool = True) -> np.ndarray:
     with torch.no_grad():
         predicted = person.logits(w, augmented).argmax(1).tolist()
-    counts = np.zeros((2, 3, 4), dtype=np.int64)
-    for part, rows in enumerate((person.view.val, person.view.test)):
-        for row in rows.tolist():
-            truth = int(person.view.label[row])
-            counts[part, 0, truth] += 1
-            counts[part, 1, predicted[row]] += 1
-            counts[part, 2, truth] += truth == predicted[row]
-    return counts
+    return row_counts(person.view, predicted)
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -90,6 +90,7 @@ def test_a_model_is_put_together_from_its_parts() -> None:
         assert torch.equal(classifier_of(flat), classifier * 2)
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize("more", [{}, {"algorithm.gkic": "gen_only"}, {"algorithm.head_mode": "personal"}])
 def test_a_resumed_run_goes_on_to_the_bit(start: Run, run: Run, more: dict[str, Any]) -> None:
     """From neighbours, classifiers and a bank that were kept."""

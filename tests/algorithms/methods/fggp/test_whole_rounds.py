@@ -74,6 +74,7 @@ def test_defaults() -> None:
     assert asdict(FGGP()) == DEFAULTS
 
 
+@pytest.mark.exhaustive(3)
 @pytest.mark.parametrize(("name", "state"), [*((name, "keep") for name in OPTIONS), ("by default", "reset")])
 def test_rounds(
     name: str,

@@ -145,6 +145,7 @@ DIVIDED = {
 }
 
 
+@pytest.mark.exhaustive(2)
 @pytest.mark.parametrize("case", CASES)
 def test_rounds_written_out(
     start: Run,

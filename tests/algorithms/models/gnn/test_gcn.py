@@ -29,14 +29,6 @@ def make(layers: int, dropout: float = 0.3, **options: object) -> nn.Module:
     return model
 
 
-@pytest.fixture
-def view(make_view: MakeView) -> View:
-    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
-    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
-    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
-    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x)
-
-
 def with_gradients(logits_NC: Tensor, embedding_NH: Tensor, model: nn.Module) -> list[Tensor]:
     """Both outputs, and the gradients of a loss that reads them."""
     (F.cross_entropy(logits_NC, torch.arange(len(logits_NC)) % CLASSES) + embedding_NH.square().mean()).backward()

@@ -26,14 +26,6 @@ def around(model: nn.Module, view: View) -> Neighbourhood:
     return all_nodes(view, model.operator, len(model.convs))
 
 
-@pytest.fixture
-def view(make_view: MakeView) -> View:
-    """Twelve nodes: a ring of eight with chords, a pair, and two without edges."""
-    edges = [*((i, (i + 1) % 8) for i in range(8)), (0, 3), (0, 5), (2, 6), (8, 9)]
-    x = np.random.default_rng(0).standard_normal((12, FEATURES)).astype(np.float32)
-    return make_view(12, edges, [0, 1, 2, 3] * 3, [7, 2, 10], CLASSES, x)
-
-
 def pyg_layer(name: str, conv: nn.Module, layer: int) -> nn.Module:
     """PyG's own layer, made without our operators, holding the same weights."""
     if name == "gcn":

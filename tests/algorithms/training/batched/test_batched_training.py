@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm
@@ -30,10 +29,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "lr": 0.1},
     "momentum": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
 }
-
-
-def cross_entropy(out: Output, y: Tensor, w: Tensor, down: Tree) -> Tensor:
-    return F.cross_entropy(out.logits_NC, y)
 
 
 def module(name: str, **options: Any) -> nn.Module:

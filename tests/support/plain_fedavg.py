@@ -1,0 +1,85 @@
+"""FedAvg on clients of plain torch: steps on cross-entropy, counts row by row, rounds written out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal.algorithms.models.layers.output import Output
+from shoal.engine.rounds.server import Server
+from shoal.storage.store.view import View
+
+EPOCHS, DROPOUT = 2, 0.5
+SGD = {
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": 0.9,
+    "train.weight_decay": 0.01,
+    "train.epochs": EPOCHS,
+    "train.dropout": DROPOUT,
+}
+
+
+def flat(module: nn.Module) -> Tensor:
+    """All parameters `[P]`."""
+    return nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def cross_entropy(out: Output, y: Tensor, w: Tensor, received: Any) -> Tensor:
+    """What a method of plain training takes as its loss."""
+    return F.cross_entropy(out.logits_NC, y)
+
+
+def row_counts(view: View, predicted: Sequence[int], classes: int = 4) -> np.ndarray:
+    """Counts `[2, 3, C]` of predictions for all rows: items, predictions and hits by class, in validation and test."""
+    counts = np.zeros((2, 3, classes), dtype=np.int64)
+    for part, rows in enumerate((view.val, view.test)):
+        for row in rows.tolist():
+            truth = int(view.label[row])
+            counts[part, 0, truth] += 1
+            counts[part, 1, predicted[row]] += 1
+            counts[part, 2, truth] += truth == predicted[row]
+    return counts
+
+
+def require_fedavg(
+    server: Server, clients: Sequence[Any], items: Mapping[int, int], untrained: set[int], size: int | None, rounds: int
+) -> None:
+    """Runs rounds of which all clients are part, and compares parameters, counts and the accuracy over clients.
+
+    Args:
+        server: Before its first round.
+        clients: Clients of plain torch, with `module`, `train` and `counts`.
+        items: By which models and accuracies are weighted.
+        untrained: Clients without an item for training.
+        size: Of a batch; None: all items.
+        rounds: How many.
+    """
+    w = server.state.server["w"]
+    for number in range(1, rounds + 1):
+        line = server.round()
+        for client in clients:
+            client.module.load(w)
+            client.train(number, size)
+        weights = {i: items[i] for i in range(len(clients)) if i not in untrained}
+        trained = {i: clients[i].module.w for i in weights}
+        for i, client in enumerate(clients):
+            np.testing.assert_array_equal(server.state.scores["trained"][i], client.counts())
+        total = sum(weights.values())
+        mean = {name: sum(weights[i] * trained[i][name] for i in weights) / total for name in trained[min(weights)]}
+        w = server.state.server["w"]
+        for client in clients:
+            client.module.load(w)
+        for name, value in clients[0].module.w.items():
+            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-5)
+        counts = {i: client.counts() for i, client in enumerate(clients)}
+        for i, found in counts.items():
+            np.testing.assert_array_equal(server.state.scores["global"][i], found)
+        tested = {i: found[1] for i, found in counts.items() if found[1, 0].any()}
+        share = sum(items[i] * t[2].sum() / t[0].sum() for i, t in tested.items())
+        found_share = line["scopes"]["global"]["test"]["nodes"]
+        assert found_share == pytest.approx(share / sum(items[i] for i in tested))
