@@ -13,7 +13,7 @@ from shoal.algorithms.client import FlatModel
 from shoal.algorithms.losses.distillation import distilled, embedding_distance
 from shoal.algorithms.methods.shared.copilot import COPILOT, TaughtRows
 from shoal.algorithms.models.build import width_of
-from shoal.algorithms.protocol import MODEL, Reduce
+from shoal.algorithms.protocol import MODEL, Reduce, moments_key
 from shoal.algorithms.training.joint_training import Outputs, label_loss, train_jointly
 from shoal.algorithms.training.local_training import keep_moments, kept_moments, make_optimizer
 
@@ -125,7 +125,7 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
             nn.init.xavier_uniform_(start, generator=client.rng(PROJECTION))
     w = nn.Parameter(start)
     optimizer = make_optimizer([w], trainer.options)
-    if kept := kept_moments(client.state, PROJECTION):
+    if kept := kept_moments(client.state, moments_key(PROJECTION)):
         optimizer.state[w] = kept
 
     def step() -> None:
@@ -135,7 +135,7 @@ def projection(client: Client, trainer: Trainer) -> Iterator[tuple[nn.Parameter,
     yield w, step
     client.state[PROJECTION] = w.detach()
     if trainer.options.opt_state == "keep":
-        keep_moments(client.state, PROJECTION, optimizer.state[w])
+        keep_moments(client.state, moments_key(PROJECTION), optimizer.state[w])
 
 
 def truncated(matrix: Tensor, energy: float) -> Tensor:

@@ -19,7 +19,7 @@ from shoal.algorithms.rng import seed_default
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import AnalyticGradient
 from shoal.storage.errors import ShoalError
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import Features, SparseMatrix, stored
 
 # Leaves the gradient of a batch in the model; gives its loss, a scalar.
 Gradient = Callable[[Inputs, Tensor], Tensor]
@@ -193,17 +193,18 @@ def batches(client: Client, model: str = MODEL) -> Callable[[Tensor | None], Inp
     assert not isinstance(inputs, ItemBatch)
     if isinstance(inputs, Neighbourhood):
         return lambda places: inputs._replace(rows=_at(data.train, places))
-    return lambda places: [_features_at(stored(hop), places) for hop in inputs]
+    return lambda places: [_features_at(hop, places) for hop in inputs]
 
 
 def _at(rows: Tensor, places: Tensor | None) -> Tensor:
     return rows if places is None else rows[places]
 
 
-def _features_at(rows: StoredFeatures, places: Tensor | None) -> StoredFeatures:
+def _features_at(rows: Features, places: Tensor | None) -> Features:
     if places is None:
         return rows
-    return rows.rows(places) if isinstance(rows, SparseMatrix) else rows[places]
+    chosen = stored(rows)
+    return chosen.rows(places) if isinstance(chosen, SparseMatrix) else chosen[places]
 
 
 Step = Callable[[], None]

@@ -157,11 +157,14 @@ class EngineConfig:
             `batched` all clients in one batch; the same numbers to rounding. The last two are for methods of plain
             cross-entropy. `analytic` is for all models but gbp, s2gc, sign and transformer, without fanouts, adapters
             and recursive attention; gamlp and gat on processors alone. `batched` is for whole batches of decoupled
-            models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes them where they pay, else autograd.
+            models, and of gcn, gin, sage and gcnii on whole graphs. `auto` takes `batched` on GPUs, and on processors
+            for rounds of 64 clients and more with at most 128 features and 16,384 numbers a step; else `analytic` where
+            it can, else `autograd`.
         device: `cpu`, `cuda`, or `auto`: `cuda` if hosts have a share of a GPU; changes the last bits.
         precision: Precision of products: `float32`; `tf32` on GPUs; `bfloat16` for decoupled models; changes numbers.
         cell_size: Clients of one call to a host; `auto` = clamp(cohort // 32, 1, 16), on GPUs, but with `trainer:
-            autograd`, clamp(cohort // 8, 1, 128); changes the last bits.
+            autograd`, clamp(cohort // 8, 1, 128), on processors where `auto` trains in batches clamp(cohort // 4, 1,
+            64); changes the last bits.
         memory_limit: Bytes or e.g. `8GiB`; null: the memory of the machine.
         cell_timeout: Seconds after which a silent host is replaced.
         retries: Number of times that a cell may be lost before the run stops.

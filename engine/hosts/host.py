@@ -24,11 +24,11 @@ from shoal.algorithms.training.local_training import LocalTrainer, finite_loss
 from shoal.engine.hosts.batch import Batched, Trained, in_one_line, train_batches
 from shoal.engine.hosts.device import DeviceLost, cache_bytes, keep_freed_memory, lost, placed, take_device
 from shoal.engine.hosts.gpu import Deferred
-from shoal.engine.hosts.trainers import ANALYTIC, BATCHED, trainers_of
 from shoal.engine.hosts.write_guard import MethodWrites, ReadOnly, require_unwritten
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import BuiltModel
+from shoal.engine.messages.trainers import ANALYTIC, BATCHED
 from shoal.engine.rounds.domains import score_graph
 from shoal.engine.rounds.protocol_checks import checks_always, require_form, require_loss, require_state
 from shoal.engine.rounds.reduction import reduce_cell, require_sound, upload_bytes
@@ -123,7 +123,7 @@ class OpenedJob:
         self.scored_views = views(store, most) if job.training else self.views
         built = job.build_models(store, self.algorithm)
         flats = {name: placed([one.flat for one in several], device) for name, several in built.items()}
-        paths = trainers_of(job.trainer, device.type, self.algorithm, flats[MODEL], job.train)
+        paths = job.trainers(store, self.algorithm, flats[MODEL], device.type)
         self.kinds = []
         for number, path in enumerate(paths):
             # A model that the method describes is of one kind at all clients.

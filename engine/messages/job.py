@@ -1,7 +1,7 @@
 """What a host has to know of a run: sent once, small, plain values."""
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, overrides
-from shoal.algorithms.client import ClientInfo
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.methods.registry.load import MethodSpec, describe, load
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.config.names import read_all
 from shoal.engine.messages.models import BuiltModel, BuiltModels, assign_models, built_models, require_fitting
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files, start_from
-from shoal.engine.messages.seeds import key
+from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.propagation import propagation_of
 from shoal.storage.store.store import Store
@@ -56,6 +57,7 @@ class Job:
         domains: Names of the domains whose whole graphs are evaluated: under numbers that follow those of clients.
         graphs: Content of the store of these graphs; empty without any.
         training: Content of the store of training nodes, where these are all that training sees; else empty.
+        in_round: Number of clients in a round where all are online.
         metric: What models are evaluated by beside accuracy; that alone if it is `accuracy`.
         pretrained: Contents of the files that models start from, by `ModelSpec.pretrained`.
         texts: Of files of the user's own that models are in, by name.
@@ -87,6 +89,7 @@ class Job:
     graphs: str = ""
     training: str = ""
     metric: str = "accuracy"
+    in_round: int = 1
     pretrained: Mapping[str, bytes] = field(default_factory=dict)
     texts: Mapping[str, UserCode] = field(default_factory=dict)
 
@@ -154,6 +157,23 @@ class Job:
         """
         shape = self._shape(store)
         return self._fitting(require_fitting(algorithm, self.models, self.embedding, self.memory_limit, **shape))
+
+    def trainers(
+        self, store: Store, algorithm: Algorithm, models: Sequence[FlatModel], device: str | None = None
+    ) -> list[str]:
+        """How clients are trained, by the models of the config; see `trainers_of`.
+
+        Args:
+            store: The store.
+            algorithm: The method.
+            models: Of the config.
+            device: Type of the device of a host; None: that of the job.
+
+        Raises:
+            ShoalError: `engine.trainer` cannot be had with a model or the method.
+        """
+        clients = Clients(self.infos(self.open_training(store)), store.manifest.features, self.in_round)
+        return trainers_of(self.trainer, device or self.device, algorithm, models, self.train, clients)
 
     def _shape(self, store: Store) -> dict[str, Any]:
         manifest = store.manifest
@@ -267,6 +287,7 @@ def make_job(config: Config, store: Store, job_id: str) -> Job:
         graphs=graphs,
         training=_training(config, store),
         metric=config.evaluation.metric,
+        in_round=config.participation.count or int(store.clients * config.participation.ratio + 1e-9),
         pretrained=read_pretrained(config.models(), config.memory_limit()),
         texts={code.name: code for key, code in read_all(config.plain()) if key.startswith("model")},
     )

@@ -19,9 +19,9 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import HEADLESS
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
-from shoal.engine.messages.seeds import key
 from shoal.storage.errors import ShoalError
 
 # Bytes: value, gradient, and two moments of Adam.

@@ -10,12 +10,18 @@ from shoal.algorithms.protocol import Tree, is_moment
 from shoal.algorithms.rng import key
 from shoal.engine.config.sections import ParticipationOptions
 from shoal.engine.messages.cell import Cell
+from shoal.engine.messages.trainers import BATCHED
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.bounded_npy import NOT_READ, load_npy, reason
 
 # Sizes by name: a share of the clients that are visited, and the most. A GPU trains clients of a cell in one batch.
-ONE_BY_ONE, IN_BATCHES = "auto", "auto, in batches"
-AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128)}
+ONE_BY_ONE, IN_BATCHES, SMALL_IN_BATCHES = "auto", "auto, in batches", "auto, small clients in batches"
+AUTOMATIC = {ONE_BY_ONE: (32, 16), IN_BATCHES: (8, 128), SMALL_IN_BATCHES: (4, 64)}
+
+
+def cell_size_of(size: int | str, trainers: Sequence[str]) -> int | str:
+    """The size of cells as `Plan` has it, larger where clients are trained in batches on a processor."""
+    return SMALL_IN_BATCHES if size == ONE_BY_ONE and BATCHED in trainers else size
 
 
 def draw_cohort(

@@ -30,7 +30,7 @@ from shoal.engine.rounds.protocol_checks import (
     require_tree,
 )
 from shoal.engine.rounds.reduction import Sums, combine, require_finite
-from shoal.engine.rounds.sampling import Plan, Schedule, evaluation_cell, form_cells
+from shoal.engine.rounds.sampling import Plan, Schedule, cell_size_of, evaluation_cell, form_cells
 from shoal.engine.rounds.state import FederationState
 from shoal.storage.errors import ShoalError
 
@@ -78,6 +78,8 @@ class Server:
         self._models = {name: [built.info for built in built] for name, built in self._built.items()}
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
+        trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
+        self._cell_size = cell_size_of(plan.cell_size, trainers)
         records = store.manifest.domains
         domains = Domains(records, self.graphs, job.metric) if records else None
         self._scored = job.infos(store)
@@ -114,7 +116,7 @@ class Server:
             cohort, next_state = self.cohort(number), self.state.next_state(number)
             meter = Meter(number, self.infos, self._pool, watch)
             everyone = [*self.infos, *self.graphs]
-            exchange = Exchange(everyone, self.plan.cell_size, self._pool, self.state, next_state, cohort, meter)
+            exchange = Exchange(everyone, self._cell_size, self._pool, self.state, next_state, cohort, meter)
             # 2. The method's part. A round without a cohort changes nothing.
             records: Tree = {}
             if cohort:

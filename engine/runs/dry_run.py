@@ -17,15 +17,15 @@ from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
 from shoal.engine.config.config import Config
 from shoal.engine.config.sizes import size
-from shoal.engine.hosts.trainers import ANALYTIC, trainers_of
 from shoal.engine.messages.models import assign_models, built_models
 from shoal.engine.messages.pretrained import read_pretrained, require_fitting_files
+from shoal.engine.messages.trainers import ANALYTIC, Clients, trainers_of
 from shoal.engine.preparing.checks import read_graph, require_metric, require_task, require_whole
 from shoal.engine.preparing.edge_weight_checks import require_weights_used
 from shoal.engine.preparing.given_split import given_codes
 from shoal.engine.preparing.identity import identity, require_identity
 from shoal.engine.preparing.overlay import store_or_overlay
-from shoal.engine.rounds.sampling import draw_cohort, form_cells
+from shoal.engine.rounds.sampling import cell_size_of, draw_cohort, form_cells
 from shoal.engine.runs.plan import RunPlan
 from shoal.engine.screen.tables import console
 from shoal.partition.domains import require_own_clients
@@ -162,8 +162,6 @@ def expected(plan: RunPlan) -> Expected:
         ClientInfo(i, of.nodes // clients, train_items, of.classes, model_of[i], graphs, pairs) for i in range(clients)
     ]
     cohort = draw_cohort(clients, plan.rounds.participation, config.seed, 1, plan.rounds.online)
-    cells = form_cells(cohort, infos, plan.rounds.cell_size)
-
     shape: dict[str, Any] = {
         "features": of.features,
         "classes": of.classes,
@@ -177,7 +175,9 @@ def expected(plan: RunPlan) -> Expected:
     starts = [(model.spec, model.flat) for model in built[MODEL]]
     require_fitting_files(starts, read_pretrained(config.models(), limit))
     models = [flat for _, flat in starts]
-    trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train)
+    sizes = Clients(infos, of.features, len(cohort))
+    trainers = trainers_of(config.engine.trainer, plan.device, algorithm, models, train, sizes)
+    cells = form_cells(cohort, infos, cell_size_of(plan.rounds.cell_size, trainers))
 
     # A part of a client is measured where memory would not hold the client and the models' work on it.
     mean, edges = infos[0], of.entries // clients

@@ -18,11 +18,11 @@ from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.readout import Readout
 from shoal.algorithms.models.model_options import ModelSpec
 from shoal.algorithms.models.names import BACKBONES
+from shoal.algorithms.rng import key
 from shoal.algorithms.training.graph_contrast import ContrastOptions, GraphContrast
 from shoal.engine.config.config import Config, device_choice
 from shoal.engine.hosts.device import cache_bytes, take_device
 from shoal.engine.messages.pretrained import write_pretrained
-from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.screen.progress import progress, say
 from shoal.partition.methods.options import PartitionOptions

@@ -8,7 +8,6 @@ from shoal.algorithms.protocol import MODEL
 from shoal.engine.cluster.open_backend import open_backend
 from shoal.engine.config.config import Config
 from shoal.engine.hosts.backend import Backend
-from shoal.engine.hosts.trainers import trainers_of
 from shoal.engine.messages.environment import differences
 from shoal.engine.messages.job import make_job
 from shoal.engine.preparing.identity import published_inputs
@@ -71,7 +70,7 @@ def run(run: Config | RunPlan, resume: bool = False, fresh: bool = False, backen
             _require_same(folder, found.inputs, read)
         # Models that do not fit the memory are an error before any actor starts.
         models = [built.flat for built in job.sketch_models(store, plan.algorithm)[MODEL]]
-        trainers = trainers_of(job.trainer, job.device, plan.algorithm, models, job.train)
+        trainers = job.trainers(store, plan.algorithm, models)
         if config.resources.gpus_per_host and job.device == "cpu":
             say("engine.device: cpu: shares of GPUs are reserved, but only a custom method can use them")
         if fresh:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
-from shoal.algorithms.protocol import Tree
+from shoal.algorithms.protocol import Tree, moments_key
 from shoal.algorithms.rng import seed_default
 from shoal.algorithms.training.local_training import keep_moments, kept_moments
 
@@ -112,11 +112,11 @@ class ServerGNN:
         w = nn.Parameter(self.tree[GNN].clone())
         w.grad = of_w[~self.own] / self.count
         optimizer = torch.optim.Adam([w], lr=lr)
-        if moments := kept_moments(self.tree, GNN):
+        if moments := kept_moments(self.tree, moments_key(GNN)):
             optimizer.state[w] = {name: t.clone() for name, t in moments.items()}
         optimizer.step()
         self.tree[GNN] = w.detach()
-        keep_moments(self.tree, GNN, optimizer.state[w])
+        keep_moments(self.tree, moments_key(GNN), optimizer.state[w])
         of_w.zero_()
         self.count = 0
         self._load()

@@ -48,10 +48,10 @@ def train_scorer(state: Tree, lr: float) -> None:
     if scorer is None or scorer.grad is None:
         return
     optimizer = torch.optim.Adam([scorer], lr=lr)
-    if kept := kept_moments(state, SCORER):
+    if kept := kept_moments(state, f"{SCORER}."):
         optimizer.state[scorer] = kept
     optimizer.step()
-    keep_moments(state, SCORER, optimizer.state[scorer])
+    keep_moments(state, f"{SCORER}.", optimizer.state[scorer])
     scorer.grad = None
 
 

@@ -15,8 +15,8 @@ from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.weighted_hops import unweigh, weigh
-from shoal.algorithms.training.analytic.heads import to_gradient
-from shoal.algorithms.training.analytic.layers import Buffers, product, weight_gradient
+from shoal.algorithms.training.analytic.heads import Buffers, to_gradient
+from shoal.algorithms.training.analytic.layers import product, weight_gradient
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
 
 

@@ -13,15 +13,13 @@ from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.dropout import fill_kept
-from shoal.algorithms.training.analytic.heads import to_gradient
+from shoal.algorithms.training.analytic.heads import Buffers, let_through, to_gradient
 from shoal.algorithms.training.analytic.layers import (
-    Buffers,
     GATLayer,
     GCNLayer,
     GINLayer,
     Layer,
     SAGELayer,
-    let_through,
     product,
     spmm,
     spmm_t,

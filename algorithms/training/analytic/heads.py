@@ -15,8 +15,29 @@ from shoal.algorithms.models.inputs.graph_batch import ItemBatch
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, Neighbourhood
 from shoal.algorithms.models.layers.dropout import fill_kept
 from shoal.algorithms.models.layers.head import Head
-from shoal.algorithms.training.analytic.layers import Buffers, let_through
-from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures, stored
+from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
+
+
+class Buffers:
+    """Matrices by name that keep their memory and their numbers between steps; they grow to the most rows needed."""
+
+    def __init__(self, like: Tensor) -> None:
+        """Of a tensor's type and device."""
+        self._like = like
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, rows: int, width: int) -> Tensor:
+        """A matrix `[rows, width]`, the same memory for the same name."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[0] < rows:
+            buffer = self._buffers[name] = self._like.new_empty(rows, width)
+        assert buffer.shape[1] == width, (name, buffer.shape, width)
+        return buffer[:rows]
+
+
+def let_through(gradient: Tensor, output: Tensor) -> Tensor:
+    """The gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
+    return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
 
 def to_gradient(logits_NC: Tensor, label_N: Tensor) -> Tensor:
@@ -61,7 +82,8 @@ class HeadGradients:
         """See `AnalyticGradient`; the inputs are rows of the one hop that the model reads."""
         assert not isinstance(inputs, Neighbourhood | ItemBatch)
         (x_NF,) = inputs
-        read, outputs = self._forward(stored(x_NF).float())
+        assert isinstance(x_NF, Tensor | SparseMatrix)
+        read, outputs = self._forward(x_NF.float())
         loss = to_gradient(outputs[-1], label_N)
         self._backward(read, outputs)
         return loss

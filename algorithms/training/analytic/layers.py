@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoal.algorithms.models.layers.edge_attention import backward as attention_backward
 from shoal.algorithms.models.layers.edge_attention import forward as attention_forward
+from shoal.algorithms.training.analytic.heads import Buffers, let_through
 from shoal.storage.graph.sparse_matrix import SparseMatrix, StoredFeatures
 
 
@@ -37,28 +38,6 @@ def weight_gradient(weight: Tensor, x: StoredFeatures, gradient: Tensor) -> None
         torch.addmm(into, x.transposed, gradient, beta=0, out=into)
     else:
         torch.mm(gradient.t(), x, out=weight.grad)
-
-
-class Buffers:
-    """Matrices by name that keep their memory and their numbers between steps; they grow to the most rows needed."""
-
-    def __init__(self, like: Tensor) -> None:
-        """Of a tensor's type and device."""
-        self._like = like
-        self._buffers: dict[str, Tensor] = {}
-
-    def __call__(self, name: str, rows: int, width: int) -> Tensor:
-        """A matrix `[rows, width]`, the same memory for the same name."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[0] < rows:
-            buffer = self._buffers[name] = self._like.new_empty(rows, width)
-        assert buffer.shape[1] == width, (name, buffer.shape, width)
-        return buffer[:rows]
-
-
-def let_through(gradient: Tensor, output: Tensor) -> Tensor:
-    """The gradient before ReLU, in place: entries stay where the output, dropped or not, is above zero."""
-    return torch.ops.aten.threshold_backward.grad_input(gradient, output, 0, grad_input=gradient)
 
 
 class Layer(ABC):

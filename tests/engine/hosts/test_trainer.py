@@ -10,11 +10,11 @@ from support.other_device.device import load
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Client, Output, Received, Trainer
-from shoal.algorithms.client import FlatModel
+from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.train_options import TrainOptions
 from shoal.engine.config.config import Config
-from shoal.engine.hosts.trainers import trainers_of
+from shoal.engine.messages.trainers import Clients, trainers_of
 from shoal.engine.records.run_folder import read_summary
 from shoal.engine.runs.run import run as run_config
 from shoal.storage.errors import ShoalError
@@ -52,6 +52,27 @@ def models(*names: str) -> list[FlatModel]:
 )
 def test_what_fits_the_device(path: str, device: str, expected: list[str]) -> None:
     assert trainers_of(path, device, Algorithm(), models("sgc", "gcn", "gat", "recursive"), WHOLE) == expected
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "features", "batched"),
+    [
+        (64, 8, 128, True),
+        (63, 8, 128, False),
+        (64, 8, 129, False),
+        (64, 64, 128, True),
+        (64, 200, 128, False),
+    ],
+)
+def test_auto_on_processor_batches_many_small_clients(clients: int, rows: int, features: int, batched: bool) -> None:
+    infos = [ClientInfo(i, rows, rows, 4) for i in range(clients)]
+    expected = "batched" if batched else "analytic"
+    sizes = Clients(infos, features, clients)
+    for model in models("sgc", "gcn"):
+        assert trainers_of("auto", "cpu", Algorithm(), [model], WHOLE, sizes) == [expected]
+    # Half of them train each of two models.
+    assert trainers_of("auto", "cpu", Algorithm(), models("sgc", "gcn"), WHOLE, sizes) == ["analytic"] * 2
+    assert trainers_of("auto", "cpu", OwnLoss(), models("sgc"), WHOLE, sizes) == ["autograd"]
 
 
 @pytest.mark.parametrize("embedding", [None, 3])

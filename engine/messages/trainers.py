@@ -1,0 +1,83 @@
+"""How the clients of a run are trained: by autograd, in batches, or by formulas of gradients."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.algorithms.base import Algorithm
+from shoal.algorithms.client import ClientInfo, FlatModel
+from shoal.algorithms.train_options import TrainOptions
+from shoal.algorithms.training.analytic.choice import needed_for_analytic
+from shoal.algorithms.training.batched.batched_training import needed_to_batch
+from shoal.storage.errors import ShoalError
+
+AUTOGRAD, BATCHED, ANALYTIC = "autograd", "batched", "analytic"
+# On a processor batches pay for so many clients in a round, whose features are so narrow, and of which a step reads so
+# many numbers at most (`benchmarks/small_clients.py`).
+MANY_CLIENTS, NARROW, SMALL = 64, 128, 2**14
+
+
+class Clients(NamedTuple):
+    """What the choice of a trainer reads of the clients.
+
+    Attributes:
+        infos: Sizes of all clients.
+        features: Width of their features.
+        in_round: Number of clients in a round.
+    """
+
+    infos: Sequence[ClientInfo]
+    features: int
+    in_round: int
+
+
+def trainers_of(
+    path: str,
+    device: str,
+    algorithm: Algorithm,
+    models: Sequence[FlatModel],
+    train: TrainOptions,
+    clients: Clients | None = None,
+) -> list[str]:
+    """For every model of the config how its clients are trained: `autograd`, `batched` or `analytic`.
+
+    Args:
+        path: `engine.trainer`. `auto` takes batches on GPUs; on a processor batches for many small clients, and
+            formulas for others. It depends on the run alone, so that the numbers are the same on any hosts.
+        device: `cpu` or `cuda`.
+        algorithm: The method.
+        models: Of the config, in its order.
+        train: Local training.
+        clients: Their sizes; None: there are few.
+
+    Raises:
+        ShoalError: What is asked for cannot be, with a model, the batches or the method's training.
+    """
+    if path != "auto":
+        missing = [_needed(path, algorithm, model, train) for model in models]
+        if any(missing):
+            raise ShoalError(f"engine.trainer: {path} needs {next(filter(None, missing))}; use autograd")
+        return [path] * len(models)
+    found = []
+    for number, model in enumerate(models):
+        batches = device != "cpu" or (clients is not None and _many_and_small(clients, number, len(models), model))
+        wanted = [BATCHED] if device != "cpu" else [*([BATCHED] if batches else []), ANALYTIC]
+        possible = (one for one in wanted if _needed(one, algorithm, model, train) is None)
+        found.append(next(possible, AUTOGRAD))
+    return found
+
+
+def _needed(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:
+    """What is missing to train the clients of a model in a way; None: nothing."""
+    if path == BATCHED:
+        return needed_to_batch(algorithm, model, train)
+    return needed_for_analytic(algorithm, model) if path == ANALYTIC else None
+
+
+def _many_and_small(clients: Clients, number: int, models: int, model: FlatModel) -> bool:
+    """Whether batches pay on a processor for the clients of a model."""
+    mine = [info for info in clients.infos if info.model == number]
+    if not mine or clients.in_round // models < MANY_CLIENTS or clients.features > NARROW:
+        return False
+    # A step reads training rows of some hops, or the whole graph.
+    rows = sum(info.train * len(model.inputs) if model.coupled is None else info.nodes for info in mine) / len(mine)
+    return rows * clients.features <= SMALL
