@@ -77,10 +77,10 @@ FILES = [
     file("recursion", "def f():\n    f() # here\nf()\n", "RecursionError"),
     file("import", "import not_there # here\n", "ModuleNotFoundError"),
     file("absent", "class Right: pass\n", "{file}: has no class Wrong; it has Right"),
-    file("number", "Wrong = 3\n", "{file}: a int is no method"),
-    file("no method", "@dataclass(frozen=True)\nclass Wrong: # here\n    pass\n", "a class Wrong is no method"),
-    file("no dataclass", "class Wrong(FedAvg): # here\n    pass\n", "Wrong is no frozen dataclass"),
-    file("thawed", "@dataclass\nclass Wrong(Algorithm): # here\n    pass\n", "Wrong is no frozen dataclass"),
+    file("number", "Wrong = 3\n", "{file}: int is not a method"),
+    file("no method", "@dataclass(frozen=True)\nclass Wrong: # here\n    pass\n", "class Wrong is not a method"),
+    file("no dataclass", "class Wrong(FedAvg): # here\n    pass\n", "Wrong is not a frozen dataclass"),
+    file("thawed", "@dataclass\nclass Wrong(Algorithm): # here\n    pass\n", "Wrong is not a frozen dataclass"),
     file("no round", "@dataclass(frozen=True)\nclass Wrong(Algorithm): # here\n    pass\n", "Wrong has no round("),
     file(
         "hints", "@dataclass(frozen=True)\nclass Wrong(FedAvg): # here\n    a: 'Gone' = 1\n", "NameError: name 'Gone'"

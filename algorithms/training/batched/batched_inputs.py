@@ -61,7 +61,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(dense: Tensor, matrix: SparseMatrix) -> Tensor:
-        raise RuntimeError("graphs side by side are for several clients at once")
+        raise RuntimeError("expected batched clients (torch.vmap), got one client")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

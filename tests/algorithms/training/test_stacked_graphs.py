@@ -125,7 +125,7 @@ def test_products_side_by_side() -> None:
         torch.testing.assert_close(gradient_NH[:n], matrix.T @ w_NH[:n])
         assert not out_NH[n:].any()
         assert not gradient_NH[n:].any()
-    with pytest.raises(RuntimeError, match="for several clients at once"):
+    with pytest.raises(RuntimeError, match="expected batched clients"):
         _ = joined @ x_BNH[0]
 
 

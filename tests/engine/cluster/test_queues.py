@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.engine.cluster import ray_pool
 from shoal.engine.cluster.ray_pool import Task, queued
-from shoal.engine.messages.cell import evaluation_cell
+from shoal.engine.rounds.sampling import evaluation_cell
 
 EVERYONE = frozenset(range(100))
 Queues = list[list[Task]]

@@ -171,8 +171,8 @@ def test_sampled_clients_and_rounds_without_evaluation(started: Start) -> None:
 def test_without_a_model_to_evaluate_there_is_no_such_scope(started: Start, keys: dict[str, Any]) -> None:
     server = started({**keys, "rounds": 1}, pool=Seen)
     line = server.round()
+    # That a server's model is a part is known in a round; the graphs are there until then.
     if keys.get("algorithm.name") != "lg_fedavg":
-        # A method that gives a part of a model is known by what it gives.
         assert not server.graphs
         assert server.job.domains == ()
         assert server.job.graphs == ""

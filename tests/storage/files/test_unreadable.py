@@ -13,6 +13,7 @@ from shoal.storage.store.arrow_file import FileRecord, fixed_rows, require_conte
 
 LIMITED = """
 import re, resource, sys
+import torch  # a host has it before it opens files
 from pathlib import Path
 from shoal.storage.store.arrow_file import MappedFile
 from shoal.storage.errors import ShoalError

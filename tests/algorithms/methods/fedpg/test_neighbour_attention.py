@@ -61,7 +61,7 @@ def test_a_client_learns_whom_to_hear(run: Callable[..., Server]) -> None:
     assert not torch.equal(attentive.state.server["proto"], deaf.state.server["proto"])
     assert torch.equal(attentive.state.server["present"], deaf.state.server["present"])
     kept = attentive.state.clients[0]
-    assert float(kept["attention.opt.step"]) == 2 * 3
+    assert float(kept["attention.step"]) == 2 * 3
     assert kept[SCORER][:, :, -1].abs().min() > 0
     assert SCORER not in attentive.state.clients[5]
 
