@@ -152,14 +152,14 @@ def test_cells_return_to_their_last_host(pool_of: Callable[..., RayPool], job_of
 
 def test_failing_client_raises_or_is_skipped(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     with pytest.raises(
-        ShoalError, match=r"^round 1, client 3: .*/harmful\.py, line 25, in upload\(\): RuntimeError: no luck$"
+        ShoalError, match=r"^round 1, client 3: .*/harmful\.py, line 24, in upload\(\): RuntimeError: no luck$"
     ) as failed:
         run(pool_of(job_of(client=3)), cells_of(*PAIRS))
     assert ", in upload\n" in failed.value.detail
     outcomes = run(pool_of(job_of(SKIP, client=3)), cells_of(*PAIRS))
     assert [outcome.ids for outcome in outcomes] == [[0, 1], [2], [4, 5]]
     assert re.fullmatch(
-        r"round 1, client 3: .*/harmful\.py, line 25, in upload\(\): RuntimeError: no luck", outcomes[1].failures[3][0]
+        r"round 1, client 3: .*/harmful\.py, line 24, in upload\(\): RuntimeError: no luck", outcomes[1].failures[3][0]
     )
 
 
