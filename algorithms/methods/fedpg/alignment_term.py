@@ -16,7 +16,7 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.losses.alignment import NodeAlignment, prototype_alignment
 from shoal.algorithms.losses.prototypes import unit
 from shoal.algorithms.methods.fedpg.hop_prototypes import Annotated, hop_prototypes, hop_weights, neighbour_means
-from shoal.algorithms.protocol import Tree, moments_key
+from shoal.algorithms.protocol import Tree
 from shoal.algorithms.training.local_training import keep_moments, kept_moments
 
 SCORER, WIDTH = "attention", 16
@@ -48,10 +48,10 @@ def train_scorer(state: Tree, lr: float) -> None:
     if scorer is None or scorer.grad is None:
         return
     optimizer = torch.optim.Adam([scorer], lr=lr)
-    if kept := kept_moments(state, moments_key(SCORER)):
+    if kept := kept_moments(state, f"{SCORER}."):
         optimizer.state[scorer] = kept
     optimizer.step()
-    keep_moments(state, moments_key(SCORER), optimizer.state[scorer])
+    keep_moments(state, f"{SCORER}.", optimizer.state[scorer])
     scorer.grad = None
 
 
