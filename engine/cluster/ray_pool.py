@@ -345,7 +345,9 @@ class _Phase:
                 raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
             self._finish(task, Outcome(failures={ids[0]: (line, advice)}))
             return
-        again = self._as_readable(task) if task.losses < LOSSES_OF_A_WHOLE_CELL else self._assembly.split(task)
+        # A batch of one client may have other last bits: it stays whole as long as the run can go on with it.
+        whole = self._pool.retries if task.cell.batched else LOSSES_OF_A_WHOLE_CELL
+        again = self._as_readable(task) if task.losses < whole else self._assembly.split(task)
         for new in again:
             able = self._roster.hosts_with(new.cell.ids) or [host]
             min((self._queues[i] for i in able), key=len).append(new)

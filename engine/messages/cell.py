@@ -25,6 +25,7 @@ class Cell:
         score: Clients to evaluate after training, or all of a mere evaluation.
         cost: Estimated work, for balance only.
         score_with: What is applied to these before they are evaluated after training.
+        batched: Clients train in one batch, so that the last bits depend on which clients are in the cell.
     """
 
     round: int
@@ -38,6 +39,7 @@ class Cell:
     score: frozenset[int]
     cost: float
     score_with: Tree = field(default_factory=dict)
+    batched: bool = False
 
 
 @dataclass

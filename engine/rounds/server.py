@@ -19,6 +19,7 @@ from shoal.algorithms.rng import CPU, creating_on, key, moved
 from shoal.engine.messages.cell import Cell, Outcome
 from shoal.engine.messages.job import Job
 from shoal.engine.messages.models import model_of
+from shoal.engine.messages.trainers import BATCHED
 from shoal.engine.rounds.costs import Meter, Pool, Watch, unwatched
 from shoal.engine.rounds.domains import Domains
 from shoal.engine.rounds.evaluation import Columns, Evaluator, client_scores, newest
@@ -79,6 +80,7 @@ class Server:
         self._initial = job.initial(model_of(self._built, self.infos[0], MODEL), MODEL, 0)
         self._version = self._initial._version
         trainers = job.trainers(store, self.algorithm, [built.flat for built in self._built[MODEL]])
+        self._batched = BATCHED in trainers
         self._cell_size = cell_size_of(plan.cell_size, trainers)
         records = store.manifest.domains
         domains = Domains(records, self.graphs, job.metric) if records else None
@@ -116,7 +118,9 @@ class Server:
             cohort, next_state = self.cohort(number), self.state.next_state(number)
             meter = Meter(number, self.infos, self._pool, watch)
             everyone = [*self.infos, *self.graphs]
-            exchange = Exchange(everyone, self._cell_size, self._pool, self.state, next_state, cohort, meter)
+            exchange = Exchange(
+                everyone, self._cell_size, self._pool, self.state, next_state, cohort, meter, self._batched
+            )
             # 2. The method's part. A round without a cohort changes nothing.
             records: Tree = {}
             if cohort:
@@ -287,6 +291,7 @@ class Exchange:
         next_state: FederationState,
         cohort: Sequence[int],
         meter: Meter,
+        batched: bool = False,
     ) -> None:
         """Of one round.
 
@@ -298,7 +303,9 @@ class Exchange:
             next_state: A copy that the round changes.
             cohort: Clients of the round.
             meter: Counts.
+            batched: Clients of a cell train in batches.
         """
+        self._batched = batched
         self._infos, self._cell_size, self._pool, self._before = infos, cell_size, pool, before
         self.next_state, self.cohort, self._meter = next_state, list(cohort), meter
         self.reply: Replies | Tensor | None = None
@@ -332,6 +339,7 @@ class Exchange:
                 score=score & frozenset(cell),
                 cost=self._cost(cell),
                 score_with=ask.score_with if score & frozenset(cell) else {},
+                batched=self._batched and ask.train,
             )
             for cell in form_cells(ids, self._infos, self._cell_size)
         ]

@@ -222,6 +222,16 @@ def test_cell_lost_twice_runs_client_by_client(pool_of: Callable[..., RayPool], 
     assert 2 <= pool.retried <= 2 + 2 * 5
 
 
+def test_batched_cell_lost_stays_whole_while_retries_last(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
+    """Its last bits depend on the clients in it, so that it is not split at the second loss."""
+    job = job_of(client=3, kind="dies", times=3)
+    pool = pool_of(job, retries=4)
+    found = run(pool, [replace(cell, batched=True) for cell in cells_of([2, 3])])
+    assert_same(found, here(job, cells_of([2, 3])))
+    whole = [event for event in pool.events() if "clients [2, 3]: lost with host" in event]
+    assert [event.partition(", loss ")[2][0] for event in whole] == ["1", "2", "3"]
+
+
 def test_cell_lost_too_often_raises(pool_of: Callable[..., RayPool], job_of: MakeJob) -> None:
     job = job_of(SKIP, client=3, kind="dies", times=1)
     with pytest.raises(ShoalError) as ended:
