@@ -132,7 +132,7 @@ class LocalTrainer:
     def _require_scalar(self, value: Any, function: Callable[..., Any]) -> None:
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise fault(self._method, function, f"gives {found}, wanted a scalar tensor")
+            raise fault(self._method, function, f"gives {found}, expected a scalar tensor")
 
     @contextmanager
     def optimizer(self, client: Client, model: str = MODEL) -> Iterator[torch.optim.Optimizer]:

@@ -368,6 +368,14 @@ class _CellAtWork:
         Raises:
             ShoalError: A client failed, and the run does not skip those that do.
         """
+        self.visit_clients()
+        # 3. Uploads are added up in the order of clients, on the processor.
+        if self._uploads:
+            reduce_cell(self._uploads, self._cell.up, self._outcome)
+        return self._outcome
+
+    def visit_clients(self) -> None:
+        """Trains in batches, visits every client, and takes the results."""
         cell, deferred = self._cell, self._deferred
         # 1. Those that train in batches are trained.
         batched = self._train_batches()
@@ -391,10 +399,6 @@ class _CellAtWork:
                 deferred.flush(self._take, self._fail, self._outcome.seconds)
         if deferred is not None:
             deferred.flush(self._take, self._fail, self._outcome.seconds, last=True)
-        # 3. Uploads are added up in the order of clients.
-        if self._uploads:
-            reduce_cell(self._uploads, cell.up, self._outcome)
-        return self._outcome
 
     def visit_client(self, client_id: int, trained: Trained[Visit] | None) -> Result:
         """One client, from its download to its result.

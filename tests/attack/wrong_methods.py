@@ -107,12 +107,12 @@ RAISING = [
     hook(
         "setup gives a list",
         "def setup(self, ctx): # here\n    return {'w': [1]}",
-        "state 'w' is a list, wanted a tensor",
+        "state 'w' is a list, expected a tensor",
     ),
     hook(
         "setup gives numbers",
         "def setup(self, ctx): # here\n    return {1: ctx.initial}",
-        "has the name 1, wanted a text",
+        "has the name 1, expected a text",
     ),
     hook(
         "setup writes", "def setup(self, ctx): # here\n    return {'w': ctx.initial.mul_(2)}", "writes into ctx.initial"
@@ -138,7 +138,7 @@ RAISING = [
     hook(
         "train gives none",
         "def train(self, client, received, trainer, phase): # here\n    pass",
-        "wanted the loss as",
+        "expected the loss as",
     ),
     hook(
         "train gives infinity",
@@ -149,12 +149,12 @@ RAISING = [
     hook(
         "loss is no scalar",
         "def loss(self, out, y, w, received): # here\n    return out.logits_NC",
-        "wanted a scalar tensor",
+        "expected a scalar tensor",
     ),
     hook(
         "loss is a number",
         "def loss(self, out, y, w, received): # here\n    return 1.0",
-        "gives float, wanted a sc",
+        "gives float, expected a sc",
     ),
     hook(
         "loss has no gradient",
@@ -175,7 +175,7 @@ RAISING = [
         "term is no scalar",
         "def train(self, client, received, trainer, phase):\n"
         "    return trainer.fit(client, received, term=lambda: torch.ones(2)) # here",
-        "gives [2], wanted a scalar tensor",
+        "gives [2], expected a scalar tensor",
     ),
     hook(
         "upload recurses",
@@ -195,7 +195,7 @@ RAISING = [
     hook(
         "predict of odd shape",
         "def predict(self, client, received, part): # here\n    return torch.ones(2, 2)",
-        "wanted scores",
+        "expected scores",
     ),
     hook("predict gives none", "def predict(self, client, received, part): # here\n    pass", "gives NoneType for"),
     hook(
@@ -215,41 +215,43 @@ STEPS = [
     steps("raises", f"{RAISES}\nyield", "round 1: ", "in round(): RuntimeError: no luck"),
     steps("exits", "sys.exit(0) # here\nyield", "round 1: ", "in round(): SystemExit: 0"),
     steps("interrupts", "raise KeyboardInterrupt # here\nyield", "round 1: ", "in round(): KeyboardInterrupt"),
-    hook("no generator", "def round(self, server, ctx, cohort): # here\n    pass", "gives None, wanted a generator"),
+    hook("no generator", "def round(self, server, ctx, cohort): # here\n    pass", "gives None, expected a generator"),
     hook(
         "a list",
         "def round(self, server, ctx, cohort): # here\n    return [Ask('a', {})]",
-        "gives a list, wanted a gen",
+        "gives a list, expected a gen",
     ),
-    steps("yields none", "yield # here", "yields None, wanted an Ask or a Mix"),
+    steps("yields none", "yield # here", "yields None, expected an Ask or a Mix"),
     steps(
-        "yields odd", "yield Ask('train', {'w': Reduce.MEAN})\nyield 3 # here", "yields a int, wanted an Ask or a Mix"
+        "yields odd", "yield Ask('train', {'w': Reduce.MEAN})\nyield 3 # here", "yields a int, expected an Ask or a Mix"
     ),
-    steps("phase", "yield Ask(3, {}) # here", "Ask(phase=3), wanted the name of a phase"),
-    steps("no phase", "yield Ask('', {}) # here", "Ask(phase=''), wanted the name of a phase"),
+    steps("phase", "yield Ask(3, {}) # here", "Ask(phase=3), expected the name of a phase"),
+    steps("no phase", "yield Ask('', {}) # here", "Ask(phase=''), expected the name of a phase"),
     steps("up", "yield Ask('train', ['w']) # here", "Ask(up) is a list"),
     steps(
-        "how", "yield Ask('train', {'w': 'sum'}) # here", "Ask(up) has 'w': 'sum', wanted a name and one of Reduce.MEAN"
+        "how",
+        "yield Ask('train', {'w': 'sum'}) # here",
+        "Ask(up) has 'w': 'sum', expected a name and one of Reduce",
     ),
-    steps("shared", "yield Ask('train', {}, shared={'w': [1.0]}) # here", "Ask(shared) 'w' is a list, wanted a tensor"),
+    steps("shared", "yield Ask('train', {}, shared={'w': [1.0]}) # here", "(shared) 'w' is a list, expected a tensor"),
     steps(
         "private", "yield Ask('train', {}, private={60: {}}) # here", "Ask(private) names client 60, there are 0 to 5"
     ),
     steps("private tree", "yield Ask('train', {}, private={1: 3}) # here", "Ask(private) of client 1 is a int"),
     steps("to", "yield Ask('train', {}, to=[0, -1]) # here", "Ask(to) names client -1, there are 0 to 5"),
-    steps("to odd", "yield Ask('train', {}, to=3) # here", "Ask(to) is a int, wanted numbers of clients"),
+    steps("to odd", "yield Ask('train', {}, to=3) # here", "Ask(to) is a int, expected numbers of clients"),
     steps("unread ask", "yield Ask('train') # here", "in round(): TypeError"),
-    steps("mix rows", "yield Mix('w', [1.0]) # here", "Mix(rows) is a list, wanted a tensor"),
+    steps("mix rows", "yield Mix('w', [1.0]) # here", "Mix(rows) is a list, expected a tensor"),
     steps("mix entry", "yield Mix('w', torch.ones(6)) # here", "Mix('w') before any Ask uploaded it"),
     steps("mix dst", "yield Ask('train', {'w': Reduce.MIX})\nyield Mix('w', torch.eye(6), [9] * 6) # here", "client 9"),
     steps(
         "mix shape",
         "yield Ask('train', {'w': Reduce.MIX})\nyield Mix('w', torch.eye(2)) # here",
-        "is [2, 2], wanted [6]",
+        "is [2, 2], expected [6]",
     ),
     steps("state", "yield Ask('train', {})\nserver['n'] = 3", "round 1: ", "the server's state 'n' is a int"),
     steps(
-        "notes", "yield Ask('train', {})\nctx.notes['n'] = 'x'", "round 1: ", "ctx.notes['n'] is a str, wanted a num"
+        "notes", "yield Ask('train', {})\nctx.notes['n'] = 'x'", "round 1: ", "ctx.notes['n'] is a str, expected a num"
     ),
     steps("initial", "yield Ask('train', {})\nctx.initial.zero_()", "round 1: ", "writes into ctx.initial"),
     steps(
@@ -257,10 +259,10 @@ STEPS = [
     ),
 ]
 UPLOADS = [
-    upload("none", "return None", "in upload(): gives None, wanted an Upload"),
-    upload("a dict", "return {'w': client.model.w}", "gives a dict, wanted an Upload"),
+    upload("none", "return None", "in upload(): gives None, expected an Upload"),
+    upload("a dict", "return {'w': client.model.w}", "gives a dict, expected an Upload"),
     upload("no dict", "return Upload([client.model.w])", "gives Upload(entries) as a list"),
-    upload("no tensor", "return Upload({'w': [1.0]})", "the entry 'w' is a list, wanted a tensor"),
+    upload("no tensor", "return Upload({'w': [1.0]})", "the entry 'w' is a list, expected a tensor"),
     upload("sparse", "return Upload({'w': sent.entries['w'].to_sparse()})", "the entry 'w' is a sparse tensor"),
     upload("int", "return Upload({'w': sent.entries['w'].long()})", "gives 'w' as int64, a sum needs floats"),
     upload("complex", "return Upload({'w': sent.entries['w'].cfloat()})", "gives 'w' as complex64, a sum needs floats"),
@@ -276,15 +278,15 @@ UPLOADS = [
     upload(
         "wide weight", "return Upload(sent.entries, {'w': torch.ones(3)})", "weighs 'w' by float32 [3], which does not"
     ),
-    upload("odd weight", "return Upload(sent.entries, {'w': 'much'})", "weighs 'w' by a str, wanted a number"),
+    upload("odd weight", "return Upload(sent.entries, {'w': 'much'})", "weighs 'w' by a str, expected a number"),
     hook(
         "NaN weight",
         "def upload(self, client, received, phase):\n    return Upload({'w': client.model.w}, {'w': float('nan')})",
         "round 1, client 0: upload() gives NaN or infinity in 'w'",
     ),
     upload("upload_bytes", "return Upload(sent.entries, {}, {'w': -4})", "gives -4 as the bytes of 'w'"),
-    upload("state", "client.state['n'] = 3", "client.state 'n' is a int, wanted a tensor"),
-    upload("no state", "client.state = None", "client.state is None, wanted a dict"),
+    upload("state", "client.state['n'] = 3", "client.state 'n' is a int, expected a tensor"),
+    upload("no state", "client.state = None", "client.state is None, expected a dict"),
     upload(
         "model", "client.state['model.w'] = torch.ones(3)", "gives 'model.w' as float32 [3], the model's parameters"
     ),

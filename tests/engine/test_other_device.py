@@ -91,7 +91,7 @@ def here(run: Run) -> Run:
 @pytest.fixture
 def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a config on the device, and sees that a visit has all its tensors there and leaves none behind."""
-    receive, run_cell, run_cells = Visit.__init__, _CellAtWork.run, Host.run_cells
+    receive, run_cell, run_cells = Visit.__init__, _CellAtWork.visit_clients, Host.run_cells
     visited: list[int] = []
 
     def begin_there(self: Visit, opened: OpenedJob, client_id: int, *args: Any) -> None:
@@ -127,7 +127,7 @@ def run_there(run: Run, other: torch.device, monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
             patch.setattr(host, "take_device", lambda name, share, precision: other)
             patch.setattr(Visit, "__init__", begin_there)
-            patch.setattr(_CellAtWork, "run", run_cell_there)
+            patch.setattr(_CellAtWork, "visit_clients", run_cell_there)
             patch.setattr(Host, "run_cells", run_cells_there)
             # Libraries take the branch of GPUs, too.
             patch.setattr(Tensor, "is_cuda", property(lambda t: t.device == other))

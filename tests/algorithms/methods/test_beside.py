@@ -95,7 +95,12 @@ def test_a_helper_is_read_from_its_text_not_from_its_folder(tmp_path: Path) -> N
         ({"sums.py": "x = 1\nx +* 2\n"}, "sums.py", 2, "SyntaxError: invalid syntax"),
         ({"sums.py": "\n1 / 0\n"}, "sums.py", 2, "ZeroDivisionError: division by zero"),
         ({"pack/other.py": "import sys\nsys.exit(0)\n"}, "pack/other.py", 2, "SystemExit: 0"),
-        ({"mine.py": "\nfrom . import helper\n"}, "mine.py", 2, "ImportError: write `import helper`: a file of one's"),
+        (
+            {"mine.py": "\nfrom . import helper\n"},
+            "mine.py",
+            2,
+            "ImportError: write `import helper`: your files are in no package",
+        ),
         ({"mine.py": "import pack\nfrom pack import gone\n"}, "mine.py", 2, "ImportError: cannot import name 'gone'"),
         ({"helper.py": "from sums import total\n"}, "sums.py", 2, "ImportError: cannot import name 'NUMBER'"),
     ],

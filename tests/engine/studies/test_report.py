@@ -254,7 +254,7 @@ def test_scaling(sweep: Sweep, status: Callable[..., int], capsys: pytest.Captur
     assert [line.split()[4:7] for line in lines[1:3]] == [["1.00", "100", "%"]] * 2
     page = Path(lines[-1].removeprefix("page: "))
     assert "seconds of a round by partition.clients" in page.read_text()
-    rows = Sweep(Study(sweep.study.config, ("rounds=2", "partition.clients+data.options.nodes=2+100,4+200"))).rows
+    rows = Sweep(Study(sweep.study.config, ("rounds=2", "partition.clients+data.options.nodes=2+60,4+120"))).rows
     # The graph grew with the clients.
     assert [row.state for row in rows] == ["finished", "finished"]
 
