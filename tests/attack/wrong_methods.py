@@ -117,11 +117,12 @@ RAISING = [
     hook(
         "setup writes", "def setup(self, ctx): # here\n    return {'w': ctx.initial.mul_(2)}", "writes into ctx.initial"
     ),
+    hook("global_model raises", f"def global_model(self, server):\n    {RAISES}", "round 1: ", "in round(): Run"),
     hook(
-        "global_model raises", f"def global_model(self, server):\n    {RAISES}", "round 1: ", "in global_model(): Run"
-    ),
-    hook(
-        "global_model gives none", "def global_model(self, server): # here\n    pass", "round 1: ", "the model is None"
+        "global_model gives none",
+        "def global_model(self, server): # here\n    pass",
+        "round 1: ",
+        "is None, expected a dict",
     ),
     hook(
         "receive raises",
