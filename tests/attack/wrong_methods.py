@@ -120,7 +120,7 @@ RAISING = [
     hook("global_model raises", f"def global_model(self, server):\n    {RAISES}", "round 1: ", "in round(): Run"),
     hook(
         "global_model gives none",
-        "def global_model(self, server): # here\n    pass",
+        "def global_model(self, server):\n    pass",
         "round 1: ",
         "is None, expected a dict",
     ),
