@@ -56,7 +56,7 @@ class GraphCase(GnnCase):
         (kind,) = job.build_models(store, job.algorithm())[MODEL]
         shapes = {name: list(shape) for name, shape in kind.info.shapes.items()}
         return GraphTask(
-            **asdict(rounds), store=job.store, split=job.split, kernel=job.kernel, model=self.model, shapes=shapes
+            **asdict(rounds), store=job.store, split=job.split, kernel=job.propagation, model=self.model, shapes=shapes
         )
 
     def lay_out_for(self, peer: str) -> None:

@@ -81,7 +81,7 @@ def make_client(
     nothing = np.zeros(0, dtype=np.int32)
     columns = hops(indptr, indices, graph.x, PropagationOptions(HOPS))
     view = View(
-        "client", shard, Split(train, nothing, nothing), columns, classes, Cache(2**30), kernel=PropagationOptions(HOPS)
+        "client", shard, Split(train, nothing, nothing), columns, classes, Cache(2**30), propagation=PropagationOptions(HOPS)
     )
     layers = {"layers": 2} if model == "sgc" else {}
     module = build(model, FEATURES, classes, HOPS, 0.5, {"hidden": hidden, **layers})
