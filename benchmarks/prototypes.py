@@ -79,10 +79,10 @@ def make_client(
     shard = Shard(0, np.arange(nodes), graph.y.astype(np.int32), indptr, indices, graph.x)
     train = np.sort(np.random.default_rng(0).permutation(nodes)[: round(labelled * nodes)]).astype(np.int32)
     nothing = np.zeros(0, dtype=np.int32)
-    columns = hops(indptr, indices, graph.x, PropagationOptions(HOPS))
-    view = View(
-        "client", shard, Split(train, nothing, nothing), columns, classes, Cache(2**30), propagation=PropagationOptions(HOPS)
-    )
+    propagation = PropagationOptions(HOPS)
+    columns = hops(indptr, indices, graph.x, propagation)
+    split = Split(train, nothing, nothing)
+    view = View("client", shard, split, columns, classes, Cache(2**30), propagation=propagation)
     layers = {"layers": 2} if model == "sgc" else {}
     module = build(model, FEATURES, classes, HOPS, 0.5, {"hidden": hidden, **layers})
     info = ClientInfo(0, nodes, len(train), classes)

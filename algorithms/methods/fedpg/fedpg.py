@@ -172,8 +172,7 @@ class FedPG(Algorithm):
     def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> Callable[[Tensor], Tensor]:
         """Loss of the anchors `[L * C, H]`, summed over levels."""
         margin_of = class_margin if self.server_loss == "margin" else cosine_margin
-        classes = known_LC.shape[1]
-        margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
+        margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], len(known_LC[0]), self.margin_cap) for q in queries]
 
         def loss(anchor_SH: Tensor) -> Tensor:
             total = anchor_SH.new_zeros(())
