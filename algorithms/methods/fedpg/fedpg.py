@@ -172,7 +172,8 @@ class FedPG(Algorithm):
     def _server_loss(self, queries: Sequence[Queries], known_LC: Tensor) -> Callable[[Tensor], Tensor]:
         """Loss of the anchors `[L * C, H]`, summed over levels."""
         margin_of = class_margin if self.server_loss == "margin" else cosine_margin
-        margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], len(known_LC[0]), self.margin_cap) for q in queries]
+        classes = known_LC.shape[1]
+        margins = [margin_of(q.proto_QH[: q.own], q.class_Q[: q.own], classes, self.margin_cap) for q in queries]
 
         def loss(anchor_SH: Tensor) -> Tensor:
             total = anchor_SH.new_zeros(())
@@ -202,8 +203,7 @@ class FedPG(Algorithm):
         """mu times the alignment; None without a target."""
         if not self.mu or received is None or not client.info.train:
             return None
-        reach = reach_of(self._annotated(client), received)
-        if reach is None:
+        if (reach := reach_of(self._annotated(client), received)) is None:
             return None
         if self.alignment == "node":
             term = by_node(client, reach)
