@@ -28,10 +28,10 @@ from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.methods.shared.copilot import COPILOT
 from shoal.algorithms.models.build import build
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import analytic
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.reduction import upload_bytes
 
 # A client's own model and its copilot.

@@ -30,9 +30,9 @@ from shoal.algorithms.methods.fggp.fggp import FGGP, GENERATOR
 from shoal.algorithms.methods.shared.body import body_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.reduction import upload_bytes
 
 TRAIN = TrainOptions(epochs=6, optimizer="sgd", lr=3e-3, momentum=0.9, weight_decay=1e-5, opt_state="reset")

@@ -33,9 +33,9 @@ from shoal.algorithms.methods.fedpg.hop_prototypes import annotate, hop_prototyp
 from shoal.algorithms.methods.local import Local
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.storage.datasets.sources.source import DataSource
 from shoal.storage.datasets.synthetic.sbm import load_sbm
 from shoal.storage.graph.propagation import hops

@@ -29,10 +29,10 @@ from shoal.algorithms.client import ClientModel, FlatModel
 from shoal.algorithms.methods.fedgpl.own_part import own_entries
 from shoal.algorithms.models.items.plain_graphs import PlainGraphs
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.rounds.server import Server

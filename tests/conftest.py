@@ -21,10 +21,10 @@ from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config, parse_config
 from shoal.engine.hosts.backend import LocalBackend
 from shoal.engine.messages.job import make_job
-from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server

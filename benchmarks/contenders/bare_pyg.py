@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_mean_pool
 
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.store.store import Store
 from shoal.storage.store.view import Cache, View
 

@@ -1,1 +1,1 @@
-"""Values sent between driver, server and hosts: job, cell, models, seeds."""
+"""Values sent between driver, server and hosts: job, cell, models."""

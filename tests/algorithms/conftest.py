@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.algorithms.protocol import Tree
+from shoal.algorithms.rng import key
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View

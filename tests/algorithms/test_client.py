@@ -7,7 +7,7 @@ import torch
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 
 random = partial(key, 0, 1, 0)

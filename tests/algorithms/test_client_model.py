@@ -12,7 +12,7 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.protocol import MODEL
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 
 

@@ -14,8 +14,8 @@ from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.context import Context, ModelInfo
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL, Ask, Tree
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 
 SMALL, LARGE, COPILOT = (ModelInfo(name, {"a": (2, 3), "b": (4,), "slope": ()}, 4) for name in ("gcn", "gin", "sgc"))

@@ -12,8 +12,8 @@ from shoal.algorithms import client as module_under_test
 from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.training.local_training import batches
-from shoal.engine.messages.seeds import key
 from shoal.storage.store.view import View
 
 every_model = pytest.mark.parametrize("name", ["gcn", "gamlp"])

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import GCNConv, global_mean_pool
 
 from shoal.algorithms.models.build import build
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.view import View
 

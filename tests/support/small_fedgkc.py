@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.graph.sparse_matrix import SparseMatrix
 from shoal.storage.store.view import View
 

@@ -15,7 +15,7 @@ from support import pyg_clients
 from support.plain_dropout import dropped
 from torch import Tensor, nn
 
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 
 # A level (0: nodes of the class, 1 and 2: their neighbours at this hop) and a class.

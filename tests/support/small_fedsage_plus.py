@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 
 Parameters = dict[str, Tensor]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.storage.store.view import View
 
 # As the config of `unequal` has it.

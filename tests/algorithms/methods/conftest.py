@@ -15,8 +15,8 @@ from shoal.algorithms.context import Context
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL
 from shoal.storage.store.view import View

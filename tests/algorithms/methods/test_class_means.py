@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Client, Output, Received, Upload
 from shoal.algorithms.methods.class_means import ClassMeans
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View

@@ -18,8 +18,8 @@ from shoal.algorithms.base import Tree
 from shoal.algorithms.methods.registry.load import methods_for
 from shoal.algorithms.methods.registry.names import METHODS
 from shoal.algorithms.models.build import build
+from shoal.algorithms.rng import key
 from shoal.engine.messages.cell import Cell, Outcome
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.costs import Pool
 from shoal.engine.rounds.server import Server
 from shoal.engine.rounds.state import FederationState

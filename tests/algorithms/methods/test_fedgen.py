@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedgen import FedGen
 from shoal.algorithms.models.layers.output import Output
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import Client, Received, Upload
 from shoal.algorithms.methods.fedgta.fedgta import FedGTA, mixing_rows
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

@@ -15,9 +15,9 @@ from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.methods.fedkd import FedKD, projection
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Context, Output, Tree
 from shoal.algorithms.methods.fedtgp import FedTGP
 from shoal.algorithms.protocol import Replies
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 
 Run = Callable[..., Server]

@@ -16,9 +16,9 @@ from shoal.algorithms.methods.fgssl import FGSSL
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood
 from shoal.algorithms.models.layers.output import Output
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View

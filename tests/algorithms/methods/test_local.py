@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.options.split_codes import TRAIN
 from shoal.storage.store.view import View

@@ -16,9 +16,9 @@ from shoal.algorithms.client import Client, ClientModel, FlatModel, random_of
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import Neighbourhood, all_nodes, sampled
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer, batches
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

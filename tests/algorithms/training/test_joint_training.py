@@ -18,10 +18,10 @@ from shoal.algorithms.models.build import build
 from shoal.algorithms.models.inputs.neighbourhood import all_nodes
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.joint_training import JointLoss, Outputs, label_loss, train_jointly, weighted_sum
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
 

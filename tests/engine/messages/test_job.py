@@ -16,9 +16,9 @@ from torch import nn
 
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.engine.config.config import Config
 from shoal.engine.messages.job import Job, make_job
-from shoal.engine.messages.seeds import key
 from shoal.engine.preparing.prepare import prepare
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 
 PARTS = st.lists(st.one_of(st.integers(-9, 9), st.text("ab1", max_size=3)), min_size=1, max_size=4)
 

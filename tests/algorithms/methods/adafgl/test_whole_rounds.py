@@ -13,7 +13,7 @@ from support.plain_fedavg import row_counts
 from torch import Tensor, nn
 
 from shoal.algorithms.models.layers.dropout import drop
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

@@ -12,9 +12,9 @@ from shoal.algorithms.client import Client
 from shoal.algorithms.methods.registry.load import describe, load
 from shoal.algorithms.models.build import build
 from shoal.algorithms.protocol import MODEL
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from shoal.algorithms.methods.fedgpl.task_mixing import Trained, task_weights
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.options.split_codes import TEST, TRAIN, VAL

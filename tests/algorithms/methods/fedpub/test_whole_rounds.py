@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.methods.fedpub.proxy_graph import proxy_graph
 from shoal.algorithms.models.build import build
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

@@ -12,7 +12,7 @@ from support.plain_fedgta import equations_3_to_5
 from support.small_fedsage_plus import DEFAULTS, Person, of_others
 
 from shoal.algorithms.methods.fedsage_plus.generator import fresh_generator
-from shoal.engine.messages.seeds import key
+from shoal.algorithms.rng import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.store.view import View
 

@@ -17,10 +17,10 @@ from shoal.algorithms.client import Client, ClientInfo, ClientModel, FlatModel
 from shoal.algorithms.models.build import build
 from shoal.algorithms.models.layers.output import Output
 from shoal.algorithms.protocol import MODEL, Tree
+from shoal.algorithms.rng import key
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.heads import HeadGradients
 from shoal.algorithms.training.local_training import LocalTrainer
-from shoal.engine.messages.seeds import key
 from shoal.engine.rounds.server import Server
 from shoal.storage.errors import ShoalError
 from shoal.storage.store.view import View
