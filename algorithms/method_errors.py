@@ -57,9 +57,9 @@ def failure(method: Algorithm, hook: str, error: BaseException, before: str = ""
     where = place_in(_files(type(method)), error.__traceback__)
     if where is None and type(method).__module__.startswith(OURS):
         # The engine's own code, which a method of ours runs but did not write.
-        return ShoalError(f"{before}{in_words(error)}", detail)
+        return ShoalError(f"{before}{in_words(error)}", detail=detail)
     where = where or _definition(method, hook)
-    return ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail)
+    return ShoalError(f"{before}{where}, in {hook}(): {in_words(error)}", detail=detail)
 
 
 def fault(method: Algorithm, hook: str | Callable[..., Any], what: str, before: str = "") -> ShoalError:

@@ -91,8 +91,9 @@ def rate(schedule: Named, lr: float, number: int) -> float:
     found = _rates(schedule.name, _as_tuple(schedule.options), lr).of_round(number)
     if not (math.isfinite(found) and found > 0):
         raise ShoalError(
-            f"train.schedule: {schedule.name} gives round {number} the rate {found:g}, with which nothing is learnt; "
-            "change its options, or run fewer rounds"
+            "train.schedule",
+            f"{schedule.name} gives round {number} the rate {found:g}, with which nothing is learnt; "
+            "change its options, or run fewer rounds",
         )
     return found
 

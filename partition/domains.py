@@ -61,6 +61,7 @@ def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.
         strange = own[(own < before) | (own >= before + clients)]
         if len(strange):
             raise ShoalError(
-                f"partition.file: client {strange[0]} has a {graph.item_name} of {domain.name}, whose clients are "
-                f"{before} to {before + clients - 1} by partition.clients; number clients in the order of data.dataset"
+                "partition.file",
+                f"client {strange[0]} has a {graph.item_name} of {domain.name}, whose clients are "
+                f"{before} to {before + clients - 1} by partition.clients; number clients in the order of data.dataset",
             )

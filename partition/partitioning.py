@@ -51,7 +51,7 @@ def require_divides_graphs(method: str) -> None:
     ShoalError: A method divides the nodes of one graph, and no dataset of graphs.
     """
     if method not in OF_ITEMS and not is_own(method):
-        raise ShoalError(f"partition.method: {method} divides nodes; graphs are divided by {', '.join(OF_ITEMS)}")
+        raise ShoalError("partition.method", f"{method} divides nodes; graphs are divided by {', '.join(OF_ITEMS)}")
 
 
 def partition(

@@ -63,7 +63,7 @@ class Run:
         """
         self.path = Path(path)
         if not (self.path / CONFIG).exists():
-            raise ShoalError(f"{self.path}: no run folder: has no {CONFIG}")
+            raise ShoalError(self.path, f"no run folder: has no {CONFIG}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {'finished' if self.finished else 'unfinished'})"

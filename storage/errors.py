@@ -8,24 +8,36 @@ MORE = "; more in "
 
 
 class ShoalError(Exception):
-    """Bad input, in one line: what is wrong, where (file, key, client), what to do.
+    """Bad input, in one line: where (file, key, client), what is wrong, what to do.
 
-    The command prints the line and exits with status 2; with `--debug` it shows the detail and the traceback as well.
+    `ShoalError(path, "data.clients", "expected an integer, got 'x'")` reads `PATH: data.clients: expected ...`. The
+    command prints the line and exits with status 2; with `--debug` it shows the detail and the traceback as well.
 
     Attributes:
         line: The line.
+        places: Where the error is, outermost first: files as paths, all others (keys, clients, arrays) as text.
         detail: For a failure of code that is not ours, or on another process, its traceback.
         log: The file that has the detail; None: it is kept nowhere.
     """
 
     log: Path | None = None
 
-    def __init__(self, line: str, detail: str = "") -> None:
-        """Keeps the line and, for a failure on another process, that process's traceback."""
-        line = one_line(line)
-        super().__init__(line, detail)
-        self.line = line
+    def __init__(self, *parts: object, detail: str = "") -> None:
+        """Keeps the places and what is wrong there, and, for a failure on another process, that process's traceback."""
+        super().__init__(*parts)
+        self.line = one_line(": ".join(map(str, parts)))
+        self.places = tuple(part if isinstance(part, Path) else str(part) for part in parts[:-1])
         self.detail = detail
+
+    @property
+    def file(self) -> Path | None:
+        """The file or folder that is at fault, if one is."""
+        return next((place for place in self.places if isinstance(place, Path)), None)
+
+    @property
+    def key(self) -> str | None:
+        """The innermost place that is no file: a key of the config, an option, an array, a client."""
+        return next((place for place in reversed(self.places) if isinstance(place, str)), None)
 
     def __str__(self) -> str:
         return self.line

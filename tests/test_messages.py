@@ -6,6 +6,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from rooms import ROOT, modules
@@ -23,7 +24,8 @@ def messages_of(tree: ast.AST) -> Iterator[str]:
     """Texts of the errors that a file makes; those made of variables alone have none."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and name_of(node.func) in ERRORS and node.args:
-            for text in texts_of(node.args[0]):
+            for parts in product(*map(list, map(texts_of, node.args))):
+                text = ": ".join(parts)
                 if re.search("[a-z]", re.sub("{.*?}", "", text)):
                     yield text.replace("\n", "\\n")
 

@@ -33,8 +33,9 @@ class GraphViews:
         self._reads_hops = model.coupled is None and any(model.flat.inputs)
         if self._reads_hops and kernel is not None and kernel.rows != "all":
             raise ShoalError(
-                f"propagation.rows: {kernel.rows} leaves a client no graph to smooth an altered copy of its features "
-                "over; take rows: all, or switch off what reads such copies"
+                "propagation.rows",
+                f"{kernel.rows} leaves a client no graph to smooth an altered copy of its features "
+                "over; take rows: all, or switch off what reads such copies",
             )
 
     def draw(self, edges: float, features: float) -> Inputs:

@@ -95,7 +95,7 @@ class ClassMeans(Local):
         try:
             x_NF = data.rows(self.hops, data.train)
         except IndexError:
-            raise ShoalError(f"algorithm.hops: {self.hops} needs propagation.hops of at least as many") from None
+            raise ShoalError("algorithm.hops", f"{self.hops} needs propagation.hops of at least as many") from None
         mean_CF, counts_C = class_means(x_NF, data.label[data.train], classes)
         counts_C = counts_C * (counts_C >= self.at_least)
         if self.noise:

@@ -123,8 +123,9 @@ class FedGKC(WithCopilot):
         for number, own in enumerate(ctx.models[MODEL]):
             if self._shares(1.0).neighbours and own.width != copilot.width:
                 raise ShoalError(
-                    f"algorithm.copilot: its embedding is {copilot.width} wide, that of model {number} ({own.name}) "
-                    f"{own.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden"
+                    "algorithm.copilot",
+                    f"its embedding is {copilot.width} wide, that of model {number} ({own.name}) "
+                    f"{own.width}; give both one width, by heterogeneity.embedding and algorithm.copilot.hidden",
                 )
         return super().setup(ctx)
 

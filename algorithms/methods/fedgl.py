@@ -56,8 +56,9 @@ class PseudoLabels(Algorithm):
     def setup(self, ctx: Context) -> Tree:
         if self.pseudo and all(info.nodes == info.train for info in ctx.clients):
             raise ShoalError(
-                "algorithm.pseudo: all nodes that training sees are training nodes (data.inductive?), so that FedGL "
-                "has none to label; set it to 0, or take data with unlabelled nodes"
+                "algorithm.pseudo",
+                "all nodes that training sees are training nodes (data.inductive?), so that FedGL "
+                "has none to label; set it to 0, or take data with unlabelled nodes",
             )
         return super().setup(ctx)
 

@@ -32,7 +32,7 @@ class FedStar(FedAvg):
     def setup(self, ctx: Context) -> Tree:
         (kind,) = ctx.models[MODEL]
         if kind.name != STAR:
-            raise ShoalError(f"model.name: FedStar shares the structure encoder of {STAR}, found {kind.name}")
+            raise ShoalError("model.name", f"FedStar shares the structure encoder of {STAR}, found {kind.name}")
         return {"w": ctx.initial[structure_of(ctx.build(MODEL, 0))].clone()}
 
     def global_model(self, server: Tree) -> Tree:

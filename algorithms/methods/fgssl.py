@@ -117,7 +117,7 @@ class FGSSL(FedAvg):
         if self.contrast:
             require_body(model, kind, "FGSSL contrasts what is below the classifier")
         if model.coupled is not None and model.coupled.fanouts:
-            raise ShoalError("model.fanouts: FGSSL's views of the graph are read whole; leave it out")
+            raise ShoalError("model.fanouts", "FGSSL's views of the graph are read whole; leave it out")
         return super().setup(ctx)
 
     def train(self, client: Client, received: Received, trainer: Trainer, phase: str) -> float:

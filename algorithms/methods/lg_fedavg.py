@@ -59,6 +59,7 @@ def _require_same_size(models: Sequence[FlatModel], kinds: Sequence[ModelInfo]) 
     for size, kind in zip(sizes, kinds):
         if size != sizes[0]:
             raise ShoalError(
-                f"model.head: classifiers are averaged, but that of {kinds[0].name} has {sizes[0]} parameters and that "
-                f"of {kind.name} {size}; give all models head: linear"
+                "model.head",
+                f"classifiers are averaged, but that of {kinds[0].name} has {sizes[0]} parameters and that "
+                f"of {kind.name} {size}; give all models head: linear",
             )

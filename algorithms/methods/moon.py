@@ -61,7 +61,7 @@ class MOON(FedAvg):
 
     def setup(self, ctx: Context) -> Tree:
         if ctx.train.batch_size is not None:
-            raise ShoalError("train.batch_size: MOON takes all rows in one step; leave it out")
+            raise ShoalError("train.batch_size", "MOON takes all rows in one step; leave it out")
         if self.rows == "all":
             require_nodes(ctx)
         return super().setup(ctx)

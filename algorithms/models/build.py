@@ -114,7 +114,7 @@ def build(
     """
     cls = backbone(name, headless, task, texts)
     if hops < 0:
-        raise ShoalError(f"propagation.hops: must be at least 0, found {hops}")
+        raise ShoalError("propagation.hops", f"must be at least 0, found {hops}")
     _require_options(name, cls, options, task)
     if name in HEADLESS:
         return cls(features, classes, hops, dropout, **options)
@@ -150,13 +150,13 @@ def _require_options(name: str, cls: type[nn.Module], options: Mapping[str, obje
         known[HEAD_DROPOUT] = bool
     for key, (plain, why) in OF_NODES.get(task, {}).items():
         if key in known and options.get(key, plain[0]) not in plain:
-            raise ShoalError(f"model.{key}: {why}; leave it out")
+            raise ShoalError(f"model.{key}", f"{why}; leave it out")
     if task == "graph":
         known[READOUT] = str if _is_user_readout(options) else Pooling
     elif READOUT in options:
         a_task = "an edge" if task == "edge" else "a node"
         raise ShoalError(
-            f"model.{READOUT}: is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
+            f"model.{READOUT}", f"is for graph tasks (task: graph), {a_task} task pools nothing; leave it out"
         )
     own = {key: value for key, value in options.items() if key != PROMPT}
     _require_values("model", name, known, own)
@@ -182,16 +182,17 @@ def _prompt(name: str, cls: type[nn.Module], chosen: object, task: str) -> Calla
         ShoalError: The backbone or the task has no prompts, or the value is not a prompt with its options.
     """
     if task != "graph":
-        raise ShoalError(f"model.{PROMPT}: is for graph tasks (task: graph); leave it out")
+        raise ShoalError(f"model.{PROMPT}", "is for graph tasks (task: graph); leave it out")
     if name in OF_GRAPHS or not issubclass(cls, Coupled):
         raise ShoalError(
-            f"model.{PROMPT}: {name} reads what was computed of features and edges before; take a model that passes "
-            "messages, such as gcn"
+            f"model.{PROMPT}",
+            f"{name} reads what was computed of features and edges before; take a model that passes "
+            "messages, such as gcn",
         )
     options = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
     prompt = options.pop("name", None)
     if not isinstance(prompt, str) or prompt not in PROMPTS:
-        raise ShoalError(f"model.{PROMPT}: there is no {quoted(prompt)}; name one of {', '.join(sorted(PROMPTS))}")
+        raise ShoalError(f"model.{PROMPT}", f"there is no {quoted(prompt)}; name one of {', '.join(sorted(PROMPTS))}")
     made = _imported(PROMPTS[prompt])
     _require_values(f"model.{PROMPT}", prompt, _keywords(made), options)
     return lambda features: made(features, **options)
@@ -202,17 +203,17 @@ def _require_values(place: str, name: str, known: Mapping[str, Any], options: Ma
     for key, value in options.items():
         if key not in known:
             has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-            raise ShoalError(f"{place}.{key}: {name} has no such option; {has}{did_you_mean(key, known)}")
+            raise ShoalError(f"{place}.{key}", f"{name} has no such option; {has}{did_you_mean(key, known)}")
         try:
             TypeAdapter(known[key]).validate_python(value, strict=True)
         except ValidationError:
-            raise ShoalError(f"{place}.{key}: must be {_type_name(known[key])}, found {quoted(value)}") from None
+            raise ShoalError(f"{place}.{key}", f"must be {_type_name(known[key])}, found {quoted(value)}") from None
         most = MOST_LAYERS if key == "layers" else WIDEST
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
-                raise ShoalError(f"{place}.{key}: must be finite, found {number}")
+                raise ShoalError(f"{place}.{key}", f"must be finite, found {number}")
             if isinstance(number, int | float) and number > most:
-                raise ShoalError(f"{place}.{key}: must be at most {most}, found {quoted(number)}")
+                raise ShoalError(f"{place}.{key}", f"must be at most {most}, found {quoted(number)}")
 
 
 def _type_name(annotation: Any) -> str:

@@ -43,10 +43,10 @@ def require_backbone_name(name: str, task: str) -> None:
         ShoalError: It is neither.
     """
     if name in OF_GRAPHS and task != "graph":
-        raise ShoalError(f"model.name: {name} reads codes of small graphs, for graph tasks (task: graph); take gin")
+        raise ShoalError("model.name", f"{name} reads codes of small graphs, for graph tasks (task: graph); take gin")
     if name not in BACKBONES and name not in OF_GRAPHS and not is_own(name):
         names = sorted(BACKBONES)
         raise ShoalError(
-            f"model.name: there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel"
-            f"{did_you_mean(name, names)}"
+            "model.name",
+            f"there is no {name!r}; choose one of {', '.join(names)}, or my_file.py:MyModel{did_you_mean(name, names)}",
         )

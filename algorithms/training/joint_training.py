@@ -80,12 +80,12 @@ def require_whole_steps(client: Client, trainer: Trainer, names: list[str]) -> N
         ShoalError: The config asks for such.
     """
     if trainer.options.batch_size is not None:
-        raise ShoalError("train.batch_size: models that teach each other take all rows in one step; leave it out")
+        raise ShoalError("train.batch_size", "models that teach each other take all rows in one step; leave it out")
     for name in names:
         coupled = client.models[name].coupled
         if coupled is not None and coupled.fanouts:
             key = "model" if name == MODEL else f"algorithm.{name}"
-            raise ShoalError(f"{key}.fanouts: models that teach each other read the whole graph; leave it out")
+            raise ShoalError(f"{key}.fanouts", "models that teach each other read the whole graph; leave it out")
 
 
 def label_loss(client: Client, out: Output, part: str) -> Tensor:

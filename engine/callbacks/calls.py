@@ -92,4 +92,8 @@ def _failure(name: str, hook: str, error: BaseException) -> ShoalError:
     file = name.rpartition(":")[0]
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]
     where = f"{name}: {file}, line {lines[-1]}" if lines else name
-    return ShoalError(f"callbacks: {where}, in {hook}(): {in_words(error)}", "".join(traceback.format_exception(error)))
+    return ShoalError(
+        "callbacks",
+        f"{where}, in {hook}(): {in_words(error)}",
+        detail="".join(traceback.format_exception(error)),
+    )

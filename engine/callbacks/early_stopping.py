@@ -53,8 +53,10 @@ class EarlyStopping(Callback):
             found = numbers_of(line)
             if self.figure not in found:
                 raise ShoalError(
-                    f"callbacks: early_stopping.figure: no round has the number {self.figure!r}; there are "
-                    f"{', '.join(found)}{did_you_mean(self.figure, found)}"
+                    "callbacks",
+                    "early_stopping.figure",
+                    f"no round has the number {self.figure!r}; there are "
+                    f"{', '.join(found)}{did_you_mean(self.figure, found)}",
                 )
 
     def _count(self, run: Running, line: Line) -> None:

@@ -38,7 +38,7 @@ def load_callbacks(config: Config) -> dict[str, Callback]:
     found: dict[str, Callback] = {}
     for name, options in named:
         if name in found:
-            raise ShoalError(f"callbacks: {name} is there twice; name each callback once")
+            raise ShoalError("callbacks", f"{name} is there twice; name each callback once")
         found[name] = _load(name, options)
     return found
 
@@ -54,23 +54,24 @@ def _load(name: str, options: Mapping[str, Any]) -> Callback:
     try:
         return cls(**values)
     except Exception as error:
-        raise ShoalError(f"callbacks: {name}: {in_words(error)}") from error
+        raise ShoalError("callbacks", name, in_words(error)) from error
 
 
 def _class(name: str) -> tuple[type[Callback], UserCode | None]:
     """The class, and the text of a user's own."""
     if name in CALLBACKS:
         if name in EXTRAS and importlib.util.find_spec(name) is None:
-            raise ShoalError(f"callbacks: {name}: needs the package {name}; pip install 'shoal[{name}]'")
+            raise ShoalError("callbacks", name, f"needs the package {name}; pip install 'shoal[{name}]'")
         module, _, cls_name = CALLBACKS[name].partition(":")
         return getattr(importlib.import_module(module), cls_name), None
     if not is_own(name):
         raise ShoalError(
-            f"callbacks: {name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
-            f"{did_you_mean(name, CALLBACKS)}"
+            "callbacks",
+            f"{name!r} is unknown; there are {', '.join(CALLBACKS)}, or my_file.py:MyCallback"
+            f"{did_you_mean(name, CALLBACKS)}",
         )
     code = read_user_code("callbacks", name)
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Callback) or not is_dataclass(cls):
-        raise ShoalError(f"{code.place}: {name.rpartition(':')[2]} is no callback; derive a class from shoal.Callback")
+        raise ShoalError(code.place, f"{name.rpartition(':')[2]} is no callback; derive a class from shoal.Callback")
     return cls, code

@@ -25,18 +25,18 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE].
 def _possible(path: Path) -> Path:
     """A path that the system can look up."""
     if fault := path_fault(str(path)):
-        raise ShoalError(f"{path}: no such file or folder: {fault}")
+        raise ShoalError(path, f"no such file or folder: {fault}")
     try:
         path.exists()
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     return path
 
 
 def _one_of(option: str, value: str, *known: str) -> str:
     """A value of an option."""
     if value not in known:
-        raise ShoalError(f"{option}: must be one of {', '.join(known)}, found {value!r}")
+        raise ShoalError(option, f"must be one of {', '.join(known)}, found {value!r}")
     return value
 
 
@@ -324,7 +324,7 @@ def synthesize_command(
     from shoal.storage.progress import watched_by
 
     if twin.lower() not in ORIGINALS:
-        raise ShoalError(f"{twin}: there is no such twin; known are {', '.join(ORIGINALS)}")
+        raise ShoalError(twin, f"there is no such twin; known are {', '.join(ORIGINALS)}")
     options = DataSource(twin, scale=scale, homophily=homophily, signal=signal, seed=seed)
     with watched_by(watch):
         folder = write_ogb_layout(_possible(root).expanduser().resolve(), Twin.of(twin.lower(), options), compress)

@@ -56,8 +56,9 @@ def connect(config: Config) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ShoalError(
-            f"ray.address: no Ray cluster can be reached at {address or 'this machine'} ({reason}); start one with "
-            "`ray start --head`, set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null"
+            "ray.address",
+            f"no Ray cluster can be reached at {address or 'this machine'} ({reason}); start one with "
+            "`ray start --head`, set RAY_AUTH_TOKEN_PATH as there, or leave ray.address null",
         ) from error
     share_tensors()
     try:

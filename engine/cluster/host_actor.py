@@ -88,5 +88,5 @@ def await_hosts(hosts: Sequence[Any]) -> None:
         ray.get([host.ping.remote() for host in hosts], timeout=START_SECONDS)
     except (GetTimeoutError, RayError) as error:
         raise ShoalError(
-            f"engine.hosts: {len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
+            "engine.hosts", f"{len(hosts)} host actors did not start ({' '.join(str(error).split())[:200]})"
         ) from error

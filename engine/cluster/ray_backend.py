@@ -62,13 +62,15 @@ class ClusterHealth:
             if not now and since - self._answered > SECONDS_GONE:
                 host, port = self._address
                 raise ShoalError(
-                    f"ray: the control service of the cluster (GCS) at {host}:{port} has not answered for "
-                    f"{since - self._answered:.0f} s; start the cluster again and use --resume"
+                    "ray",
+                    f"the control service of the cluster (GCS) at {host}:{port} has not answered for "
+                    f"{since - self._answered:.0f} s; start the cluster again and use --resume",
                 ) from None
             return
         if not any(node["Alive"] for node in nodes if node["NodeID"] == self._node):
             raise ShoalError(
-                "ray: the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume"
+                "ray",
+                "the process of Ray on this machine (raylet) has ended; look for lack of memory, and use --resume",
             )
 
 
@@ -188,7 +190,7 @@ class ServerActor:
             self._server = Server(job, plan, self._pool, state, server_device(config))
         except ShoalError as error:
             # An actor whose constructor raises counts as lost and would be started again; `ready` raises instead.
-            self._refusal = ShoalError(error.line, error.detail)
+            self._refusal = ShoalError(*error.args, detail=error.detail)
 
     def ready(self) -> None:
         """Waits until every client, and every graph to evaluate, has a host that can read its data.

@@ -342,7 +342,7 @@ class _Phase:
         if task.losses > self._pool.retries:
             advice = "look for lack of memory, or raise engine.retries"
             if len(ids) > 1 or not self._pool.job.skip_failed_clients:
-                raise ShoalError(f"{line}; {advice}", "\n".join(self._roster.events))
+                raise ShoalError(f"{line}; {advice}", detail="\n".join(self._roster.events))
             self._finish(task, Outcome(failures={ids[0]: (line, advice)}))
             return
         # A batch of one client may have other last bits: it stays whole as long as the run can go on with it.

@@ -120,16 +120,18 @@ class Roster:
         """The error of clients that cannot run."""
         if not self.ready:
             return ShoalError(
-                "engine.hosts: all hosts are lost and none came back; the newest checkpoint is kept, use --resume",
-                "\n".join(self.events),
+                "engine.hosts",
+                "all hosts are lost and none came back; the newest checkpoint is kept, use --resume",
+                detail="\n".join(self.events),
             )
         some = ", ".join(self._named(i) for i in sorted(clients)[:10]) + (", …" if len(clients) > 10 else "")
         machines = ", ".join(sorted({locality.machine for locality in self.ready.values()}))
         return ShoalError(
-            f"{self._store}: clients {some}: no host can read their files (shard, split, hops); hosts run on "
+            self._store,
+            f"clients {some}: no host can read their files (shard, split, hops); hosts run on "
             f"{machines}; put the store on a file system they share, or manifest.json and those files on a disk of one "
             "of them",
-            "\n".join(self.events),
+            detail="\n".join(self.events),
         )
 
     def _enters(self, ref: Any) -> None:
@@ -160,5 +162,5 @@ def plain_error(error: RayTaskError, where: str = "a host") -> ShoalError:
     """The error that an actor raised, without Ray's wrapping."""
     cause = error.cause
     if isinstance(cause, ShoalError):
-        return ShoalError(cause.line, cause.detail)
-    return ShoalError(f"{where} failed: {type(cause).__name__}: {cause}", str(error))
+        return ShoalError(*cause.args, detail=cause.detail)
+    return ShoalError(f"{where} failed: {type(cause).__name__}: {cause}", detail=str(error))

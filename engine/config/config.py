@@ -139,7 +139,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
     file = _config_file(path)
     for override in overrides:
         if not OVERRIDE.fullmatch(override):
-            raise ShoalError(f"{override}: an override has the form key.sub=value")
+            raise ShoalError(override, "an override has the form key.sub=value")
     try:
         text = read_text(file, MOST_BYTES)
         require_small(text)
@@ -148,9 +148,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), values: Mapping
             _override(raw, override)
         resolved = _resolved(raw, values)
     except FileNotFoundError:
-        raise ShoalError(f"{file}: no such config") from None
+        raise ShoalError(file, "no such config") from None
     except (OSError, *UNREADABLE) as error:
-        raise ShoalError(f"{file}: not a config: {_reason(error)}") from error
+        raise ShoalError(file, f"not a config: {_reason(error)}") from error
     # User code is loaded from the run folder, not from its original path.
     return parse_config(located(resolved, file.parent) if Path(path).is_dir() else resolved, str(file))
 
@@ -160,7 +160,7 @@ def config_from(plain: Mapping[str, Any], values: Mapping[str, Any] = NO_VALUES)
     try:
         resolved = _resolved(_with_new_keys(OmegaConf.create(dict(plain))), values)
     except UNREADABLE as error:
-        raise ShoalError(f"{NO_FILE}: {_reason(error)}") from error
+        raise ShoalError(NO_FILE, _reason(error)) from error
     return parse_config(resolved, NO_FILE)
 
 
@@ -185,7 +185,7 @@ def _resolved(raw: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 def _config_file(path: str | Path) -> Path:
     """The file itself, or that of a run folder."""
     if fault := path_fault(str(path)):
-        raise ShoalError(f"{path}: no such config: {fault}")
+        raise ShoalError(path, f"no such config: {fault}")
     try:
         file = Path(path)
         if file.is_dir():
@@ -193,7 +193,7 @@ def _config_file(path: str | Path) -> Path:
             require_as_kept(file)
         return file
     except OSError as error:
-        raise ShoalError(f"{path}: not a config: {error.strerror}") from error
+        raise ShoalError(path, f"not a config: {error.strerror}") from error
 
 
 def _lay_over(raw: Any, key: str, value: Any) -> None:
@@ -203,7 +203,7 @@ def _lay_over(raw: Any, key: str, value: Any) -> None:
             raw.pop(key, None)
         OmegaConf.update(raw, key, value, force_add=True)
     except UNREADABLE as error:
-        raise ShoalError(f"{key}: cannot be set: {_reason(error)}") from error
+        raise ShoalError(key, f"cannot be set: {_reason(error)}") from error
 
 
 def _override(raw: Any, override: str) -> None:
@@ -217,8 +217,8 @@ def _override(raw: Any, override: str) -> None:
         raw.merge_with_dotlist([f"{key}={value}"])
     except UNREADABLE as error:
         raise ShoalError(
-            f"{override}: cannot be set: {_reason(error)}; an entry of a list is named by its place, "
-            "as in model.0.hidden=32"
+            override,
+            f"cannot be set: {_reason(error)}; an entry of a list is named by its place, as in model.0.hidden=32",
         ) from error
 
 
@@ -239,16 +239,16 @@ def parse_config(plain: dict[str, Any], where: str) -> Config:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"] if not OF_UNIONS.fullmatch(str(part)))
         if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            raise ShoalError(f"{where}: {key}: unknown key; {_known(first['loc'])}") from None
+            raise ShoalError(where, key, f"unknown key; {_known(first['loc'])}") from None
         if first["type"] == "missing":
-            raise ShoalError(f"{where}: {key}: missing") from None
-        raise ShoalError(f"{where}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
+            raise ShoalError(where, key, "missing") from None
+        raise ShoalError(where, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
 
     if config.data.synthetic:
         config = config.model_copy(update={"data": replace(config.data, dataset=_twin(config.data.dataset, where))})
     _require_clients_of_each(config, where)
     if config.data.inductive and config.task != "node":
-        raise ShoalError(f"{where}: data.inductive: is for labels of nodes; with task {config.task} leave it out")
+        raise ShoalError(where, "data.inductive", f"is for labels of nodes; with task {config.task} leave it out")
     return config
 
 
@@ -257,7 +257,7 @@ def _twin(dataset: str | tuple[str, ...], where: str) -> str:
     name = str(dataset).lower()
     if name not in TWINS and name not in TWINS.values():
         known = ", ".join(TWINS)
-        raise ShoalError(f"{where}: data.synthetic: there are synthetic twins of {known}, found {quoted(dataset)}")
+        raise ShoalError(where, "data.synthetic", f"there are synthetic twins of {known}, found {quoted(dataset)}")
     return TWINS.get(name, name)
 
 
@@ -266,12 +266,13 @@ def _require_clients_of_each(config: Config, where: str) -> None:
     names, numbers = config.data.dataset, config.partition.domains
     if isinstance(names, str):
         if numbers is not None:
-            raise ShoalError(f"{where}: partition.clients: a list is for a list of datasets; {names} is one graph")
+            raise ShoalError(where, "partition.clients", f"a list is for a list of datasets; {names} is one graph")
     elif numbers is None or len(numbers) != len(names):
         found = f"one number, {config.partition.clients}" if numbers is None else f"{len(numbers)}"
         raise ShoalError(
-            f"{where}: partition.clients: data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, "
-            f"found {found}"
+            where,
+            "partition.clients",
+            f"data.dataset has {len(names)} graphs; give a list of {len(names)} numbers, found {found}",
         )
 
 
@@ -320,13 +321,14 @@ def device_choice(config: Config) -> str:
         device = "cuda" if share else "cpu"
     if device == "cuda" and share > 1:
         raise ShoalError(
-            f"resources.gpus_per_host: a host computes on one GPU, found {share:g}; set it to 1 and engine.hosts to "
-            "the number of GPUs, or engine.device=cpu"
+            "resources.gpus_per_host",
+            f"a host computes on one GPU, found {share:g}; set it to 1 and engine.hosts to "
+            "the number of GPUs, or engine.device=cpu",
         )
     if device == "cuda" and not share and config.engine.backend == "ray":
         raise ShoalError(
-            "engine.device: cuda needs a share of a GPU for every host: set resources.gpus_per_host, as in 0.25"
+            "engine.device", "cuda needs a share of a GPU for every host: set resources.gpus_per_host, as in 0.25"
         )
     if device == "cpu" and config.engine.precision == "tf32":
-        raise ShoalError("engine.precision: tf32 is of GPUs; the run's device is cpu: take float32 or bfloat16")
+        raise ShoalError("engine.precision", "tf32 is of GPUs; the run's device is cpu: take float32 or bfloat16")
     return device

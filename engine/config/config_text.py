@@ -173,9 +173,9 @@ def require_as_kept(file: Path) -> None:
     try:
         text = file.read_text()
     except FileNotFoundError:
-        raise ShoalError(f"{file}: no such config") from None
+        raise ShoalError(file, "no such config") from None
     except (OSError, ValueError) as error:
-        raise ShoalError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise ShoalError(file, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     kept, _, _ = text.rpartition(SEAL)
     if text != with_seal(kept):
-        raise ShoalError(f"{file}: not as the run wrote it; copy it out of the run folder to run it as another config")
+        raise ShoalError(file, "not as the run wrote it; copy it out of the run folder to run it as another config")

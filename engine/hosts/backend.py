@@ -65,7 +65,7 @@ def server_device(config: Config) -> torch.device:
     try:
         return take_device("cuda" if share else "cpu", min(share, 1.0), config.engine.precision)
     except ShoalError as error:
-        raise ShoalError(f"resources.server_gpus: {error.line}; or set it to 0", error.detail) from error
+        raise ShoalError("resources.server_gpus", f"{error.line}; or set it to 0", detail=error.detail) from error
 
 
 class LocalBackend:

@@ -36,8 +36,10 @@ def take_device(name: str, share: float, precision: str) -> torch.device:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if not torch.cuda.is_available():
         raise ShoalError(
-            f"engine.device: cuda: torch {torch.__version__} finds no GPU on this host; install a torch built for CUDA "
-            "there, or set engine.device=cpu"
+            "engine.device",
+            "cuda",
+            f"torch {torch.__version__} finds no GPU on this host; install a torch built for CUDA "
+            "there, or set engine.device=cpu",
         )
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -61,8 +63,9 @@ def tensor_bytes(share: float, total: int) -> int:
     left = int(share * total) - CONTEXT_BYTES
     if left <= 0:
         raise ShoalError(
-            f"resources.gpus_per_host: {share:g} of a GPU of {total / 2**30:.1f} GiB is less than the "
-            f"{CONTEXT_BYTES / 2**30:.1f} GiB that CUDA takes for a process; take a larger share and fewer hosts"
+            "resources.gpus_per_host",
+            f"{share:g} of a GPU of {total / 2**30:.1f} GiB is less than the "
+            f"{CONTEXT_BYTES / 2**30:.1f} GiB that CUDA takes for a process; take a larger share and fewer hosts",
         )
     return left
 

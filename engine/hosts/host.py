@@ -469,7 +469,7 @@ class _CellAtWork:
         who = f"round {cell.round}, {opened.job.who(client_id)}"
         if why := lost(opened.device):
             # It would fail every later client, too, whatever that does.
-            raise DeviceLost(f"{who}: the GPU answers this process no more: {why}", traceback.format_exc())
+            raise DeviceLost(who, f"the GPU answers this process no more: {why}", detail=traceback.format_exc())
         if opened.guarded:
             # It may have written into its data before, which a later visit would read.
             for data in opened.visited(client_id):
@@ -477,7 +477,7 @@ class _CellAtWork:
         line = f"{who}: {in_one_line(error)}"
         detail = "".join(traceback.format_exception(error))
         if not opened.job.skip_failed_clients:
-            raise ShoalError(line, detail) from error
+            raise ShoalError(who, in_one_line(error), detail=detail) from error
         self._outcome.failures[client_id] = line, detail
 
     def _train_batches(self) -> Batched[Visit]:

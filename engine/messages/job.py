@@ -127,8 +127,9 @@ class Job:
         prepared = self.split in manifest.splits and (self.propagation is None or self.propagation in manifest.hops)
         if not prepared or manifest.content(self.split, self.propagation) != content:
             raise ShoalError(
-                f"{store.path}: machine {platform.node()} sees another store here than the run was started with; "
-                "copy the store of the machine that runs the command, or set data.store to a folder that all share"
+                store.path,
+                f"machine {platform.node()} sees another store here than the run was started with; "
+                "copy the store of the machine that runs the command, or set data.store to a folder that all share",
             )
         return store
 
@@ -306,7 +307,7 @@ def _training(config: Config, store: Store) -> str:
     try:
         return training.manifest.content(split, hops.name if hops.stored else None)
     except KeyError as missing:
-        raise ShoalError(f"{training.path}: has no {missing} of this config; run `shoal prepare` on it") from None
+        raise ShoalError(training.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
 
 
 def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str, ...], str]:
@@ -323,11 +324,12 @@ def _graphs(config: Config, store: Store, method: MethodSpec) -> tuple[tuple[str
     same = found.identity["dataset"] == clients.identity["dataset"] and found.published == clients.published
     if not same or [graph.nodes for graph in found.clients] != [domain.nodes for domain in clients.domains]:
         raise ShoalError(
-            f"{graphs.path}: holds other graphs than those that the clients of {store.path} come from; delete that "
-            "folder and run `shoal prepare` again"
+            graphs.path,
+            f"holds other graphs than those that the clients of {store.path} come from; delete that "
+            "folder and run `shoal prepare` again",
         )
     try:
         content = found.content(config.data.split_name, hops.name if hops.stored else None)
     except KeyError as missing:
-        raise ShoalError(f"{graphs.path}: has no {missing} of this config; run `shoal prepare` on it") from None
+        raise ShoalError(graphs.path, f"has no {missing} of this config; run `shoal prepare` on it") from None
     return tuple(domain.name for domain in clients.domains), content

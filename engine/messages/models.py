@@ -94,8 +94,9 @@ def require_fitting(
     parameters = sum(built.flat.w.numel() for several in sketched.values() for built in several)
     if parameters * OF_PARAMETER > memory_limit:
         raise ShoalError(
-            f"model: {parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
-            f"is {size(memory_limit)}; take a smaller model.hidden or fewer model.layers, or raise the limit"
+            "model",
+            f"{parameters:,} parameters take {size(parameters * OF_PARAMETER)} in training, engine.memory_limit "
+            f"is {size(memory_limit)}; take a smaller model.hidden or fewer model.layers, or raise the limit",
         )
     return sketched
 
@@ -118,7 +119,7 @@ def _built(algorithm: Algorithm, specs: Sequence[ModelSpec], embedding: int | No
             flats = build_models(chosen, width, **shape, headless=described is not None)
             built[name] = [BuiltModel(spec, flat) for spec, flat in zip(chosen, flats)]
         except ShoalError as error:
-            raise error if described is None else ShoalError(f"algorithm: {method}: model {name!r}: {error}") from None
+            raise error if described is None else ShoalError("algorithm", method, f"model {name!r}: {error}") from None
     return built
 
 
@@ -168,7 +169,7 @@ def assign_models(config: Config, clients: int) -> list[int]:
     if chosen.rule == "explicit":
         return _explicit(chosen.clients, clients, models)
     if chosen.clients is not None:
-        raise ShoalError(f"heterogeneity.clients: read by rule explicit only, the rule is {chosen.rule}")
+        raise ShoalError("heterogeneity.clients", f"read by rule explicit only, the rule is {chosen.rule}")
     if chosen.rule == "blocks":
         return [models * k // clients for k in range(clients)]
     numbers = np.arange(clients) % models
@@ -221,17 +222,21 @@ def build_models(
             embedding = width_of(module)
         models.append(FlatModel(module, bfloat16, sparse))
         if bfloat16 and models[-1].coupled:
-            raise ShoalError(f"engine.precision: bfloat16 is for decoupled models, {spec.name} is not; use float32")
+            raise ShoalError("engine.precision", f"bfloat16 is for decoupled models, {spec.name} is not; use float32")
     return models
 
 
 def _explicit(numbers: Sequence[int] | None, clients: int, models: int) -> list[int]:
     if numbers is None or len(numbers) != clients:
         found = "none" if numbers is None else len(numbers)
-        raise ShoalError(f"heterogeneity.clients: must give the model of each of the {clients} clients, found {found}")
+        raise ShoalError(
+            "heterogeneity.clients", f"must give the model of each of the {clients} clients, found {found}"
+        )
     for client, number in enumerate(numbers):
         if not 0 <= number < models:
-            raise ShoalError(f"heterogeneity.clients: client {client} has model {number}, there are 0 to {models - 1}")
+            raise ShoalError(
+                "heterogeneity.clients", f"client {client} has model {number}, there are 0 to {models - 1}"
+            )
     return list(numbers)
 
 
@@ -244,8 +249,9 @@ def require_supported(config: Config, algorithm: Algorithm) -> None:
     if config.task not in algorithm.supports:
         tasks = " and ".join(sorted(algorithm.supports & TASKS))
         raise ShoalError(
-            f"task: {config.algorithm.name} is for {tasks} tasks, found {config.task}; "
-            f"take a method for {config.task} tasks ({', '.join(methods_for(config.task))})"
+            "task",
+            f"{config.algorithm.name} is for {tasks} tasks, found {config.task}; "
+            f"take a method for {config.task} tasks ({', '.join(methods_for(config.task))})",
         )
 
 
@@ -260,8 +266,9 @@ def require_mixable(config: Config, algorithm: Algorithm) -> None:
     if len(models) > 1 and algorithm.client_models != "heterogeneous":
         names = ", ".join(model.name for model in models)
         raise ShoalError(
-            f"model: {config.algorithm.name} needs the same model at every client, found a list of {names}; "
-            f"give one model, or take a method that averages no whole models ({', '.join(mixing_methods())})"
+            "model",
+            f"{config.algorithm.name} needs the same model at every client, found a list of {names}; "
+            f"give one model, or take a method that averages no whole models ({', '.join(mixing_methods())})",
         )
     if not algorithm.centralized:
         assign_models(config, config.partition.clients)

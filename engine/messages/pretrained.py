@@ -72,9 +72,9 @@ def read_pretrained(models: Sequence[ModelSpec], most_bytes: int) -> dict[str, b
                 found = os.fstat(file.fileno()).st_size
                 contents[path] = file.read(found) if found <= most_bytes else b""
         except OSError as error:
-            raise ShoalError(f"model.pretrained: {path}: cannot be read: {error.strerror}") from error
+            raise ShoalError("model.pretrained", path, f"cannot be read: {error.strerror}") from error
         if found > most_bytes:
-            raise ShoalError(f"model.pretrained: {path}: is larger than engine.memory_limit, {size(most_bytes)}")
+            raise ShoalError("model.pretrained", path, f"is larger than engine.memory_limit, {size(most_bytes)}")
     return contents
 
 
@@ -108,16 +108,16 @@ def _require_fitting(spec: ModelSpec, backbone: nn.Module, content: bytes) -> No
     own = dict(backbone.named_parameters())
     for name, tensor in found.items():
         if name not in own:
-            raise ShoalError(f"{where}: has {name}, which this model, {spec.name}, has not; {WAY_OUT}")
+            raise ShoalError(where, f"has {name}, which this model, {spec.name}, has not; {WAY_OUT}")
         if tensor.shape != own[name].shape:
             shapes = f"is {list(tensor.shape)}, that of this model, {spec.name}, is {list(own[name].shape)}"
-            raise ShoalError(f"{where}: {name} {shapes}; {WAY_OUT}")
+            raise ShoalError(where, f"{name} {shapes}; {WAY_OUT}")
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            raise ShoalError(f"{where}: {name} has numbers that are not finite, or no numbers; {WAY_OUT}")
+            raise ShoalError(where, f"{name} has numbers that are not finite, or no numbers; {WAY_OUT}")
     missing = [name for name in gnn_parameters(backbone) if name not in found]
     if missing or not found:
         what = missing[0] if missing else "tensors"
-        raise ShoalError(f"{where}: has no {what}, which this model, {spec.name}, starts from; {WAY_OUT}")
+        raise ShoalError(where, f"has no {what}, which this model, {spec.name}, starts from; {WAY_OUT}")
 
 
 def _tensors(content: bytes, where: str) -> Tree:
@@ -125,4 +125,4 @@ def _tensors(content: bytes, where: str) -> Tree:
         return load(content)
     except DAMAGED as error:
         reason = " ".join(str(error).split())
-        raise ShoalError(f"{where}: damaged, or no safetensors ({reason}); bring it back, or make it again") from error
+        raise ShoalError(where, f"damaged, or no safetensors ({reason}); bring it back, or make it again") from error

@@ -55,7 +55,7 @@ def trainers_of(
     if path != "auto":
         missing = [_needed(path, algorithm, model, train) for model in models]
         if any(missing):
-            raise ShoalError(f"engine.trainer: {path} needs {next(filter(None, missing))}; use autograd")
+            raise ShoalError("engine.trainer", f"{path} needs {next(filter(None, missing))}; use autograd")
         return [path] * len(models)
     found = []
     for number, model in enumerate(models):

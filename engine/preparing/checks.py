@@ -42,7 +42,9 @@ def require_task(config: Config, dataset: str, labels: str) -> None:
         ShoalError: The config's task is not for it.
     """
     if (config.task == "graph") != (labels == "graph"):
-        raise ShoalError(f"task: {config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}")
+        raise ShoalError(
+            "task", f"{config.task}, but labels of dataset '{dataset}' are those of {labels}s; set {labels}"
+        )
 
 
 def require_metric(config: Config, dataset: str, classes: int) -> None:
@@ -60,7 +62,7 @@ def require_metric(config: Config, dataset: str, classes: int) -> None:
     # Whether there is an edge are two classes, whatever those of the nodes are.
     if metric != "accuracy" and classes != 2 and config.task != "edge":
         raise ShoalError(
-            f"evaluation.metric: {metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
+            "evaluation.metric", f"{metric} is for two classes, and dataset '{dataset}' has {classes}; set accuracy"
         )
 
 
@@ -78,18 +80,19 @@ def require_known(config: Config) -> None:
     if is_own(config.partition.method):
         user_partitioner(config.partition)
     if config.task == "edge" and config.data.split != "stratified":
-        raise ShoalError(f"data.split: {config.data.split} divides nodes; with task edge take stratified")
+        raise ShoalError("data.split", f"{config.data.split} divides nodes; with task edge take stratified")
     if config.task == "edge" and config.data.sparsity != Sparsity(seed=config.data.sparsity.seed):
-        raise ShoalError("data.sparsity: masks what nodes and graphs have; with task edge leave all its shares at 0")
+        raise ShoalError("data.sparsity", "masks what nodes and graphs have; with task edge leave all its shares at 0")
     hidden = config.task == "edge" or config.data.inductive or config.data.sparsity.edges > 0
     if hidden and config.data.features.from_edges:
         raise ShoalError(
-            f"data.features: {config.data.features.kind} would reveal edges that clients do not see (task edge, "
-            "data.inductive, data.sparsity.edges); take one-hot or random"
+            "data.features",
+            f"{config.data.features.kind} would reveal edges that clients do not see (task edge, "
+            "data.inductive, data.sparsity.edges); take one-hot or random",
         )
     if config.task != "node" and config.propagation.rows != "all":
         raise ShoalError(
-            f"propagation.rows: {config.propagation.rows} is for labels of nodes; with task {config.task} set all"
+            "propagation.rows", f"{config.propagation.rows} is for labels of nodes; with task {config.task} set all"
         )
     what = "graph" if config.task == "graph" else "node"
     numbers = config.partition.domains or (config.partition.clients,)

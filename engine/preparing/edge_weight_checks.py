@@ -26,29 +26,31 @@ def require_weights_used(config: Config, dataset: str, weighted: bool) -> None:
         return
     has = f"the edges of dataset '{dataset}' have weights"
     if config.task == "graph":
-        raise ShoalError(f"task: {has}, which graph tasks leave out; set data.edge_weights to drop")
+        raise ShoalError("task", f"{has}, which graph tasks leave out; set data.edge_weights to drop")
     name = config.algorithm.name
     algorithm = load(describe(name, config.algorithm.options))
     if WEIGHTED not in algorithm.supports:
         others = ", ".join(weighing_methods(config.task))
-        raise ShoalError(f"algorithm.name: {has}, which {name} leaves out; take another method ({others}), {WAY_OUT}")
+        raise ShoalError("algorithm.name", f"{has}, which {name} leaves out; take another method ({others}), {WAY_OUT}")
     if config.data.features.from_edges:
         raise ShoalError(
-            f"data.features: {has}, which {config.data.features.kind} leaves out; take other features, {WAY_OUT}"
+            "data.features", f"{has}, which {config.data.features.kind} leaves out; take other features, {WAY_OUT}"
         )
     for spec in config.models():
         if not _weighs_edges(spec.name, config.task):
             raise ShoalError(
-                f"model.name: {has}, which {spec.name} leaves out; take gcn, gcnii or a model that reads hops, "
-                f"{WAY_OUT}"
+                "model.name",
+                f"{has}, which {spec.name} leaves out; take gcn, gcnii or a model that reads hops, {WAY_OUT}",
             )
         if spec.options.get("fanouts") is not None:
-            raise ShoalError(f"model.fanouts: {has}, by which no neighbours are drawn; leave it out, {WAY_OUT}")
+            raise ShoalError("model.fanouts", f"{has}, by which no neighbours are drawn; leave it out, {WAY_OUT}")
     with code_of(algorithm, "models"):
         described = [str(model["name"]) for model in algorithm.models().values() if model is not None]
     for model in described:
         if not _weighs_edges(model, config.task):
-            raise ShoalError(f"algorithm: {has}, which {model}, a model of {name}, leaves out; take another, {WAY_OUT}")
+            raise ShoalError(
+                "algorithm", f"{has}, which {model}, a model of {name}, leaves out; take another, {WAY_OUT}"
+            )
 
 
 def _weighs_edges(model: str, task: str) -> bool:

@@ -29,7 +29,7 @@ def given_codes(
         code = read_split_file(options.split_file)
         if len(code) != items:
             found = f"{len(code)} entries for {items} {what}s"
-            raise ShoalError(f"{options.split_file}: {found} of {dataset}; give one each")
+            raise ShoalError(options.split_file, f"{found} of {dataset}; give one each")
         return code
     if options.split == "public":
         code_of_dataset = of_dataset()

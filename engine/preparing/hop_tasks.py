@@ -47,8 +47,9 @@ def hops_on_cluster(
             done, _ = ray.wait(list(running), timeout=config.engine.cell_timeout)
             if not done:
                 raise ShoalError(
-                    f"prepare: no hops of clients {sorted(running.values())} for {config.engine.cell_timeout:.0f} s; "
-                    "look at the cluster or raise engine.cell_timeout, and run it again to go on"
+                    "prepare",
+                    f"no hops of clients {sorted(running.values())} for {config.engine.cell_timeout:.0f} s; "
+                    "look at the cluster or raise engine.cell_timeout, and run it again to go on",
                 )
             yield running.pop(done[0]), _result(done[0])
     finally:
@@ -68,5 +69,5 @@ def _result(done: ray.ObjectRef) -> FileRecord:
             raise error.cause from None
         raise
     except RayError as error:
-        raise ShoalError(f"prepare: a task that computes hops was lost ({error}); run it again to go on") from error
+        raise ShoalError("prepare", f"a task that computes hops was lost ({error}); run it again to go on") from error
     return record

@@ -39,16 +39,18 @@ def sources(config: Config) -> tuple[DataSource, ...]:
         options["user_options"] = config.data.options
     for key, value in () if user_class else config.data.options.items():
         if key not in known:
-            raise ShoalError(f"data.options.{key}: unknown; known here: {', '.join(known)}{did_you_mean(key, known)}")
+            raise ShoalError(
+                f"data.options.{key}", f"unknown; known here: {', '.join(known)}{did_you_mean(key, known)}"
+            )
         try:
             options[key] = checked(hints[key], value)
         except ValueError as error:
-            raise ShoalError(f"data.options.{key}: {error}, found {quoted(value)}") from None
+            raise ShoalError(f"data.options.{key}", f"{error}, found {quoted(value)}") from None
     data = config.data
     if config.engine.memory_limit is not None:
         options["memory_limit"] = config.engine.memory_limit
     if data.name is not None and (not isinstance(data.dataset, str) or data.dataset.lower() != "files"):
-        raise ShoalError("data.name: is for one graph of your own (data.dataset files); others have their names")
+        raise ShoalError("data.name", "is for one graph of your own (data.dataset files); others have their names")
     same = partial(
         DataSource,
         root=data.root,
@@ -60,16 +62,16 @@ def sources(config: Config) -> tuple[DataSource, ...]:
     )
     if isinstance(data.dataset, str):
         if isinstance(data.path, tuple):
-            raise ShoalError(f"data.path: a list is for a list of datasets; {data.dataset} is one graph")
+            raise ShoalError("data.path", f"a list is for a list of datasets; {data.dataset} is one graph")
         return (same(dataset=data.dataset, path=data.path),)
     paths = list(data.path) if isinstance(data.path, tuple) else [data.path] if data.path else []
     own = sum(name.lower() == "files" for name in data.dataset)
     if len(paths) != own:
-        raise ShoalError(f"data.path: data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
+        raise ShoalError("data.path", f"data.dataset has {own} graphs of your own (files), found {len(paths)} paths")
     found = tuple(same(dataset=name, path=paths.pop(0) if name.lower() == "files" else None) for name in data.dataset)
     twice = [name for name, times in Counter(each.name for each in found).items() if times > 1]
     if twice:
-        raise ShoalError(f"data.dataset: {twice[0]!r} is there twice; give each graph once, and files of other names")
+        raise ShoalError("data.dataset", f"{twice[0]!r} is there twice; give each graph once, and files of other names")
     return found
 
 
@@ -141,8 +143,9 @@ def require_identity(path: Path, manifest: Manifest, made: dict[str, Any]) -> No
     """
     if manifest.identity != made:
         raise ShoalError(
-            f"{path}: this store was made from another dataset or partition: "
-            f"{_differences(manifest.identity, made)}; delete it or set data.store"
+            path,
+            f"this store was made from another dataset or partition: "
+            f"{_differences(manifest.identity, made)}; delete it or set data.store",
         )
 
 

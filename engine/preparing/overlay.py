@@ -64,15 +64,13 @@ def _link(store: Path, overlay: Path) -> None:
     shared = read_manifest(store)
     own = read_manifest(overlay) if (overlay / NAME).exists() else shared
     if own.clients != shared.clients or own.identity != shared.identity:
-        raise ShoalError(f"{overlay}: was made of another store than {store}; delete that folder")
+        raise ShoalError(overlay, f"was made of another store than {store}; delete that folder")
     both = replace(own, splits={**shared.splits, **own.splits}, hops={**shared.hops, **own.hops})
     try:
         for folder in _folders(both):
             _link_folder(store / folder, overlay / folder)
     except OSError as error:
-        raise ShoalError(
-            f"{overlay}: cannot be written: {error.strerror}; set data.overlay to another folder"
-        ) from None
+        raise ShoalError(overlay, f"cannot be written: {error.strerror}; set data.overlay to another folder") from None
     if both != own or not (overlay / NAME).exists():
         both.write(overlay)
 

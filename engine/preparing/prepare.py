@@ -139,8 +139,9 @@ def _complete(
     require_identity(path, manifest, made)
     if changed := differences(manifest.published, published):
         raise ShoalError(
-            f"{path}: this store was made from another content of {', '.join(changed)}; bring that back, set "
-            "data.store, or delete the store"
+            path,
+            f"this store was made from another content of {', '.join(changed)}; bring that back, set "
+            "data.store, or delete the store",
         )
     if repair:
         ready = shards_on_disk(path, manifest) and split_on_disk(path, manifest, split)

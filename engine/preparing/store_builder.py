@@ -106,8 +106,9 @@ class StoreBuilder(StoreSteps):
             record = record_of(path)
             if self.writer.noted(ASSIGNMENT) not in (None, record):
                 raise ShoalError(
-                    f"{path}: was lost or damaged, and the partition made again is another than the one that shards "
-                    f"were made from; delete the folder {self.path} and run `shoal prepare` again"
+                    path,
+                    f"was lost or damaged, and the partition made again is another than the one that shards "
+                    f"were made from; delete the folder {self.path} and run `shoal prepare` again",
                 )
             return record
 

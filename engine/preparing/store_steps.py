@@ -97,8 +97,9 @@ class StoreSteps(ABC):
             manifest = replace(self._shards(), splits=old.splits, hops=old.hops, provenance=old.provenance)
             if manifest.clients != old.clients:
                 raise ShoalError(
-                    f"{self.path}: shards that were made again are not what they were, splits and hops are of others; "
-                    "delete the folder and run `shoal prepare` again"
+                    self.path,
+                    "shards that were made again are not what they were, splits and hops are of others; "
+                    "delete the folder and run `shoal prepare` again",
                 )
         if manifest is not old:
             manifest.write(self.path)

@@ -103,9 +103,7 @@ def write(root: Path, checkpoint: Checkpoint) -> Path:
         _to_disk(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise ShoalError(
-            f"{folder}: the checkpoint cannot be written ({error}); free space and use --resume"
-        ) from error
+        raise ShoalError(folder, f"the checkpoint cannot be written ({error}); free space and use --resume") from error
     return folder
 
 
@@ -124,7 +122,7 @@ def _checkpoints(root: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ShoalError(f"{root}: the checkpoints cannot be read: {error.strerror}") from error
+        raise ShoalError(root, f"the checkpoints cannot be read: {error.strerror}") from error
     numbers = sorted((int(name[6:]) for name in names if re.fullmatch(r"round-\d{6,18}", name)), reverse=True)
     return [root / f"round-{number:06d}" for number in numbers]
 
@@ -181,7 +179,7 @@ def load_round(root: Path, number: int) -> Checkpoint:
     try:
         return _read(folder)
     except UNUSABLE as error:
-        raise ShoalError(f"{folder}: {_fault(error)}") from None
+        raise ShoalError(folder, _fault(error)) from None
 
 
 def load_last(root: Path, rounds: int) -> Checkpoint:
@@ -217,7 +215,7 @@ def _read(folder: Path) -> Checkpoint:
     # Another version of Shoal may have another seal.
     plain = json.loads(text)
     if isinstance(plain, Mapping) and plain.get("format", FORMAT) != FORMAT:
-        raise ShoalError(f"{folder}: format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
+        raise ShoalError(folder, f"format {plain['format']} of another version of Shoal, this one reads {FORMAT}")
     record = unsealed(text)
     for name, expected in record["files"].items():
         if digest(folder / name) != expected:
@@ -254,7 +252,7 @@ def set_aside(root: Path, newest: int) -> None:
         try:
             folder.rename(aside)
         except OSError as error:
-            raise ShoalError(f"{folder}: cannot be set aside: {error.strerror}; move it away by hand") from error
+            raise ShoalError(folder, f"cannot be set aside: {error.strerror}; move it away by hand") from error
 
 
 class BestRounds:
@@ -314,11 +312,12 @@ def load_best(run: Path, summary: Mapping[str, Any], scope: str) -> Checkpoint:
     scopes = summary["scopes"]
     if scope not in scopes or not scopes[scope]["best"]:
         known = ", ".join(name for name, found in scopes.items() if found["best"])
-        raise ShoalError(f"{run}: no scope {scope} with a best validation round; there are {known or 'none'}")
+        raise ShoalError(run, f"no scope {scope} with a best validation round; there are {known or 'none'}")
     number = scopes[scope]["best"]["round"]
     if number not in rounds_kept(run / BEST):
         raise ShoalError(
-            f"{run}: the models of round {number}, the best of {scope}, were not kept; run it again with "
-            "run.keep_best=true --fresh"
+            run,
+            f"the models of round {number}, the best of {scope}, were not kept; run it again with "
+            "run.keep_best=true --fresh",
         )
     return load_round(run / BEST, number)

@@ -113,9 +113,9 @@ def read_client_scores(run: Path) -> pa.Table:
     try:
         batches = [batch for batch, _ in _batches(path)]
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     if not batches:
-        raise ShoalError(f"{path}: no scores of clients; the run was made with run.client_scores=false, or before them")
+        raise ShoalError(path, "no scores of clients; the run was made with run.client_scores=false, or before them")
     return pa.Table.from_batches(batches)
 
 

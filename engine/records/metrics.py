@@ -50,7 +50,7 @@ class Metrics:
             text = sealed(line)
         except ValueError:
             keys = ", ".join(_not_finite(line))
-            raise ShoalError(f"{self.path}: round {line['round']}: NaN or infinity in {keys}; not written") from None
+            raise ShoalError(self.path, f"round {line['round']}: NaN or infinity in {keys}; not written") from None
         try:
             with self.path.open("ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
@@ -75,7 +75,7 @@ class Metrics:
             found = None
         except OSError as error:
             raise ShoalError(
-                f"{self.path}: cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
+                self.path, f"cannot be read ({error.strerror}); make it readable, or move it away and use --resume"
             ) from error
         if found != text and not text:
             _remove(self.path)
@@ -92,7 +92,7 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be removed: {error.strerror}; remove it by hand") from error
+        raise ShoalError(path, f"cannot be removed: {error.strerror}; remove it by hand") from error
 
 
 def write_whole(file: int, data: bytes, before: int) -> None:
@@ -144,7 +144,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     result: list[dict[str, Any]] = []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
@@ -152,7 +152,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             fault = "is damaged" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else f"was {error}"
             raise ShoalError(
-                f"{path}: line {number} {fault}; --resume rebuilds it from a checkpoint, --fresh starts over"
+                path, f"line {number} {fault}; --resume rebuilds it from a checkpoint, --fresh starts over"
             ) from None
     return result
 
@@ -188,7 +188,7 @@ def read_records(run: Path, number: int) -> Tree:
     try:
         found: Tree = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ShoalError(f"{path}: cannot be read ({error}); remove it, and the report is without that round") from None
+        raise ShoalError(path, f"cannot be read ({error}); remove it, and the report is without that round") from None
     return found
 
 

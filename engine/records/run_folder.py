@@ -76,19 +76,19 @@ class RunFolder:
             self._lock = (self.path / LOCK).open("a")
         except OSError as error:
             raise ShoalError(
-                f"{self.path}: cannot be made: {error.strerror}; set run.root to a folder that can be written"
+                self.path, f"cannot be made: {error.strerror}; set run.root to a folder that can be written"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
             raise ShoalError(
-                f"{self.path}: another run of this config is writing here; wait for it or change name or run.root"
+                self.path, "another run of this config is writing here; wait for it or change name or run.root"
             ) from None
         except OSError as error:
             self._lock.close()
             raise ShoalError(
-                f"{self.path}: cannot be locked: {error.strerror}; set run.root to a file system with locks"
+                self.path, f"cannot be locked: {error.strerror}; set run.root to a file system with locks"
             ) from error
         self._log = _Log(self.log, delay=True)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -131,7 +131,7 @@ class RunFolder:
         try:
             return self.metrics.path.read_bytes().count(b"\n")
         except OSError as error:
-            raise ShoalError(f"{self.metrics.path}: cannot be read: {error.strerror}") from error
+            raise ShoalError(self.metrics.path, f"cannot be read: {error.strerror}") from error
 
     def checkpoint_every(self) -> int | None:
         """Rounds between checkpoints of the run that is here; None where its config cannot be read."""
@@ -178,7 +178,7 @@ class RunFolder:
                 else:
                     path.unlink(missing_ok=True)
         except OSError as error:
-            raise ShoalError(f"{error.filename}: cannot be removed: {error.strerror}; remove it by hand") from error
+            raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary; the run is finished.
@@ -189,7 +189,7 @@ class RunFolder:
         try:
             text = sealed(summary, indent=1)
         except ValueError:
-            raise ShoalError(f"{self.path / SUMMARY}: NaN or infinity in the summary; not written") from None
+            raise ShoalError(self.path / SUMMARY, "NaN or infinity in the summary; not written") from None
         with replacing(self.path / SUMMARY) as unfinished:
             unfinished.write_text(text)
 
@@ -211,13 +211,13 @@ def read_summary(run: Path) -> dict[str, Any]:
     try:
         return unsealed(path.read_bytes())
     except FileNotFoundError as error:
-        raise ShoalError(f"{run}: no readable {SUMMARY}, so no finished run ({error.strerror})") from error
+        raise ShoalError(run, f"no readable {SUMMARY}, so no finished run ({error.strerror})") from error
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
         fault = f"damaged ({error})" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else str(error)
         raise ShoalError(
-            f"{path}: {fault}; delete it, and --resume writes it again from the newest checkpoint"
+            path, f"{fault}; delete it, and --resume writes it again from the newest checkpoint"
         ) from error
 
 
@@ -231,8 +231,9 @@ def require_whole_metrics(run: Path) -> None:
     done = max(checkpoint.newest_round(run / CHECKPOINTS), int(read_summary(run)["rounds"]) if finished(run) else 0)
     if logged < done:
         raise ShoalError(
-            f"{run / METRICS}: {logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
-            "rebuilds it from the newest checkpoint"
+            run / METRICS,
+            f"{logged} of {done} rounds are there; delete {SUMMARY}, if there is one, and --resume "
+            "rebuilds it from the newest checkpoint",
         )
 
 
@@ -249,7 +250,7 @@ def changed_keys(config: Config, run: Path) -> list[str]:
     try:
         old = identity_keys(with_new_keys(yaml.safe_load(path.read_text())))
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-        raise ShoalError(f"{path}: damaged ({' '.join(str(error).split())}); move the folder away") from error
+        raise ShoalError(path, f"damaged ({' '.join(str(error).split())}); move the folder away") from error
     old, new = ({**defaults(), **values} for values in (old, identity_keys(config.plain())))
     files = contents(config)
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in files)

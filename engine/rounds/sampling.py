@@ -59,7 +59,7 @@ def read_trace(file: str, clients: int) -> np.ndarray:
     try:
         trace = load_npy(file)
     except NOT_READ as error:
-        raise ShoalError(f"{file}: participation.trace cannot be read ({reason(error)}); give an .npy array") from error
+        raise ShoalError(file, f"participation.trace cannot be read ({reason(error)}); give an .npy array") from error
     if (
         trace.dtype.kind not in "fiub"
         or trace.ndim != 2
@@ -68,8 +68,9 @@ def read_trace(file: str, clients: int) -> np.ndarray:
         or not np.isin(trace, (0, 1)).all()
     ):
         raise ShoalError(
-            f"{file}: participation.trace must hold 0 or 1 for every round and all {clients} clients, "
-            f"found {trace.dtype} {list(trace.shape)}"
+            file,
+            f"participation.trace must hold 0 or 1 for every round and all {clients} clients, "
+            f"found {trace.dtype} {list(trace.shape)}",
         )
     return trace.astype(bool)
 

@@ -175,7 +175,7 @@ class Server:
                     exchange.reply = exchange.mix(request)
             except ShoalError as error:
                 place = yield_place(self.algorithm, requests)
-                raise ShoalError(f"{self._where}: {error.line} ({place})", error.detail) from error
+                raise ShoalError(self._where, f"{error.line} ({place})", detail=error.detail) from error
             if isinstance(request, Ask):
                 exchange.reply = exchange.ask(request, is_last_visit)
             self._hook = "round"
@@ -206,7 +206,7 @@ class Server:
                 require_request(request, len(self.infos))
             except ProtocolError as error:
                 place = yield_place(self.algorithm, requests)
-                raise ShoalError(f"{self._where}: {place}, in round(): {error}") from None
+                raise ShoalError(self._where, f"{place}, in round(): {error}") from None
         if device == CPU:
             return request
         if isinstance(request, Mix):
@@ -358,7 +358,7 @@ class Exchange:
         answered = [outcome for outcome in outcomes if outcome.ids]
         if ids and not answered:
             line, detail = next(iter(outcomes[0].failures.values()))
-            raise ShoalError(f"no client of the cohort answered; the first: {line}", detail)
+            raise ShoalError(f"no client of the cohort answered; the first: {line}", detail=detail)
         replies, held = combine(answered, [i for outcome in answered for i in outcome.ids], ask.up, sums)
         self._held.update(held)
         return replies

@@ -66,9 +66,9 @@ def export(run: Path, best: str | None = None) -> Path:
     store, algorithm = plan.prepare(), plan.algorithm
     job = make_job(config, store, run.name)
     if inputs.differences(summary["inputs"], {inputs.STORE: job.content}):
-        raise ShoalError(f"{store.path}: not the store that {run} was run on; restore that, or start the run over")
+        raise ShoalError(store.path, f"not the store that {run} was run on; restore that, or start the run over")
     if changed := inputs.differences(summary["inputs"], inputs.pretrained(config)):
-        raise ShoalError(f"{run}: {', '.join(changed)} changed since this run started; restore the content")
+        raise ShoalError(run, f"{', '.join(changed)} changed since this run started; restore the content")
     host = Host()
     # Export runs on any machine, whatever device trained the run.
     host.open(replace(job, device="cpu", precision="float32"))
@@ -149,7 +149,7 @@ def _predicted(algorithm: Algorithm, visit: Visit, who: str) -> Tensor:
     try:
         return predicted_classes(algorithm, client, visit.received, "all", client.info.items)
     except ShoalError as error:
-        raise ShoalError(f"{who}: {error.line}", error.detail) from error
+        raise ShoalError(who, *error.args, detail=error.detail) from error
 
 
 def _all_of(visit: Visit) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def options_of(values: Mapping[str, Any]) -> ContrastOptions:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).replace("_", "-")
-        raise ShoalError(f"--{name}: {message_of(error)}, found {quoted(first['input'])}") from None
+        raise ShoalError(f"--{name}", f"{message_of(error)}, found {quoted(first['input'])}") from None
 
 
 def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, graphs: Graphs) -> Path:
@@ -69,7 +69,7 @@ def pretrain(config: Config, out: Path, options: ContrastOptions, parts: int, gr
     spec = _model(config)
     _require_place(out)
     if parts < 2:
-        raise ShoalError(f"--parts: must be at least 2, found {parts}")
+        raise ShoalError("--parts", f"must be at least 2, found {parts}")
     torch.set_num_threads(config.engine.threads)
     share = config.resources.gpus_per_host or 1.0
     device = take_device(device_choice(config), share, config.engine.precision)
@@ -101,11 +101,13 @@ def _model(config: Config) -> ModelSpec:
     """The model of a config."""
     several = config.models()
     if len(several) > 1:
-        raise ShoalError(f"model: a file is for one model, found a list of {len(several)}; give them one after another")
+        raise ShoalError(
+            "model", f"a file is for one model, found a list of {len(several)}; give them one after another"
+        )
     name = several[0].name
     if not _is_coupled(backbone(name, task=config.task)):
         coupled = ", ".join(known for known in sorted(BACKBONES) if _is_coupled(backbone(known)))
-        raise ShoalError(f"model.name: {name} trains no layer that passes messages; take one of {coupled}")
+        raise ShoalError("model.name", f"{name} trains no layer that passes messages; take one of {coupled}")
     return several[0]
 
 
@@ -137,8 +139,9 @@ def _data(config: Config, cache: Cache, device: torch.device) -> tuple[View, Man
     store = prepare(config.model_copy(update=plain), centralized=True)
     if store.manifest.weighted:
         raise ShoalError(
-            f"data.dataset: the edges of '{store.manifest.name}' have weights, which views of altered edges leave out; "
-            "set data.edge_weights to drop"
+            "data.dataset",
+            f"the edges of '{store.manifest.name}' have weights, which views of altered edges leave out; "
+            "set data.edge_weights to drop",
         )
     if config.data.inductive:
         store = store.training(config.data.split_name)

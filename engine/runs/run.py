@@ -116,7 +116,7 @@ def _checkpoint(plan: RunPlan, folder: RunFolder, resume: bool) -> Checkpoint | 
             say(f"{folder.path}: nothing to resume, starting")
         return None
     if not resume:
-        raise ShoalError(f"{folder.path}: holds an unfinished run; --resume continues it, --fresh starts over")
+        raise ShoalError(folder.path, "holds an unfinished run; --resume continues it, --fresh starts over")
     found = checkpoint.load_newest(folder.checkpoints)
     if found is None:
         _require_early(folder)
@@ -134,8 +134,9 @@ def _require_early(folder: RunFolder) -> None:
     every = folder.checkpoint_every()
     if every is not None and logged > every:
         raise ShoalError(
-            f"{folder.checkpoints}: no checkpoint, though {logged} rounds are logged and one is written every {every}; "
-            "bring them back, or --fresh starts over"
+            folder.checkpoints,
+            f"no checkpoint, though {logged} rounds are logged and one is written every {every}; "
+            "bring them back, or --fresh starts over",
         )
 
 
@@ -148,7 +149,7 @@ def _require_same_keys(folder: RunFolder, config: Config) -> None:
         return
     if changed:
         raise ShoalError(
-            f"{folder.path}: was run with other values of {', '.join(changed)}; set those, or start over with --fresh"
+            folder.path, f"was run with other values of {', '.join(changed)}; set those, or start over with --fresh"
         )
 
 
@@ -156,8 +157,8 @@ def _require_same(folder: RunFolder, old: dict[str, str], new: dict[str, str]) -
     """Refuses to continue with other data than a run began with."""
     if changed := inputs.differences(old, new):
         raise ShoalError(
-            f"{folder.path}: {', '.join(changed)} changed since this run started; restore the content, or start over "
-            "with --fresh"
+            folder.path,
+            f"{', '.join(changed)} changed since this run started; restore the content, or start over with --fresh",
         )
 
 
@@ -166,10 +167,12 @@ def _refuse_changed(config: Config) -> None:
     for relative in unfinished_relatives(config):
         if changed := changed_keys(config, relative) + changed_contents(config, relative):
             raise ShoalError(
-                f"{relative}: the unfinished run differs from this config in {', '.join(changed)}; undo that to resume "
-                "it, or leave out --resume to start a run of this config"
+                relative,
+                f"the unfinished run differs from this config in {', '.join(changed)}; undo that to resume "
+                "it, or leave out --resume to start a run of this config",
             )
         raise ShoalError(
-            f"{relative}: the unfinished run was made by a version of Shoal with other numbers; finish it with that "
-            "version, or leave out --resume to start over in a new folder"
+            relative,
+            "the unfinished run was made by a version of Shoal with other numbers; finish it with that "
+            "version, or leave out --resume to start over in a new folder",
         )

@@ -104,8 +104,9 @@ def _require_client_scores(run: Path) -> None:
                 found = means.get((line["round"], scope, part), (nan, nan))
                 if not np.allclose(found, (numbers["clients"], numbers["f1_clients"]), rtol=1e-9, atol=0):
                     raise ShoalError(
-                        f"{path}: the scores of round {line['round']} are damaged or missing; --fresh makes the run "
-                        "again, or remove the file to do without them"
+                        path,
+                        f"the scores of round {line['round']} are damaged or missing; --fresh makes the run "
+                        "again, or remove the file to do without them",
                     )
 
 
@@ -116,4 +117,4 @@ def _require_summary(run: Path) -> None:
     if present(run / SUMMARY):
         read_summary(run)
     elif checkpoint.newest_round(run / CHECKPOINTS) == load_config(run).rounds:
-        raise ShoalError(f"{run / SUMMARY}: missing, though all rounds are done; --resume writes it")
+        raise ShoalError(run / SUMMARY, "missing, though all rounds are done; --resume writes it")

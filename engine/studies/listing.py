@@ -119,7 +119,7 @@ def remove(paths: Sequence[Path], ask: Callable[[str], bool]) -> bool:
     for path in paths:
         kind = kind_of(path)
         if kind is None:
-            raise ShoalError(f"{path}: neither a store, a run nor a sweep; remove other folders by hand")
+            raise ShoalError(path, "neither a store, a run nor a sweep; remove other folders by hand")
         for each in [Kept(kind, path), *(_runs_of(path) if kind == "sweep" else ())]:
             wanted.setdefault(each.path.absolute(), each)
     several = list(wanted.values())
@@ -176,7 +176,7 @@ def _require_idle(run: Path) -> None:
         with (run / LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ShoalError(f"{run}: is being written by a run; stop that first") from None
+        raise ShoalError(run, "is being written by a run; stop that first") from None
     except OSError:
         # A file system without locks, or a folder that will say so itself.
         return
@@ -189,5 +189,5 @@ def _remove(path: Path) -> None:
         else:
             shutil.rmtree(path)
     except OSError as error:
-        raise ShoalError(f"{error.filename}: cannot be removed: {error.strerror}; remove it by hand") from error
+        raise ShoalError(error.filename, f"cannot be removed: {error.strerror}; remove it by hand") from error
     say(f"removed: {path}")

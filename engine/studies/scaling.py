@@ -123,7 +123,7 @@ def _of_clients(base: Config, clients: Sequence[int], weak: bool) -> str:
     dataset, options = str(base.data.dataset), base.data.options
     if dataset not in (*BY_NODES, *BY_SCALE):
         known = ", ".join((*BY_NODES, *BY_SCALE))
-        raise ShoalError(f"--weak: {dataset} has the size it has; take one of {known}, or --strong")
+        raise ShoalError("--weak", f"{dataset} has the size it has; take one of {known}, or --strong")
     key = "nodes" if dataset in BY_NODES else "scale"
     start = float(options.get(key, 10000 if key == "nodes" else 1.0)) / base.partition.clients
     sizes = [start * number for number in clients]
@@ -135,5 +135,5 @@ def _of_clients(base: Config, clients: Sequence[int], weak: bool) -> str:
 def _numbers(option: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if wrong := next((part for part in parts if not part.isdecimal() or int(part) < 1), None):
-        raise ShoalError(f"{option}: must be whole numbers above 0 with commas between them, found {wrong!r}")
+        raise ShoalError(option, f"must be whole numbers above 0 with commas between them, found {wrong!r}")
     return sorted({int(part) for part in parts})

@@ -63,11 +63,11 @@ def combinations(axes: Sequence[str]) -> list[Selection]:
         values = _values(axis)
         runs *= len(values)
         if runs > MOST_RUNS:
-            raise ShoalError(f"{_shown(axis)}: a sweep has at most {MOST_RUNS:,} runs; give fewer values")
+            raise ShoalError(_shown(axis), f"a sweep has at most {MOST_RUNS:,} runs; give fewer values")
         found.append(values)
     keys = [key for values in found for key in dict.fromkeys(key for choice in values for key in choice.columns)]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ShoalError(f"{twice}: is in two axes of the sweep; name it once")
+        raise ShoalError(twice, "is in two axes of the sweep; name it once")
     return [_joined(several) for several in itertools.product(*found)]
 
 
@@ -79,13 +79,13 @@ def _joined(choices: Sequence[Selection]) -> Selection:
 def _values(axis: str) -> list[Selection]:
     key, equals, text = axis.partition("=")
     if not equals or not key:
-        raise ShoalError(f"{_shown(axis)}: {FORM}")
+        raise ShoalError(_shown(axis), FORM)
     if key in SEEDS:
         return _repetitions(axis, key, text)
     keys = key.split("+")
     parts = [part for part in split(text) if part]
     if not parts or not all(NAME.fullmatch(each) for each in keys):
-        raise ShoalError(f"{_shown(axis)}: {FORM}")
+        raise ShoalError(_shown(axis), FORM)
     if len(keys) > 1:
         return [_joint(axis, keys, part) for part in parts]
     return [choice for part in parts for choice in _named(axis, key, part)]
@@ -93,7 +93,7 @@ def _values(axis: str) -> list[Selection]:
 
 def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RUNS:
-        raise ShoalError(f"{_shown(axis)}: {key} is a number of repetitions, 1 to {MOST_RUNS:,}")
+        raise ShoalError(_shown(axis), f"{key} is a number of repetitions, 1 to {MOST_RUNS:,}")
     return [
         Selection({name: str(number) for name in SEEDS[key]}, tuple(f"{name}={number}" for name in SEEDS[key]))
         for number in range(int(text))
@@ -103,7 +103,7 @@ def _repetitions(axis: str, key: str, text: str) -> list[Selection]:
 def _joint(axis: str, keys: Sequence[str], part: str) -> Selection:
     values = part.split("+")
     if len(values) != len(keys):
-        raise ShoalError(f"{_shown(axis)}: {part} has {len(values)} values for {len(keys)} keys; join them by +")
+        raise ShoalError(_shown(axis), f"{part} has {len(values)} values for {len(keys)} keys; join them by +")
     return Selection(dict(zip(keys, values)), tuple(f"{key}={value}" for key, value in zip(keys, values)))
 
 
@@ -116,7 +116,7 @@ def _named(axis: str, key: str, part: str) -> Iterator[Selection]:
     if not brace:
         rest = "}"
     if not rest.endswith("}"):
-        raise ShoalError(f"{_shown(axis)}: {part}: the brace is not closed")
+        raise ShoalError(_shown(axis), part, "the brace is not closed")
     options = _options(axis, part, rest[:-1])
     for values in itertools.product(*options.values()):
         of_name = dict(zip(options, values))
@@ -135,7 +135,7 @@ def _options(axis: str, part: str, text: str) -> dict[str, list[str]]:
         elif options and part_of:
             options[next(reversed(options))].append(part_of)
         else:
-            raise ShoalError(f"{_shown(axis)}: {part}: options of one method have the form name{{option:a,b}}")
+            raise ShoalError(_shown(axis), part, "options of one method have the form name{option:a,b}")
     return options
 
 
@@ -236,14 +236,14 @@ def read_study(path: str, axes: Sequence[str], choose: str | None, choose_seeds:
     plain = _mapping(path) if not Path(path).is_dir() else None
     if plain is None or "axes" not in plain:
         if not axes:
-            raise ShoalError(f"{path}: name what varies, as in seed=0,1,2; a file of a study has the key axes")
+            raise ShoalError(path, "name what varies, as in seed=0,1,2; a file of a study has the key axes")
         return Study(path, tuple(axes), choose, choose_seeds, choose_by)
     try:
         file = _File.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:2])
-        raise ShoalError(f"{path}: {key}: {message_of(error)}, found {quoted(first.get('input'))}") from None
+        raise ShoalError(path, key, f"{message_of(error)}, found {quoted(first.get('input'))}") from None
     config = Path(path).parent / Path(file.config).expanduser()
     named = [f"{key}={axis_text(values)}" for key, values in file.axes.items()]
     asked = file.choose

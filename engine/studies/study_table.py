@@ -51,12 +51,10 @@ def table_of(rows: Sequence[Row], layout: Layout, title: str = "") -> TextTable:
     all_keys = list(dict.fromkeys(key for group in groups for key in group.columns))
     for key in (*layout.rows, *([layout.columns] if layout.columns else []), *(key for key, _ in layout.against)):
         if key not in all_keys:
-            raise ShoalError(
-                f"{key}: runs do not differ in this key; they do in {', '.join(all_keys) or 'seeds alone'}"
-            )
+            raise ShoalError(key, f"runs do not differ in this key; they do in {', '.join(all_keys) or 'seeds alone'}")
     against = dict(layout.against)
     if against and not any(against.items() <= group.columns.items() for group in groups):
-        raise ShoalError(f"--against: no finished runs have {_listed(against)}")
+        raise ShoalError("--against", f"no finished runs have {_listed(against)}")
     keys = list(layout.rows) or [key for key in varied(groups) if key != layout.columns]
     cells = _cells(groups, keys, layout.columns)
     numbers = _Numbers(layout.statistic, against, groups)
@@ -99,7 +97,7 @@ def _cells(groups: Sequence[Group], keys: Sequence[str], column: str | None) -> 
         of_row = cells.setdefault(row, {})
         if value in of_row:
             shared = ", ".join(key for key in group.columns if of_row[value].columns.get(key) != group.columns[key])
-            raise ShoalError(f"--rows: combinations that differ in {shared} would share a cell; name it, too")
+            raise ShoalError("--rows", f"combinations that differ in {shared} would share a cell; name it, too")
         of_row[value] = group
     return cells
 

@@ -150,9 +150,9 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         return unsealed(path.read_bytes())
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ShoalError(path, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ShoalError(f"{path}: damaged ({error}); the same shoal sweep writes it again") from None
+        raise ShoalError(path, f"damaged ({error}); the same shoal sweep writes it again") from None
 
 
 def _row(run: dict[str, Any]) -> Row:
@@ -194,7 +194,7 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     runs = [path for path in paths if not is_sweep(path)]
     for path in runs:
         if not (path / METRICS).exists():
-            raise ShoalError(f"{path}: neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
+            raise ShoalError(path, "neither a run nor a sweep; give folders that shoal run or shoal sweep wrote")
     configs = [_keys(path) for path in runs]
     names = list(dict.fromkeys(name for config in configs for name in config))
     differ = [name for name in names if len({config.get(name) for config in configs}) > 1]

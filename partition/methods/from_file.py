@@ -34,18 +34,18 @@ def by_file(
             f"name an .npy file of the client of every {graph.item_name}"
         )
     if given.shape != (graph.items,) or not np.issubdtype(given.dtype, np.integer):
-        raise ShoalError(f"{where}: must be integers of shape [{graph.items}], found {given.dtype} {list(given.shape)}")
+        raise ShoalError(where, f"must be integers of shape [{graph.items}], found {given.dtype} {list(given.shape)}")
     outside = (given < 0) | (given >= options.clients)
     if outside.any():
         raise ShoalError(
-            f"{where}: clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
-            f"found {listed(np.unique(given[outside]))}"
+            where,
+            f"clients must be 0 to {options.clients - 1} (partition.clients is {options.clients}), "
+            f"found {listed(np.unique(given[outside]))}",
         )
     empty = np.flatnonzero(np.bincount(given, minlength=options.clients) == 0)
     if len(empty):
         raise ShoalError(
-            f"{where}: no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower "
-            "partition.clients"
+            where, f"no {graph.item_name} for {listed(empty)} of the {options.clients} clients: lower partition.clients"
         )
     return given.astype(np.int32)
 
@@ -56,7 +56,7 @@ def read(file: str) -> np.ndarray:
         return load_npy(file)
     except NOT_READ as error:
         raise ShoalError(
-            f"{file}: cannot be read as an .npy array ({reason(error)}): save the assignment alone, with numpy.save"
+            file, f"cannot be read as an .npy array ({reason(error)}): save the assignment alone, with numpy.save"
         ) from error
 
 
@@ -83,8 +83,9 @@ def by_index(
     chunks = options.chunks or options.clients
     if not options.clients <= chunks <= graph.items:
         raise ShoalError(
-            f"partition.chunks: {chunks} of dataset '{graph.name}' for {options.clients} clients; choose from "
-            f"{options.clients} to {graph.items}"
+            "partition.chunks",
+            f"{chunks} of dataset '{graph.name}' for {options.clients} clients; choose from "
+            f"{options.clients} to {graph.items}",
         )
     sizes = np.full(chunks, graph.items // chunks)
     sizes[: graph.items % chunks] += 1

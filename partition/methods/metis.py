@@ -76,7 +76,7 @@ def _in_own_process(compute: Callable[[], np.ndarray], length: int) -> np.ndarra
         if status:
             code = os.waitstatus_to_exitcode(status)
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "failed"
-            raise ShoalError(f"partition: METIS {how}; if memory is short, partition.method semi-external takes less")
+            raise ShoalError("partition", f"METIS {how}; if memory is short, partition.method semi-external takes less")
         return np.frombuffer(shared[:], dtype=np.int32, count=length).copy()
 
 

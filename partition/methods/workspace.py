@@ -47,4 +47,4 @@ class Workspace:
                 yield Path(folder)
         except OSError as error:
             reason = error.strerror or error
-            raise ShoalError(f"{where}: cannot be written: {reason}; free space or choose another folder") from error
+            raise ShoalError(where, f"cannot be written: {reason}; free space or choose another folder") from error

@@ -30,17 +30,17 @@ def from_dgl(graph: Any, name: str = "graph", x: str = X, y: str = Y) -> Graph:
         ShoalError: Several kinds of node or edge, or an entry is missing or wrong; names it.
     """
     if not graph.is_homogeneous:
-        raise ShoalError("graph: has several kinds of node or edge; give dgl.to_homogeneous(graph)")
+        raise ShoalError("graph", "has several kinds of node or edge; give dgl.to_homogeneous(graph)")
     keys = {"x": x, "y": y, **{key: key for key in ("assignment", *MASKS)}}
     values = {ours: graph.ndata.get(theirs) for ours, theirs in keys.items()}
     where = {ours: f"graph.ndata[{theirs!r}]" for ours, theirs in keys.items()}
     if values["x"] is not None and len(values["x"]) != graph.num_nodes():
-        raise ShoalError(f"{where['x']}: {len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
+        raise ShoalError(where["x"], f"{len(values['x'])} rows for {graph.num_nodes()} nodes; one a node")
     # Edges in the order of their numbers, as `edata` has them.
     values["edge_index"], where["edge_index"] = torch.stack(graph.edges()), "graph.edges()"
     named = [key for key in WEIGHTS if key in graph.edata]
     if len(named) > 1:
-        raise ShoalError(f"graph.edata: has {' and '.join(named)}, and an edge has one weight; take one of them out")
+        raise ShoalError("graph.edata", f"has {' and '.join(named)}, and an edge has one weight; take one of them out")
     if named:
         values["edge_weight"], where["edge_weight"] = graph.edata[named[0]], f"graph.edata[{named[0]!r}]"
     return graph_of(name, values, where)
@@ -63,10 +63,10 @@ def to_dgl(graph: Graph | Shard, split: Split | None = None, module: Any = None)
     module = library("dgl", "a DGLGraph") if module is None else module
     tensors = tensors_of(graph, split)
     if "batch" in tensors:
-        raise ShoalError("graph: many graphs with a label each, and a DGLGraph has labels of nodes only; take to_pyg")
+        raise ShoalError("graph", "many graphs with a label each, and a DGLGraph has labels of nodes only; take to_pyg")
     if "edge_label" in tensors:
         raise ShoalError(
-            "graph: pairs of nodes with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
+            "graph", "pairs of nodes with a label each, and a DGLGraph has labels of nodes only; take to_pyg"
         )
     made = module.graph(tuple(tensors.pop("edge_index")), num_nodes=graph.nodes)
     if "edge_weight" in tensors:

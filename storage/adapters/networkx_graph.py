@@ -32,7 +32,7 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     """
     nodes = list(graph.nodes)
     if not nodes:
-        raise ShoalError("graph: has no nodes; there is nothing to learn")
+        raise ShoalError("graph", "has no nodes; there is nothing to learn")
     number_of = {node: number for number, node in enumerate(nodes)}
     ends = np.array([(number_of[one], number_of[other]) for one, other in graph.edges()], dtype=np.int64)
     weights = [_weight(*edge) for edge in graph.edges(data=WEIGHT, default=1)]
@@ -65,8 +65,9 @@ def _weight(one: Any, other: Any, weight: Any) -> float:
     """
     if not isinstance(weight, int | float | np.number) or not 0 < weight < float("inf"):
         raise ShoalError(
-            f"graph: edge {one!r}, {other!r} has weight {weight!r}; the weight of an edge is positive and finite: "
-            "change it, or delete it"
+            "graph",
+            f"edge {one!r}, {other!r} has weight {weight!r}; the weight of an edge is positive and finite: "
+            "change it, or delete it",
         )
     return float(weight)
 
@@ -80,8 +81,8 @@ def _values(graph: Any, nodes: list[Any], key: str) -> list[Any]:
     found: list[Any] = []
     for node in nodes:
         if (value := graph.nodes[node].get(key)) is None:
-            raise ShoalError(f"graph.nodes[{node!r}][{key!r}]: missing; every node needs one")
+            raise ShoalError(f"graph.nodes[{node!r}][{key!r}]", "missing; every node needs one")
         if np.shape(value) != np.shape(found[0] if found else value):
-            raise ShoalError(f"graph.nodes[{node!r}][{key!r}]: of another length than those of other nodes")
+            raise ShoalError(f"graph.nodes[{node!r}][{key!r}]", "of another length than those of other nodes")
         found.append(value)
     return found

@@ -73,9 +73,7 @@ def library(name: str, what: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise ShoalError(
-            f"{name}: {what} needs it, and it cannot be imported ({reason}); see `shoal doctor`"
-        ) from error
+        raise ShoalError(name, f"{what} needs it, and it cannot be imported ({reason}); see `shoal doctor`") from error
 
 
 def _csr(x: Any) -> Tensor:

@@ -32,7 +32,7 @@ def joined(graphs: Sequence[Graph]) -> Graph:
     kinds = {graph.item_name for graph in graphs}
     if len(kinds) > 1:
         found = ", ".join(f"{graph.name} of {graph.item_name}s" for graph in graphs)
-        raise ShoalError(f"data.dataset: labels of one federation are all of nodes or all of graphs, found {found}")
+        raise ShoalError("data.dataset", f"labels of one federation are all of nodes or all of graphs, found {found}")
     vocabulary, features = _features(graphs)
     labels, names = joined_labels(
         [graph.y for graph in graphs], [graph.label_names for graph in graphs], [graph.name for graph in graphs]
@@ -105,8 +105,9 @@ def _features(graphs: Sequence[Graph]) -> tuple[np.ndarray | None, Any]:
         if len(widths) > 1:
             found = ", ".join(f"{graph.name} {graph.features}" for graph in graphs)
             raise ShoalError(
-                f"data.dataset: graphs of one federation have the same features, found widths {found}; give each its "
-                "vocabulary, or features of one width"
+                "data.dataset",
+                f"graphs of one federation have the same features, found widths {found}; give each its "
+                "vocabulary, or features of one width",
             )
         return None, _batched([graph.x for graph in graphs])
     union = np.unique(np.concatenate(vocabularies))

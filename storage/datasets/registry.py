@@ -40,8 +40,8 @@ def load_induced(name: str, options: DataSource) -> Graph:
     base = load(_base_of(options))
     if base.edge_weight is not None:
         raise ShoalError(
-            f"data.options.base: the edges of '{base.name}' have weights, which {name} leaves out; set "
-            "data.edge_weights to drop"
+            "data.options.base",
+            f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
         )
     return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
 
@@ -89,7 +89,7 @@ def load(options: DataSource) -> Graph:
     """
     spec, name = _spec(options), options.key
     if spec.finite and options.row_normalize:
-        raise ShoalError(f"data.row_normalize: features of {name} are negative, too, and have no sum to divide by")
+        raise ShoalError("data.row_normalize", f"features of {name} are negative, too, and have no sum to divide by")
     graph = spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
     # Graphs that are cut out of a base have what was made for that.
@@ -188,7 +188,7 @@ def _base_of(options: DataSource) -> DataSource:
     spec = CATALOGUE.get(base.key)
     if spec is None or spec.task == "graph":
         found = "none" if options.base is None else repr(options.base)
-        raise ShoalError(f"data.options.base: {options.dataset} needs a dataset with labels of nodes, found {found}")
+        raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {found}")
     return base
 
 

@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def cannot_write(path: Path, error: OSError) -> ShoalError:
     """The error for a file that could not be written."""
-    return ShoalError(f"{path}: cannot be written: {error.strerror or error}; free space or choose another folder")
+    return ShoalError(path, f"cannot be written: {error.strerror or error}; free space or choose another folder")
 
 
 def present(path: Path) -> bool:
@@ -45,7 +45,7 @@ def present(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be looked at: {error.strerror}") from error
+        raise ShoalError(path, f"cannot be looked at: {error.strerror}") from error
     return True
 
 

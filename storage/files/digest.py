@@ -51,7 +51,7 @@ def input_digest(path: Path) -> str:
             raise OSError(EISDIR, "Is no file", str(path))
         return _known(str(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     except OSError as error:
-        raise ShoalError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ShoalError(path, f"cannot be read: {error.strerror or error}") from error
 
 
 @lru_cache(maxsize=4096)

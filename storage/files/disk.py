@@ -21,16 +21,16 @@ def writing(path: Path, key: str = "data.store") -> Iterator[None]:
         lock = (path / ".lock").open("w")
     except OSError as error:
         raise ShoalError(
-            f"{path}: cannot be made: {error.strerror}; set {key} to a folder that can be written"
+            path, f"cannot be made: {error.strerror}; set {key} to a folder that can be written"
         ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ShoalError(f"{path}: another prepare is writing this store; wait for it or set {key}") from None
+            raise ShoalError(path, f"another prepare is writing this store; wait for it or set {key}") from None
         except OSError as error:
             raise ShoalError(
-                f"{path}: cannot be locked: {error.strerror}; set {key} to a file system with locks"
+                path, f"cannot be locked: {error.strerror}; set {key} to a file system with locks"
             ) from error
         yield
 
@@ -44,6 +44,7 @@ def require_disk(folder: Path, needed: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ShoalError(
-            f"{folder}: {what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; "
-            "free space or choose another folder"
+            folder,
+            f"{what} need {needed / 2**30:.2f} GiB, {free / 2**30:.2f} GiB are free; "
+            "free space or choose another folder",
         )

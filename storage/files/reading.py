@@ -58,7 +58,7 @@ ENDS_WITH_NUMBER = re.compile(r"\((\d+)\)$")
 def cannot_read(path: Path, error: OSError) -> ShoalError:
     """The error for a file that is there and cannot be opened, mapped or read."""
     way_out = WAYS_OUT.get(error.errno or 0, "look at the file system that it lies on")
-    return ShoalError(f"{path}: cannot be read: {error.strerror or error}; {way_out}")
+    return ShoalError(path, f"cannot be read: {error.strerror or error}; {way_out}")
 
 
 def system_error(error: RuntimeError) -> OSError | None:

@@ -41,8 +41,9 @@ def clean_weights(edge_index: np.ndarray, weight: Any, nodes: int, where: str) -
         one, two = divmod(int(key[other[0]]), nodes)
         values = both[key == key[other[0]]]
         raise ShoalError(
-            f"{where}: the edge of nodes {one} and {two} weighs {values.min():g} and {values.max():g}; edges are "
-            f"undirected: give one weight each, {WAY_OUT}"
+            where,
+            f"the edge of nodes {one} and {two} weighs {values.min():g} and {values.max():g}; edges are "
+            f"undirected: give one weight each, {WAY_OUT}",
         )
     return None if (found == 1).all() else found
 
@@ -56,14 +57,14 @@ def _numbers(weight: Any, edges: int, where: str) -> np.ndarray:
     fits = isinstance(weight, np.ndarray) and weight.shape in ((edges,), (edges, 1)) and weight.dtype.kind in "fiub"
     if not fits:
         found = f"{weight.dtype} {list(weight.shape)}"
-        raise ShoalError(f"{where}: must be numbers [{edges}], the weight of every edge, found {found}")
+        raise ShoalError(where, f"must be numbers [{edges}], the weight of every edge, found {found}")
     with np.errstate(over="ignore", under="ignore"):
         given_G = weight.reshape(edges).astype(np.float32)
     wrong = np.flatnonzero(~(np.isfinite(given_G) & (given_G > 0)))
     if len(wrong):
         value = weight.reshape(edges)[wrong[0]]
         raise ShoalError(
-            f"{where}: row {wrong[0]} is {value}; the weight of an edge is positive and finite: change it, {WAY_OUT}"
+            where, f"row {wrong[0]} is {value}; the weight of an edge is positive and finite: change it, {WAY_OUT}"
         )
     return given_G
 

@@ -25,16 +25,17 @@ def class_count(y: np.ndarray, where: str, what: str = "node") -> int:
     """
     labelled = int((y >= 0).sum())
     if not labelled:
-        raise ShoalError(f"{where}: no {what} has a label; there is nothing to learn")
+        raise ShoalError(where, f"no {what} has a label; there is nothing to learn")
     row = int(y.argmin())
     if y[row] < -1:
-        raise ShoalError(f"{where}: row {row} is {y[row]}; a label is a class from 0, or -1 for none")
+        raise ShoalError(where, f"row {row} is {y[row]}; a label is a class from 0, or -1 for none")
     row = int(y.argmax())
     classes = int(y[row]) + 1
     if classes > max(ALWAYS, min(labelled, MOST)):
         raise ShoalError(
-            f"{where}: row {row} has label {y[row]}, which makes {classes} classes, but {labelled} {what}s have a "
-            "label; number the classes from 0 on"
+            where,
+            f"row {row} has label {y[row]}, which makes {classes} classes, but {labelled} {what}s have a "
+            "label; number the classes from 0 on",
         )
     return classes
 
@@ -77,7 +78,7 @@ def graph_from_arrays(name: str, arrays: Mapping[str, Any], where: Mapping[str, 
     if names is not None:
         names = _texts(names, where.get("label_names", where["y"]), "a class")
         if len(names) < classes:
-            raise ShoalError(f"{where['label_names']}: {len(names)} names for {classes} classes; give each one")
+            raise ShoalError(where["label_names"], f"{len(names)} names for {classes} classes; give each one")
         classes = len(names)
     split, assignment = arrays.get("split"), arrays.get("assignment")
     if split is not None:
@@ -122,29 +123,31 @@ def require_apart(indptr: np.ndarray, indices: np.ndarray, graph_of: np.ndarray,
     if len(between):
         one, other = source[between[0]], indices[between[0]]
         raise ShoalError(
-            f"{where}: an edge joins node {one} of graph {graph_of[one]} and node {other} of graph {graph_of[other]}; "
-            "graphs have no edges between them"
+            where,
+            f"an edge joins node {one} of graph {graph_of[one]} and node {other} of graph {graph_of[other]}; "
+            "graphs have no edges between them",
         )
 
 
 def _graphs(graph: np.ndarray, nodes: int, where: str) -> np.ndarray:
     graph_of = _integers(graph, nodes, (0, 2**31 - 1), where, f"x has {nodes} rows; one graph a node").astype(np.int64)
     if not nodes:
-        raise ShoalError(f"{where}: no node; there is nothing to learn")
+        raise ShoalError(where, "no node; there is nothing to learn")
     steps = np.diff(graph_of, prepend=-1)
     wrong = np.flatnonzero((steps < 0) | (steps > 1))
     if len(wrong):
         row = int(wrong[0])
         raise ShoalError(
-            f"{where}: row {row} is {graph_of[row]}; graphs are numbered from 0 without a gap, and their nodes lie in "
-            "this order"
+            where,
+            f"row {row} is {graph_of[row]}; graphs are numbered from 0 without a gap, and their nodes lie in "
+            "this order",
         )
     return graph_of
 
 
 def _features(x: Any, where: str) -> Any:
     if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiub":
-        raise ShoalError(f"{where}: features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
+        raise ShoalError(where, f"features must be numbers [N, F], found {x.dtype} {list(x.shape)}")
     if x.dtype == np.float32 or (x.dtype == np.float16 and not sp.issparse(x)):
         return x
     # a value too large for float32 becomes infinity, which is refused later
@@ -156,10 +159,10 @@ def _texts(names: np.ndarray, where: str, what: str, count: int | None = None) -
     """Names of things, each once; `what` is such a thing, and `count` how many there are, if that is known."""
     if names.ndim != 1 or len(names) != (len(names) if count is None else count) or names.dtype.kind != "U":
         wanted = "[C]" if count is None else f"[{count}]"
-        raise ShoalError(f"{where}: must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
+        raise ShoalError(where, f"must be texts {wanted}, one {what}, found {names.dtype} {list(names.shape)}")
     found, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
-        raise ShoalError(f"{where}: {str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
+        raise ShoalError(where, f"{str(found[counts > 1][0])!r} is there twice; one {what.split()[1]} a name")
     return np.asarray(names)
 
 
@@ -167,7 +170,7 @@ def _labels(y: np.ndarray, items: int, where: str, what: str) -> np.ndarray:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2:
-        raise ShoalError(f"{where}: multi-label y {list(y.shape)} is not supported; give one class each")
+        raise ShoalError(where, f"multi-label y {list(y.shape)} is not supported; give one class each")
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
     return _integers(y, items, (-1, 2**31 - 1), where, what).astype(np.int64)
@@ -177,14 +180,14 @@ def _integers(values: np.ndarray, items: int, bounds: tuple[int, int], where: st
     """`values` if they are integers within `bounds`, one for each item, of which `what` says how many there are."""
     low, high = bounds
     if values.shape != (items,):
-        raise ShoalError(f"{where}: shape {list(values.shape)}, but {what}")
+        raise ShoalError(where, f"shape {list(values.shape)}, but {what}")
     if values.dtype.kind not in "iubf":
-        raise ShoalError(f"{where}: values must be integers, found {values.dtype}")
+        raise ShoalError(where, f"values must be integers, found {values.dtype}")
     for fault, rule in (
         (values != np.floor(values) if values.dtype.kind == "f" else None, "an integer"),
         ((values < low) | (values > high), f"in {low}..{high}"),
     ):
         if fault is not None and fault.any():
             row = int(fault.argmax())
-            raise ShoalError(f"{where}: row {row} is {values[row]}, not {rule}")
+            raise ShoalError(where, f"row {row} is {values[row]}, not {rule}")
     return values

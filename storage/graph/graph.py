@@ -133,13 +133,13 @@ def clean_edges(edge_index: np.ndarray, nodes: int, where: str) -> tuple[np.ndar
     """
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or not np.issubdtype(edge_index.dtype, np.integer):
         found = f"{edge_index.dtype} {list(edge_index.shape)}"
-        raise ShoalError(f"{where}: edge_index must be integers of shape [2, E], found {found}")
+        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
     source, target = edge_index
     if edge_index.size:
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= nodes:
             outside = low if low < 0 else high
-            raise ShoalError(f"{where}: edge_index names node {outside}, but the {nodes} nodes count from 0")
+            raise ShoalError(where, f"edge_index names node {outside}, but the {nodes} nodes count from 0")
     proper = source != target
     loops = int(len(source) - proper.sum())
     source, target = source[proper], target[proper]

@@ -33,7 +33,7 @@ def coded_labels(values: np.ndarray, where: str) -> tuple[np.ndarray, np.ndarray
         keys = [str(text) or None for text in distinct]
     named = sorted({key for key in keys if key is not None})
     if not named:
-        raise ShoalError(f"{where}: no node has a label; there is nothing to learn")
+        raise ShoalError(where, "no node has a label; there is nothing to learn")
     class_of = {key: number for number, key in enumerate(named)}
     y = np.array([-1 if key is None else class_of[key] for key in keys], dtype=np.int64)[place]
     return y, None if named == list(range(len(named))) else np.array([str(key) for key in named])
@@ -56,7 +56,9 @@ def joined_labels(
         return list(labels), None
     for own, graph in zip(names, graphs):
         if own is None:
-            raise ShoalError(f"data.dataset: labels of {graph} are numbers and those of others names; use names in all")
+            raise ShoalError(
+                "data.dataset", f"labels of {graph} are numbers and those of others names; use names in all"
+            )
     found = [own for own in names if own is not None]
     union = found[0] if len(set(found)) == 1 else tuple(sorted({name for own in found for name in own}))
     place = {name: number for number, name in enumerate(union)}

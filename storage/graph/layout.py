@@ -37,6 +37,7 @@ def require_possible(layout: str, dataset: object, path: object) -> None:
     """
     if layout == "sparse" and not may_be_sparse(dataset, path):
         raise ShoalError(
-            f"data.layout: sparse needs features that are read into memory, and those of dataset '{dataset}' are not; "
-            "set auto or dense"
+            "data.layout",
+            f"sparse needs features that are read into memory, and those of dataset '{dataset}' are not; "
+            "set auto or dense",
         )

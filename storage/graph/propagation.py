@@ -61,7 +61,7 @@ def propagate(
         peak = _by_torch(indptr, indices, x, sent, received, out, column_block, weight)
     limit = float(np.finfo(out.dtype).max)
     if out.dtype == np.float16 and peak > limit:
-        raise ShoalError(f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
+        raise ShoalError("propagation.dtype", f"float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
 
 
 def hops(

@@ -63,7 +63,7 @@ def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "float16" and values.size:
         peak, limit = float(np.abs(values).max()), float(np.finfo(np.float16).max)
         if peak > limit:
-            raise ShoalError(f"propagation.dtype: float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
+            raise ShoalError("propagation.dtype", f"float16 ends at {limit:g}, but a hop reaches {peak:g}; use float32")
     return rounded
 
 

@@ -59,12 +59,12 @@ def require_dataset(name: str) -> None:
     if known in MANY_TASKS or known in OF_NUMBERS:
         labels = f"{MANY_TASKS[known]} labels a graph" if known in MANY_TASKS else "numbers and no classes for labels"
         read = ", ".join(each for each in DATASETS if each.startswith("ogbg-"))
-        raise ShoalError(f"data.dataset: {known} has {labels}; of OGB's molecules {read} can be read")
+        raise ShoalError("data.dataset", f"{known} has {labels}; of OGB's molecules {read} can be read")
     if name.startswith(PYG) and not PYG_NAME.fullmatch(name):
-        raise ShoalError(f"data.dataset: expected pyg:CLASS or pyg:CLASS/NAME, as pyg:Planetoid/Cora, got {name!r}")
+        raise ShoalError("data.dataset", f"expected pyg:CLASS or pyg:CLASS/NAME, as pyg:Planetoid/Cora, got {name!r}")
     if known not in DATASETS and not has_user_options(name):
         names = f"{', '.join(DATASETS)}, pyg:CLASS/NAME, or my_file.py:MyDataset{did_you_mean(known, DATASETS)}"
-        raise ShoalError(f"data.dataset: unknown dataset '{name}'; known are {names}")
+        raise ShoalError("data.dataset", f"unknown dataset '{name}'; known are {names}")
 
 
 def may_be_sparse(dataset: object, path: object) -> bool:

@@ -65,13 +65,13 @@ def read_split_file(file: str | None) -> "np.ndarray":
 
     if file is None:
         raise ShoalError(
-            "data.split_file: needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node"
+            "data.split_file", "needed where data.split is `file`; give a .npy with 0, 1, 2, 3 for every node"
         )
     try:
         array = load_npy(file)
     except NOT_READ as error:
         raise ShoalError(
-            f"{file}: data.split_file cannot be read ({reason(error)}); give a .npy with 0, 1, 2, 3 for every node"
+            file, f"data.split_file cannot be read ({reason(error)}); give a .npy with 0, 1, 2, 3 for every node"
         ) from error
     rule = f"{file}: data.split_file must be integers 0 to 3, one a node; found"
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):

@@ -169,7 +169,7 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
             if writer.unsaved >= memory_limit:
                 journal.append({"edges": read, "loops": loops, "bytes": writer.save()})
         if read != edges.count:
-            raise ShoalError(f"{edges.where}: {read} edges, but {edges.count} are announced; get the file again")
+            raise ShoalError(edges.where, f"{read} edges, but {edges.count} are announced; get the file again")
         writer.save()
     journal.append({"distributed": True, "loops": loops})
 
@@ -177,12 +177,12 @@ def edges_to_buckets(edges: Edges, buckets: list[Bucket], work: Path, memory_lim
 def _check_form(block: np.ndarray, where: str) -> None:
     if block.ndim != 2 or len(block) != 2 or block.dtype.kind not in "iu":
         found = f"{block.dtype} {list(block.shape)}"
-        raise ShoalError(f"{where}: edge_index must be integers of shape [2, E], found {found}")
+        raise ShoalError(where, f"edge_index must be integers of shape [2, E], found {found}")
 
 
 def _refuse(source: np.integer, target: np.integer, edges: Edges) -> None:
     outside = next(int(end) for end in (source, target) if not 0 <= end < edges.nodes)
-    raise ShoalError(f"{edges.where}: edge_index names node {outside}, but the {edges.nodes} nodes count from 0")
+    raise ShoalError(edges.where, f"edge_index names node {outside}, but the {edges.nodes} nodes count from 0")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def external_csr(
         ShoalError: An end of an edge is not a node, the number of edges is another one, or the disk is too small.
     """
     if not 0 <= nodes < 2**31:
-        raise ShoalError(f"{where}: {nodes} nodes; from 0 to 2^31 - 1 can be numbered")
+        raise ShoalError(where, f"{nodes} nodes; from 0 to 2^31 - 1 can be numbered")
     if not folder.exists():
         work = folder.with_name(folder.name + ".unfinished")
         try:
@@ -83,7 +83,7 @@ def open_csr(folder: Path) -> tuple[np.ndarray, np.ndarray, Cleaning]:
         if indptr[-1] != len(indices):
             raise ValueError("the row pointer does not fit the neighbours")
     except (OSError, EOFError, ValueError, TypeError, IndexError) as error:
-        raise ShoalError(f"{folder}: damaged ({error}); delete the folder, and it is made again") from error
+        raise ShoalError(folder, f"damaged ({error}); delete the folder, and it is made again") from error
     return indptr, indices, cleaning
 
 

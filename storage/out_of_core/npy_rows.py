@@ -72,7 +72,7 @@ def write_rows(
                     journal.append({"rows": done})
                     committed = done
             if done != shape[0]:
-                raise ShoalError(f"{where}: {done} rows, but {shape[0]} are announced; get the file again")
+                raise ShoalError(where, f"{done} rows, but {shape[0]} are announced; get the file again")
             to_disk(file)
         os.replace(unfinished, path)
         journal_path.unlink(missing_ok=True)

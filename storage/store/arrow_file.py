@@ -46,12 +46,12 @@ def require_content(path: Path, record: FileRecord, where: str = "the manifest")
     try:
         size = path.stat().st_size
         if size != record.bytes:
-            raise ShoalError(f"{path}: {size} bytes, {where} says {record.bytes}; {AGAIN}")
+            raise ShoalError(path, f"{size} bytes, {where} says {record.bytes}; {AGAIN}")
         # Read, not mapped: what a disk cannot read is an error here, and the end of the process in a map.
         if digest(path) != record.xxh3:
-            raise ShoalError(f"{path}: checksum does not match {where}; {AGAIN}")
+            raise ShoalError(path, f"checksum does not match {where}; {AGAIN}")
     except FileNotFoundError:
-        raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
+        raise ShoalError(path, "missing; run `shoal prepare` again") from None
     except OSError as error:
         raise cannot_read(path, error) from error
 
@@ -63,7 +63,7 @@ def require_none(path: Path, faults: Sequence[str]) -> None:
         ShoalError: There is one.
     """
     if faults:
-        raise ShoalError(f"{path}: {faults[0]}; {AGAIN}")
+        raise ShoalError(path, f"{faults[0]}; {AGAIN}")
 
 
 def fixed_rows(array: np.ndarray) -> pa.FixedSizeListArray:
@@ -126,10 +126,10 @@ class MappedFile:
             self._batch = reader.get_batch(0)
             self._batch.validate()
         except (pa.ArrowException, ValueError, OSError) as error:
-            raise ShoalError(f"{path}: truncated or not an Arrow file ({error}); {AGAIN}") from error
+            raise ShoalError(path, f"truncated or not an Arrow file ({error}); {AGAIN}") from error
         metadata = reader.schema.metadata or {}
         if metadata.get(b"shoal.kind") != kind.encode() or metadata.get(b"shoal.format") != str(FORMAT).encode():
-            raise ShoalError(f"{path}: not a {kind} of format {FORMAT}; {AGAIN}")
+            raise ShoalError(path, f"not a {kind} of format {FORMAT}; {AGAIN}")
 
     @property
     def rows(self) -> int:
@@ -174,8 +174,8 @@ class MappedFile:
         columns, values = (self._array(lists.values.field(number)) for number in range(2))
         if len(indptr) != self.rows + 1 or indptr[0] != 0 or indptr[-1] != len(columns):
             raise ShoalError(
-                f"{self.path}: the row pointer of {name!r} does not fit its values; delete the file and run "
-                "`shoal prepare` again"
+                self.path,
+                f"the row pointer of {name!r} does not fit its values; delete the file and run `shoal prepare` again",
             )
         width = int(lists.type.value_type.field(0).metadata[WIDTH])
         return CsrRows(indptr, columns, values, width)
@@ -183,7 +183,7 @@ class MappedFile:
     def _column(self, name: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
         if name not in self.names or not fits(self._batch.schema.field(name).type):
             found = f"is {self._batch.schema.field(name).type}" if name in self.names else "is missing"
-            raise ShoalError(f"{self.path}: column {name!r} {found}; delete the file and run `shoal prepare` again")
+            raise ShoalError(self.path, f"column {name!r} {found}; delete the file and run `shoal prepare` again")
         return self._batch.column(name)
 
     def _array(self, column: pa.Array) -> np.ndarray:
@@ -195,7 +195,7 @@ class MappedFile:
             return np.empty(0, dtype)  # an empty buffer has an address outside the map
         start = buffer.address - self._bytes.ctypes.data
         if start < 0 or start + buffer.size > len(self._bytes):
-            raise ShoalError(f"{self.path}: compressed; Shoal maps files without a copy, write it uncompressed")
+            raise ShoalError(self.path, "compressed; Shoal maps files without a copy, write it uncompressed")
         return self._bytes[start : start + buffer.size - buffer.size % dtype.itemsize].view(dtype)
 
 
@@ -221,11 +221,11 @@ def _mapped(path: Path, record: FileRecord | None) -> np.ndarray:
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
         if record is not None and size != record.bytes:
-            raise ShoalError(f"{path}: {size} bytes, the manifest says {record.bytes}; {AGAIN}")
+            raise ShoalError(path, f"{size} bytes, the manifest says {record.bytes}; {AGAIN}")
         # Private, like mmap.ACCESS_COPY, but without a file descriptor that stays open: a host maps thousands.
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
     except FileNotFoundError:
-        raise ShoalError(f"{path}: missing; run `shoal prepare` again") from None
+        raise ShoalError(path, "missing; run `shoal prepare` again") from None
     except OSError as error:
         raise cannot_read(path, error) from error
     except RuntimeError as error:

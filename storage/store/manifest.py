@@ -247,7 +247,7 @@ def read_manifest(store: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        raise ShoalError(f"{store}: no {NAME}, so no finished store; run `shoal prepare` on the config") from None
+        raise ShoalError(store, f"no {NAME}, so no finished store; run `shoal prepare` on the config") from None
     except OSError as error:
         raise cannot_read(path, error) from error
     damaged = "delete it and run `shoal prepare` again, finished shards are kept"
@@ -256,14 +256,16 @@ def read_manifest(store: Path) -> Manifest:
     except ValueError as error:
         if _is_older(text):
             raise ShoalError(
-                f"{path}: made by an older Shoal, which noted no checksums that can be compared at every run; "
-                f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder"
+                path,
+                f"made by an older Shoal, which noted no checksums that can be compared at every run; "
+                f"delete the folder {store} and run `shoal prepare` again, or set data.store to another folder",
             ) from None
-        raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error
+        raise ShoalError(path, f"damaged ({error}); {damaged}") from error
     if raw.pop("format", None) != FORMAT:
         raise ShoalError(
-            f"{path}: not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
-            "or set data.store to another folder"
+            path,
+            f"not a manifest of format {FORMAT}, a newer Shoal may have made it; use that, "
+            "or set data.store to another folder",
         )
     try:
         raw["clients"] = [ClientRecord(**{**c, "file": FileRecord(**c["file"])}) for c in raw["clients"]]
@@ -275,7 +277,7 @@ def read_manifest(store: Path) -> Manifest:
         raw["domains"] = [DomainRecord(**domain) for domain in raw.get("domains", [])]
         return Manifest(**raw)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ShoalError(f"{path}: damaged ({error}); {damaged}") from error
+        raise ShoalError(path, f"damaged ({error}); {damaged}") from error
 
 
 def _is_older(text: bytes) -> bool:

@@ -152,8 +152,8 @@ def write_shard(
         )
     if x.dtype == np.float16 and np.isinf(x if isinstance(x, np.ndarray) else x.values).any():
         raise ShoalError(
-            f"data.dtype: float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; "
-            "use float32"
+            "data.dtype",
+            f"float16 ends at {np.finfo(np.float16).max:g}, but client {client} has a larger feature; use float32",
         )
     columns = _columns(part, label[part.node], x, edge_weight)
     if graph_of is not None:
@@ -241,7 +241,7 @@ def weights_of(file: MappedFile, indptr: np.ndarray) -> np.ndarray | None:
     starts, weight = file.lists("weights")
     if weight.dtype != np.float32 or not np.array_equal(starts, indptr):
         raise ShoalError(
-            f"{file.path}: the weights do not fit the neighbours; delete the file and run `shoal prepare` again"
+            file.path, "the weights do not fit the neighbours; delete the file and run `shoal prepare` again"
         )
     return weight
 
@@ -290,7 +290,7 @@ def _mapped(path: Path, client: int, record: FileRecord | None) -> Shard:
     indptr, indices = file.lists("neighbors")
     if len(indptr) != file.rows + 1 or indptr[0] != 0 or indptr[-1] != len(indices):
         raise ShoalError(
-            f"{path}: the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
+            path, "the row pointer does not fit the neighbours; delete the file and run `shoal prepare` again"
         )
     graph = file.primitive("graph") if "graph" in file.names else None
     pairs = Pairs(*file.structs("pairs")) if "pairs" in file.names else None

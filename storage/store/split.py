@@ -96,9 +96,9 @@ def open_split(path: Path, items: int, record: FileRecord | None = None, whole: 
         require_content(path, record)
     offsets, rows = MappedFile(path, "split", record).lists("rows")
     if len(offsets) != 4 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
-        raise ShoalError(f"{path}: not three parts; delete the file and run `shoal prepare` again")
+        raise ShoalError(path, "not three parts; delete the file and run `shoal prepare` again")
     if len(rows) and (rows.min() < 0 or rows.max() >= items):
-        raise ShoalError(f"{path}: rows outside the shard; delete the file and run `shoal prepare` again")
+        raise ShoalError(path, "rows outside the shard; delete the file and run `shoal prepare` again")
     parts = [rows[offsets[i] : offsets[i + 1]] for i in range(3)]
     if whole:
         faults: list[str] = []

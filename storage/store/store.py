@@ -111,7 +111,7 @@ class Store:
             ShoalError: The split was not prepared, there is no such client, or its file is missing or damaged.
         """
         if name not in self.manifest.splits:
-            raise ShoalError(f"{self.path}: no split {name!r}; run `shoal prepare` on the config")
+            raise ShoalError(self.path, f"no split {name!r}; run `shoal prepare` on the config")
         self._require(client)
         path, record = self.path / split_path(name, client), self.manifest.splits[name].files[client]
         items = self.manifest.clients[client].items
@@ -141,7 +141,7 @@ class Store:
         nodes = self.manifest.clients[client].nodes
         if file.rows != nodes:
             raise ShoalError(
-                f"{file.path}: {file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
+                file.path, f"{file.rows} rows for a shard of {nodes}; delete the file and run `shoal prepare` again"
             )
         return [file.features(name) for name in file.names]
 
@@ -152,7 +152,7 @@ class Store:
             ShoalError: The hops were not prepared, there is no such client, or their file is missing or damaged.
         """
         if propagation not in self.manifest.hops:
-            raise ShoalError(f"{self.path}: no hops {propagation!r}; run `shoal prepare` on the config")
+            raise ShoalError(self.path, f"no hops {propagation!r}; run `shoal prepare` on the config")
         self._require(client)
         path, record = self.path / hops_path(propagation, client), self.manifest.hops[propagation][client]
         nodes = self.manifest.clients[client].nodes
@@ -170,7 +170,7 @@ class Store:
 
     def _require(self, client: int) -> None:
         if not 0 <= client < self.clients:
-            raise ShoalError(f"{self.path}: no client {client}; it has clients 0 to {self.clients - 1}")
+            raise ShoalError(self.path, f"no client {client}; it has clients 0 to {self.clients - 1}")
 
     def files(self) -> Iterator[tuple[Path, FileRecord]]:
         """Every file of the store with its record, path relative to the store."""

@@ -74,7 +74,7 @@ def read_journal(path: Path, way_out: str = AGAIN) -> tuple[list[dict[str, Any]]
         try:
             entries.append(unsealed(line))
         except ValueError as error:
-            raise ShoalError(f"{path}: line {number} is damaged ({error}); {way_out}") from error
+            raise ShoalError(path, f"line {number} is damaged ({error}); {way_out}") from error
     return entries, len(text) - len(whole)
 
 
@@ -109,8 +109,9 @@ class StoreWriter:
             self._journal.append(identity)
         elif self._journal.entries[0] != identity:
             raise ShoalError(
-                f"{path}: holds an unfinished store of another dataset, of other files of it, or of another partition; "
-                "delete it or set data.store"
+                path,
+                "holds an unfinished store of another dataset, of other files of it, or of another partition; "
+                "delete it or set data.store",
             )
 
     def once(self, relative: Path, write: Callable[[Path], FileRecord]) -> FileRecord:
@@ -174,4 +175,4 @@ def _records(journal: Path, entries: list[dict[str, Any]]) -> dict[str, FileReco
     try:
         return {entry["path"]: FileRecord(entry["bytes"], entry["xxh3"]) for entry in entries[1:]}
     except (KeyError, TypeError) as error:
-        raise ShoalError(f"{journal}: damaged ({error}); {WAY_OUT}") from error
+        raise ShoalError(journal, f"damaged ({error}); {WAY_OUT}") from error

@@ -77,7 +77,7 @@ def _read(place: Path, key: str) -> tuple[bool, str] | None:
                 return is_package, file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "not a text in UTF-8"
-                raise ShoalError(f"{key}: {file} cannot be read: {reason}") from error
+                raise ShoalError(key, f"{file} cannot be read: {reason}") from error
     return None
 
 

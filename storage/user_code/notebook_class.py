@@ -34,7 +34,7 @@ def spec_of(cls: type, folder: Path) -> str:
     """
     name, module = cls.__name__, sys.modules.get(cls.__module__)
     if cls.__qualname__ != name:
-        raise ShoalError(f"{cls.__qualname__}: is defined within another; define it by itself")
+        raise ShoalError(cls.__qualname__, "is defined within another; define it by itself")
     file = getattr(module, "__file__", None)
     if file and Path(file).suffix == ".py" and Path(file).is_file():
         return f"{Path(file).resolve()}:{name}"
@@ -85,12 +85,12 @@ class _Gathering:
         file = Path(getattr(module, "__file__", None) or sys.executable)
         ours = module.__name__.partition(".")[0] in TAKEN
         if not ours and "site-packages" not in file.parts and file.is_relative_to(Path.cwd()):
-            raise ShoalError(f"{self._wanted}: uses {file}; put the class into a file beside that, as my_file.py:Name")
+            raise ShoalError(self._wanted, f"uses {file}; put the class into a file beside that, as my_file.py:Name")
 
     def _refused(self, name: str, value: Any) -> ShoalError:
         kind = type(value).__name__
         return ShoalError(
-            f"{self._wanted}: there is no text of {name} ({kind}); take an option for it, or put the class into a file"
+            self._wanted, f"there is no text of {name} ({kind}); take an option for it, or put the class into a file"
         )
 
 

@@ -31,19 +31,19 @@ def field_values(cls: type, options: Mapping[str, Any], section: str, name: str,
     try:
         hints = get_type_hints(cls, include_extras=True)
     except Exception as error:
-        raise ShoalError(f"{where}: the types of {cls.__name__} cannot be found: {in_words(error)}") from error
+        raise ShoalError(where, f"the types of {cls.__name__} cannot be found: {in_words(error)}") from error
     for key in options:
         if key not in fields:
             known = ", ".join(fields) or "no option"
-            raise ShoalError(f"{section}{key}: unknown; {name} has {known}{did_you_mean(key, fields)}")
+            raise ShoalError(f"{section}{key}", f"unknown; {name} has {known}{did_you_mean(key, fields)}")
     values = {}
     for key, value in options.items():
         try:
             values[key] = checked(hints[key], value)
         except ValueError as error:
-            raise ShoalError(f"{section}{key}: {error}, found {quoted(value)}") from None
+            raise ShoalError(f"{section}{key}", f"{error}, found {quoted(value)}") from None
         except NO_TYPE:
-            raise ShoalError(f"{section}{key}: {name} gives it a type that no config can hold") from None
+            raise ShoalError(f"{section}{key}", f"{name} gives it a type that no config can hold") from None
     for key, field in fields.items():
         if key not in options and field.default is not dataclasses.MISSING:
             _require_default(f"{where}: the default of {cls.__name__}.{key}", hints[key], field.default)
@@ -57,13 +57,13 @@ def require_all(cls: type, values: Mapping[str, Any], section: str) -> None:
     for field in dataclasses.fields(cls):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if field.init and missing and field.name not in values:
-            raise ShoalError(f"{section}{field.name}: missing")
+            raise ShoalError(f"{section}{field.name}", "missing")
 
 
 def _require_default(which: str, hint: Any, default: Any) -> None:
     try:
         TypeAdapter(hint).validate_python(default)
     except ValidationError as error:
-        raise ShoalError(f"{which}: {message_of(error)}, found {default!r}") from None
+        raise ShoalError(which, f"{message_of(error)}, found {default!r}") from None
     except NO_TYPE:
         return

@@ -91,11 +91,11 @@ class UserCode:
                 raise
             detail = "".join(traceback.format_exception(error))
             where = innermost_line(self.files, error.__traceback__) or self.place
-            raise ShoalError(f"{key}: {where}: {in_words(error)}", detail) from error
+            raise ShoalError(key, where, in_words(error), detail=detail) from error
 
     def fault(self, key: str, what: str) -> ShoalError:
         """The error for a class that is or gives something wrong."""
-        return ShoalError(f"{key}: {self.place}: {what}")
+        return ShoalError(key, self.place, what)
 
 
 def path_of(module: str) -> Path:
@@ -118,11 +118,11 @@ def read_user_code(key: str, name: str) -> UserCode:
     try:
         source = read_text(file, LARGEST_SOURCE)
     except OSError as error:
-        raise ShoalError(f"{key}: {file} cannot be read: {error.strerror}") from error
+        raise ShoalError(key, f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ShoalError(f"{key}: {file} cannot be read: not a text in UTF-8") from error
+        raise ShoalError(key, f"{file} cannot be read: not a text in UTF-8") from error
     except ValueError as error:
-        raise ShoalError(f"{key}: {file} cannot be read: {error}") from error
+        raise ShoalError(key, f"{file} cannot be read: {error}") from error
     return UserCode(name, source, collect(Path(file), source, key))
 
 
@@ -147,12 +147,12 @@ def read_class(beside: LocalModules, file: str, source: str, name: str) -> Any:
             raise
         where = _place_of_failure(error, file, beside.files)
         raise ShoalError(
-            f"{where}: fails while it is read: {_reason(error)}", "".join(traceback.format_exception(error))
+            where, f"fails while it is read: {_reason(error)}", detail="".join(traceback.format_exception(error))
         ) from error
     cls = getattr(module, name, None)
     if cls is None:
         found = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        raise ShoalError(f"{file}: has no class {name}; it has {', '.join(found) or 'none'}")
+        raise ShoalError(file, f"has no class {name}; it has {', '.join(found) or 'none'}")
     return cls
 
 

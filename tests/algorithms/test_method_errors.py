@@ -146,7 +146,7 @@ def test_whatever_it_raises_becomes_a_line(error: BaseException, words: str) -> 
     assert in_words(error) == words
 
 
-@pytest.mark.parametrize("error", [ShoalError("known", "detail"), torch.OutOfMemoryError("much")])
+@pytest.mark.parametrize("error", [ShoalError("known", detail="detail"), torch.OutOfMemoryError("much")])
 def test_what_passes_as_it_is(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, code_of(Raises(error=error), "setup"):
         Raises(error=error).setup(None)  # type: ignore[arg-type]

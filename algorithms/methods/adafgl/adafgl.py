@@ -96,7 +96,7 @@ class AdaFGL(FedAvg):
         if self._shared_rounds(ctx) >= ctx.rounds:
             return state
         if ctx.train.batch_size is not None:
-            raise ShoalError("train.batch_size: AdaFGL's second phase takes all rows in one step; leave it out")
+            raise ShoalError("train.batch_size", "AdaFGL's second phase takes all rows in one step; leave it out")
         self._require_room(max(ctx.scored, key=lambda info: info.nodes))
         return {**state, "switched": torch.zeros(len(ctx.clients), dtype=torch.bool)}
 
@@ -104,9 +104,10 @@ class AdaFGL(FedAvg):
         if client.nodes > self.most_nodes:
             size = 4 * client.nodes**2
             raise ShoalError(
-                f"algorithm.most_nodes: client {client.client} has {client.nodes:,} nodes, and AdaFGL's second phase "
+                "algorithm.most_nodes",
+                f"client {client.client} has {client.nodes:,} nodes, and AdaFGL's second phase "
                 f"makes tables of n x n numbers of {self.most_nodes:,} nodes at most; raise it if there is memory for "
-                f"several of {size:,} bytes ({size / 1e9:.1f} GB) each, or take more clients"
+                f"several of {size:,} bytes ({size / 1e9:.1f} GB) each, or take more clients",
             )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:

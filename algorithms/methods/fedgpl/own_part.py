@@ -29,7 +29,7 @@ def own_entries(flat: FlatModel) -> Tensor:
     """
     if not isinstance(flat.module, Prompted):
         raise ShoalError(
-            "model.prompt: fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"
+            "model.prompt", "fedgpl cuts the model between prompt and GNN; give vpg, or none for classifiers alone"
         )
     own = torch.zeros(len(flat.w), dtype=torch.bool, device=flat.w.device)
     # Those of the prompt come first.

@@ -100,15 +100,17 @@ class AugmentedGraphs(Algorithm):
         coupled, (kind,) = ctx.build(MODEL, 0).coupled, ctx.models[MODEL]
         if coupled is None:
             raise ShoalError(
-                f"model.name: FedSage+ augments the graph that messages are passed along, and {kind.name} reads hops; "
-                "take sage, or another model that reads the graph"
+                "model.name",
+                f"FedSage+ augments the graph that messages are passed along, and {kind.name} reads hops; "
+                "take sage, or another model that reads the graph",
             )
         if coupled.fanouts:
-            raise ShoalError("model.fanouts: FedSage+'s augmented graphs are read whole; leave it out")
+            raise ShoalError("model.fanouts", "FedSage+'s augmented graphs are read whole; leave it out")
         if self.generator_rounds >= ctx.rounds:
             raise ShoalError(
-                f"algorithm.generator_rounds: {self.generator_rounds} rounds of generators leave none of {ctx.rounds} "
-                "to average models in; take fewer, or more rounds"
+                "algorithm.generator_rounds",
+                f"{self.generator_rounds} rounds of generators leave none of {ctx.rounds} "
+                "to average models in; take fewer, or more rounds",
             )
 
     def round(self, server: Tree, ctx: Context, cohort: Sequence[int]) -> Requests:

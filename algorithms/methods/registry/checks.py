@@ -56,13 +56,13 @@ def require_method(cls: Any, file: str, source: str) -> None:
     where = class_place(cls, file, source)
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         kind = f"class {name}" if name else f"{type(cls).__name__}"
-        raise ShoalError(f"{where}: {kind} is not a method; derive a class from shoal.Algorithm")
+        raise ShoalError(where, f"{kind} is not a method; derive a class from shoal.Algorithm")
     own = vars(cls).get("__dataclass_params__")
     if own is None or not own.frozen:
-        raise ShoalError(f"{where}: {name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
+        raise ShoalError(where, f"{name} is not a frozen dataclass; write @dataclass(frozen=True) above it")
     _require_current(cls, where)
     if cls.round is Algorithm.round:
-        raise ShoalError(f"{where}: {name} has no round(self, server, ctx, cohort), the server's part of a round")
+        raise ShoalError(where, f"{name} has no round(self, server, ctx, cohort), the server's part of a round")
     for hook, received in HOOKS.items():
         function = getattr(cls, hook)
         if function is getattr(Algorithm, hook):
@@ -73,7 +73,7 @@ def require_method(cls: Any, file: str, source: str) -> None:
             inspect.signature(function).bind(*received if bound else (None, *received))
         except (TypeError, ValueError) as error:
             wanted = ", ".join(("self", *received))
-            raise ShoalError(f"{line}: {name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
+            raise ShoalError(line, f"{name}.{hook} cannot be called as {hook}({wanted}): {error}") from None
 
 
 def _require_current(cls: type[Algorithm], where: str) -> None:
@@ -86,15 +86,16 @@ def _require_current(cls: type[Algorithm], where: str) -> None:
     for old, new in REPLACED.items():
         if hasattr(cls, old) and old not in options:
             place = _line_of(getattr(cls, old)) or where
-            raise ShoalError(f"{place}: {cls.__name__}.{old} is of an earlier version and not read any more; use {new}")
+            raise ShoalError(place, f"{cls.__name__}.{old} is of an earlier version and not read any more; use {new}")
     if cls.client_models not in (known := get_args(ClientModels)):
         raise ShoalError(
-            f"{where}: {cls.__name__}.client_models: expected one of {', '.join(known)}, got {cls.client_models!r}"
+            where, f"{cls.__name__}.client_models", f"expected one of {', '.join(known)}, got {cls.client_models!r}"
         )
     if not isinstance(cls.supports, Set) or not cls.supports <= TASKS | {WEIGHTED}:
         raise ShoalError(
-            f"{where}: {cls.__name__}.supports: expected a frozenset of node, edge, graph and weighted, "
-            f"got {cls.supports!r}"
+            where,
+            f"{cls.__name__}.supports",
+            f"expected a frozenset of node, edge, graph and weighted, got {cls.supports!r}",
         )
 
 

@@ -68,7 +68,7 @@ def load(spec: MethodSpec) -> Algorithm:
     try:
         method = cls.__new__(cls)
     except TypeError as error:
-        raise ShoalError(f"algorithm: {spec.name}: {error}") from None
+        raise ShoalError("algorithm", spec.name, str(error)) from None
     try:
         with code_of(method, "__post_init__"):
             method.__init__(**values)  # type: ignore[misc]
@@ -76,7 +76,7 @@ def load(spec: MethodSpec) -> Algorithm:
         # So does a method refuse its hyper-parameters, and Python a missing one.
         cause = error.__cause__
         if isinstance(cause, ValueError) or (isinstance(cause, TypeError) and "__init__()" in str(cause)):
-            raise ShoalError(f"algorithm: {spec.name}: {' '.join(str(cause).split())}", error.detail) from cause
+            raise ShoalError("algorithm", spec.name, " ".join(str(cause).split()), detail=error.detail) from cause
         raise
     return method
 

@@ -50,6 +50,6 @@ def require_method_name(name: str) -> None:
     """
     if name not in METHODS and not is_own(name):
         raise ShoalError(
-            f"algorithm.name: {name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod"
-            f"{did_you_mean(name, METHODS)}"
+            "algorithm.name",
+            f"{name!r} is unknown; there are {', '.join(METHODS)}, or my_file.py:MyMethod{did_you_mean(name, METHODS)}",
         )

@@ -32,7 +32,7 @@ class WithCopilot(Algorithm):
     def models(self) -> Mapping[str, Mapping[str, Any] | None]:
         if self.copilot.get("name") in HEADLESS:
             raise ShoalError(
-                f"algorithm.copilot: {self.copilot['name']} classifies nothing; choose one of {', '.join(BACKBONES)}"
+                "algorithm.copilot", f"{self.copilot['name']} classifies nothing; choose one of {', '.join(BACKBONES)}"
             )
         return {MODEL: None, COPILOT: self.copilot}
 

@@ -27,7 +27,7 @@ def form_for(form: Form, options: TrainOptions) -> Form:
     steps_tell = options.optimizer == "sgd" and not options.momentum
     if form == "steps" and not steps_tell:
         raise ShoalError(
-            "algorithm.variate: steps wants train.optimizer: sgd without train.momentum; set variate: gradient"
+            "algorithm.variate", "steps wants train.optimizer: sgd without train.momentum; set variate: gradient"
         )
     if form == "auto":
         return "steps" if steps_tell else "gradient"

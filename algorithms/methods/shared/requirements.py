@@ -14,7 +14,7 @@ def require_body(model: FlatModel, kind: ModelInfo, because: str) -> None:
     """
     if not model.has_body:
         raise ShoalError(
-            f"model.layers: {because}, and a {kind.name} of one layer is nothing else; take 2 layers, or fedavg"
+            "model.layers", f"{because}, and a {kind.name} of one layer is nothing else; take 2 layers, or fedavg"
         )
 
 
@@ -26,7 +26,8 @@ def require_weight(model: FlatModel, kind: ModelInfo, because: str) -> None:
     """
     if not model.classifies_by_weight:
         raise ShoalError(
-            f"model.head: {because}, and a {kind.name} with head: conv has more than one; take head: linear, or fedavg"
+            "model.head",
+            f"{because}, and a {kind.name} with head: conv has more than one; take head: linear, or fedavg",
         )
 
 
@@ -41,5 +42,5 @@ def require_nodes(ctx: Context) -> None:
     """
     if not all(info.items_are_rows for info in ctx.clients):
         raise ShoalError(
-            "algorithm.rows: all is for nodes, and would take in the small graphs or pairs of the test; set train"
+            "algorithm.rows", "all is for nodes, and would take in the small graphs or pairs of the test; set train"
         )

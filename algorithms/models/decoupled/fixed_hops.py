@@ -100,7 +100,7 @@ class S2GC(FixedHops):
         alpha: float = 0.05,
     ) -> None:
         if not 0 <= alpha <= 1:
-            raise ShoalError(f"model.alpha: must lie in [0, 1], found {alpha}")
+            raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
         weights = [alpha, *[(1 - alpha) / hops] * hops] if hops else [1.0]
         super().__init__(dict(enumerate(weights)), features, classes, dropout, layers, hidden)
 
@@ -128,7 +128,7 @@ class GBP(FixedHops):
         beta: float = 0.1,
     ) -> None:
         if not 0 < beta <= 1:
-            raise ShoalError(f"model.beta: must lie in (0, 1], found {beta}")
+            raise ShoalError("model.beta", f"must lie in (0, 1], found {beta}")
         weights = {hop: beta * (1 - beta) ** hop for hop in range(hops + 1)}
         super().__init__(weights, features, classes, dropout, layers, hidden)
 

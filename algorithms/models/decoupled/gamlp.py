@@ -69,7 +69,7 @@ class GAMLP(nn.Module):
         super().__init__()
         if attention not in ATTENTIONS:
             known = ", ".join(ATTENTIONS)
-            raise ShoalError(f"model.attention: there is no {attention!r}; choose one of {known}")
+            raise ShoalError("model.attention", f"there is no {attention!r}; choose one of {known}")
         self.inputs = tuple(range(hops + 1))
         self.attention = attention
         self.head = Head(features, hidden, classes, layers, dropout, activation="prelu")

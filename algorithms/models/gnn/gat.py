@@ -44,7 +44,7 @@ class GAT(Coupled):
             ShoalError: `model.hidden` is no multiple of `model.heads`.
         """
         if heads < 1 or hidden % heads:
-            raise ShoalError(f"model.heads: must divide model.hidden, found {heads} and {hidden}")
+            raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
 
         def conv(layer: int, width: int, out: int) -> GATConv:
             of_layer = heads if layer < layers - 1 or head == "conv" else 1

@@ -55,7 +55,7 @@ class GCN(Coupled):
         """
         super().__init__(features, classes, dropout, hidden, layers, fanouts, lambda _, f, h: GCNConv(f, h), head=head)
         if fanouts is not None and norm != "none":
-            raise ShoalError("model.fanouts: norm: batch reads the whole graph; leave it out")
+            raise ShoalError("model.fanouts", "norm: batch reads the whole graph; leave it out")
         self.norm = norm
         self.jump = JumpingKnowledge(jumping) if jumping != "none" else None
 

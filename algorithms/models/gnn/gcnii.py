@@ -47,9 +47,9 @@ class GCNII(Coupled):
             ShoalError: `model.alpha` or `model.theta` is out of range.
         """
         if not 0 <= alpha <= 1:
-            raise ShoalError(f"model.alpha: must lie in [0, 1], found {alpha}")
+            raise ShoalError("model.alpha", f"must lie in [0, 1], found {alpha}")
         if theta <= 0:
-            raise ShoalError(f"model.theta: must be positive, found {theta}")
+            raise ShoalError("model.theta", f"must be positive, found {theta}")
 
         def conv(layer: int, width: int, out: int) -> nn.Module:
             return GCN2Conv(out, alpha, theta, layer + 1, normalize=False)

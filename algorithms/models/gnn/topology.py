@@ -40,7 +40,7 @@ class Topology(nn.Module):
         """
         super().__init__()
         if hidden < 1:
-            raise ShoalError(f"model.hidden: must be at least 1, found {hidden}")
+            raise ShoalError("model.hidden", f"must be at least 1, found {hidden}")
         self.inputs = (0,)
         self.width = hidden
         self.head = None

@@ -41,7 +41,7 @@ class Transformer(Coupled):
             ShoalError: `model.hidden` is no multiple of `model.heads`.
         """
         if heads < 1 or hidden % heads:
-            raise ShoalError(f"model.heads: must divide model.hidden, found {heads} and {hidden}")
+            raise ShoalError("model.heads", f"must divide model.hidden, found {heads} and {hidden}")
 
         def conv(_: int, width: int, out: int) -> TransformerConv:
             return TransformerConv(width, out // heads, heads)

@@ -94,16 +94,17 @@ class Coupled(nn.Module):
         """
         super().__init__()
         if layers < 1:
-            raise ShoalError(f"model.layers: must be at least 1, found {layers}")
+            raise ShoalError("model.layers", f"must be at least 1, found {layers}")
         if layers < 2 and head == "conv":
             raise ShoalError(
-                f"model.layers: must be at least 2 with head: conv, the last one classifies, found {layers}"
+                "model.layers", f"must be at least 2 with head: conv, the last one classifies, found {layers}"
             )
         if fanouts is not None and head == "conv":
-            raise ShoalError("model.fanouts: head: conv reads the whole graph; leave it out")
+            raise ShoalError("model.fanouts", "head: conv reads the whole graph; leave it out")
         if fanouts is not None and (len(fanouts) != layers or any(f < 1 and f != -1 for f in fanouts)):
             raise ShoalError(
-                f"model.fanouts: must be {layers} numbers, one a layer, each at least 1 or -1 for all, found {fanouts}"
+                "model.fanouts",
+                f"must be {layers} numbers, one a layer, each at least 1 or -1 for all, found {fanouts}",
             )
         self.inputs = (0,)
         self.conv_head = head == "conv"

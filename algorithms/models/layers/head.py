@@ -55,11 +55,11 @@ class Head(nn.Module):
         """
         super().__init__()
         if layers < 1:
-            raise ShoalError(f"model.layers: must be at least 1, found {layers}")
+            raise ShoalError("model.layers", f"must be at least 1, found {layers}")
         if hidden < 1:
-            raise ShoalError(f"model.hidden: must be at least 1, found {hidden}")
+            raise ShoalError("model.hidden", f"must be at least 1, found {hidden}")
         if not 0 <= dropout < 1:
-            raise ShoalError(f"train.dropout: must be at least 0 and below 1, found {dropout}")
+            raise ShoalError("train.dropout", f"must be at least 0 and below 1, found {dropout}")
         assert activation in ("relu", "prelu"), activation
         self.dropout = dropout
         self.drops_embedding = True

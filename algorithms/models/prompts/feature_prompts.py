@@ -68,7 +68,7 @@ class GPFPlus(Unchanged):
         """
         super().__init__(features)
         if vectors < 1:
-            raise ShoalError(f"model.prompt.vectors: must be at least 1, found {vectors}")
+            raise ShoalError("model.prompt.vectors", f"must be at least 1, found {vectors}")
         self.scored = nn.Parameter(torch.empty(vectors, features))
         self.added = nn.Parameter(torch.empty(vectors, features))
         self.reset_parameters()
@@ -108,9 +108,9 @@ class SUPT(nn.Module):
         """
         super().__init__()
         if vectors < 1:
-            raise ShoalError(f"model.prompt.vectors: must be at least 1, found {vectors}")
+            raise ShoalError("model.prompt.vectors", f"must be at least 1, found {vectors}")
         if not 0 < share <= 1:
-            raise ShoalError(f"model.prompt.share: must be above 0 and at most 1, found {share}")
+            raise ShoalError("model.prompt.share", f"must be above 0 and at most 1, found {share}")
         self.form, self.share = form, share
         self.added = nn.Parameter(torch.empty(vectors, features))
         self.weight = nn.Parameter(torch.empty(vectors, features))

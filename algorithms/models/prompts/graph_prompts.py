@@ -76,10 +76,10 @@ class AllInOne(nn.Module):
         """
         super().__init__()
         if tokens < 1:
-            raise ShoalError(f"model.prompt.tokens: must be at least 1, found {tokens}")
+            raise ShoalError("model.prompt.tokens", f"must be at least 1, found {tokens}")
         for name, least in {"inner": inner, "cross": cross}.items():
             if not 0 < least < 1:
-                raise ShoalError(f"model.prompt.{name}: must be above 0 and below 1, found {least}")
+                raise ShoalError(f"model.prompt.{name}", f"must be above 0 and below 1, found {least}")
         self.inner, self.cross = (math.log(least / (1 - least)) for least in (inner, cross))
         self.tokens = nn.Parameter(torch.empty(tokens, features))
         self.reset_parameters()
@@ -136,13 +136,13 @@ class VPG(nn.Module):
         """
         super().__init__()
         if not 0 < nodes <= 1:
-            raise ShoalError(f"model.prompt.nodes: must be above 0 and at most 1, found {nodes}")
+            raise ShoalError("model.prompt.nodes", f"must be above 0 and at most 1, found {nodes}")
         if not 0 <= edges <= 1:
-            raise ShoalError(f"model.prompt.edges: must be at least 0 and at most 1, found {edges}")
+            raise ShoalError("model.prompt.edges", f"must be at least 0 and at most 1, found {edges}")
         if candidates < 0:
-            raise ShoalError(f"model.prompt.candidates: must be at least 0, found {candidates}")
+            raise ShoalError("model.prompt.candidates", f"must be at least 0, found {candidates}")
         if not 0 < joined < 1:
-            raise ShoalError(f"model.prompt.joined: must be above 0 and below 1, found {joined}")
+            raise ShoalError("model.prompt.joined", f"must be above 0 and below 1, found {joined}")
         self.nodes, self.edges, self.rule = nodes, edges, rule
         self.least_product = math.log(joined / (1 - joined))
         self.direction = nn.Parameter(torch.empty(features))

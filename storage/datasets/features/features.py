@@ -73,8 +73,8 @@ def _inverse(sums: np.ndarray) -> np.ndarray:
 
 
 def _refuse(where: str, row: int) -> None:
-    raise ShoalError(f"{where}: row {row} of the features has NaN or infinity as float; replace such values")
+    raise ShoalError(where, f"row {row} of the features has NaN or infinity as float; replace such values")
 
 
 def _refuse_negative(where: str) -> None:
-    raise ShoalError(f"{where}: negative features have no sum to divide by; set data.row_normalize to false")
+    raise ShoalError(where, "negative features have no sum to divide by; set data.row_normalize to false")

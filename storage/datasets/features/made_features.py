@@ -31,8 +31,9 @@ def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures
     if options.kind == "one-hot":
         if nodes > MOST_ONE_HOT:
             raise ShoalError(
-                f"data.features: one-hot has a column a node, and {nodes} are more than {MOST_ONE_HOT}; take degree, "
-                "random or spectral"
+                "data.features",
+                f"one-hot has a column a node, and {nodes} are more than {MOST_ONE_HOT}; take degree, "
+                "random or spectral",
             )
         return sp.eye_array(nodes, dtype=np.float32, format="csr")
     if options.kind == "degree":
@@ -40,8 +41,9 @@ def made_features(indptr: np.ndarray, indices: np.ndarray, options: MadeFeatures
         return sp.csr_array((np.ones(nodes, dtype=np.float32), columns, np.arange(nodes + 1)), shape=(nodes, width))
     if 4 * nodes * width > memory_limit:
         raise ShoalError(
-            f"data.features: {options.kind} features of {nodes} nodes and width {width} take {4 * nodes * width} "
-            f"bytes, the limit is {memory_limit}; take a smaller width or raise engine.memory_limit"
+            "data.features",
+            f"{options.kind} features of {nodes} nodes and width {width} take {4 * nodes * width} "
+            f"bytes, the limit is {memory_limit}; take a smaller width or raise engine.memory_limit",
         )
     if options.kind == "random":
         return np.random.default_rng(options.seed).standard_normal((nodes, width), dtype=np.float32)
@@ -59,7 +61,7 @@ def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray
     """
     nodes = len(indptr) - 1
     if width > nodes:
-        raise ShoalError(f"data.features.width: {width} eigenvectors of {nodes} nodes; take at most {nodes}")
+        raise ShoalError("data.features.width", f"{width} eigenvectors of {nodes} nodes; take at most {nodes}")
     degree = np.diff(indptr).astype(np.float64)
     scale = np.divide(1.0, np.sqrt(degree), out=np.zeros(nodes), where=degree > 0)
     values = np.repeat(scale, np.diff(indptr)) * scale[indices]
@@ -71,7 +73,7 @@ def _spectral(indptr: np.ndarray, indices: np.ndarray, width: int) -> np.ndarray
         try:
             found, vectors = eigsh(matrix, k=width, which="LA", v0=start)
         except ArpackError as error:
-            raise ShoalError(f"data.features: spectral does not converge ({error}); take another width") from error
+            raise ShoalError("data.features", f"spectral does not converge ({error}); take another width") from error
     vectors = vectors[:, np.argsort(-found, kind="stable")[:width]]
     largest = np.abs(vectors).argmax(axis=0)
     signs = np.where(vectors[largest, np.arange(width)] < 0, -1.0, 1.0)

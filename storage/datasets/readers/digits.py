@@ -25,7 +25,7 @@ def load_digits(name: str, options: DataSource) -> Graph:
     grey, y = load_published(return_X_y=True)
     nodes, k = len(y), options.neighbors
     if not 1 <= k < nodes:
-        raise ShoalError(f"data.neighbors: {k} is not in 1..{nodes - 1}")
+        raise ShoalError("data.neighbors", f"{k} is not in 1..{nodes - 1}")
     norms = (grey**2).sum(axis=1)
     distances = norms[:, None] + norms[None, :] - 2 * grey @ grey.T
     np.fill_diagonal(distances, np.inf)

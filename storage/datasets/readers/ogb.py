@@ -138,7 +138,7 @@ def feature_dtype(name: str, options: DataSource) -> str:
     """
     found = options.feature_dtype or PUBLISHED[name].feature_dtype
     if found not in ("float32", "float16"):
-        raise ShoalError(f"data.options.feature_dtype: '{found}' must be float32 or float16")
+        raise ShoalError("data.options.feature_dtype", f"'{found}' must be float32 or float16")
     return found
 
 
@@ -160,12 +160,14 @@ def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | N
         if not (folder / file).is_file():
             if identity is not None:
                 raise ShoalError(
-                    f"{folder / file}: not found; the folder holds a part of {identity['dataset']}, which was not "
-                    "written to its end; run `shoal synthesize` again or delete the folder"
+                    folder / file,
+                    f"not found; the folder holds a part of {identity['dataset']}, which was not "
+                    "written to its end; run `shoal synthesize` again or delete the folder",
                 )
             raise ShoalError(
-                f"{folder / file}: not found; unpack {address} (57 GB) and rename its folder to {folder}, or set "
-                f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{name}'"
+                folder / file,
+                f"not found; unpack {address} (57 GB) and rename its folder to {folder}, or set "
+                f"data.root or SHOAL_DATA to a folder that has the raw files of dataset '{name}'",
             )
     return {part: folder / file for part, file in inside.items()}
 
@@ -173,7 +175,7 @@ def _files(name: str, known: Published, root: Path, identity: dict[str, Any] | N
 def _open_csv(files: dict[str, Path], block_bytes: int) -> Raw:
     nodes, edges = (number_in(files[f"num-{part}-list"], ADVICE) for part in ("node", "edge"))
     if column_count(files["edge"], ADVICE) != 2:
-        raise ShoalError(f"{files['edge']}: a line must have two fields, source and target; {ADVICE}")
+        raise ShoalError(files["edge"], f"a line must have two fields, source and target; {ADVICE}")
 
     def edge_columns(first: int) -> Iterator[np.ndarray]:
         for block in csv_blocks(files["edge"], np.int64, block_bytes, ADVICE, first):
@@ -201,7 +203,7 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
     label = NpzMember(files["node-label"], "node_label", ADVICE)
     if count.shape != (1,) or count.dtype.kind not in "iu":
         found = f"{count.dtype} {list(count.shape)}"
-        raise ShoalError(f"{count.where}: must be the number of nodes, found {found}; {ADVICE}")
+        raise ShoalError(count.where, f"must be the number of nodes, found {found}; {ADVICE}")
     nodes = int(next(iter(count.values(0, 1)))[0])
     for member, kinds, holds in (
         (edge, "iu", len(edge.shape) == 2 and edge.shape[0] == 2),
@@ -210,7 +212,7 @@ def _open_npz(files: dict[str, Path], block_bytes: int) -> Raw:
     ):
         if not holds or member.dtype.kind not in kinds:
             found = f"{member.dtype} {list(member.shape)}"
-            raise ShoalError(f"{member.where}: not what a graph of {nodes} nodes has, found {found}; {ADVICE}")
+            raise ShoalError(member.where, f"not what a graph of {nodes} nodes has, found {found}; {ADVICE}")
     pair, row = 2 * edge.dtype.itemsize, feature.dtype.itemsize * feature.shape[1]
 
     def label_rows(first: int) -> Iterator[np.ndarray]:
@@ -236,7 +238,7 @@ def _checked_features(raw: Raw, dtype: np.dtype, first: int) -> Iterator[np.ndar
         finite = np.isfinite(kept).all(axis=1)
         if not finite.all():
             row = first + int(finite.argmin())
-            raise ShoalError(f"{raw.where[1]}: row {row} has NaN, infinity, or more than {dtype} holds; {ADVICE}")
+            raise ShoalError(raw.where[1], f"row {row} has NaN, infinity, or more than {dtype} holds; {ADVICE}")
         yield kept
         first += len(block)
 
@@ -250,7 +252,7 @@ def _checked_labels(raw: Raw, classes: int, first: int) -> Iterator[np.ndarray]:
         if invalid.any():
             at = int(invalid.argmax())
             raise ShoalError(
-                f"{raw.where[2]}: node {first + at} has label {block[at]:g}, the dataset has classes 0 to {classes - 1}"
+                raw.where[2], f"node {first + at} has label {block[at]:g}, the dataset has classes 0 to {classes - 1}"
             )
         yield label
         first += len(block)
@@ -267,10 +269,10 @@ def _write_split(path: Path, nodes: int, files: dict[int, Path], block_bytes: in
             for block in csv_blocks(file, np.int64, block_bytes, ADVICE):
                 ids = block[:, 0]
                 if len(ids) and not (ids.min() >= 0 and ids.max() < nodes):
-                    raise ShoalError(f"{file}: names a node beyond the {nodes} of the graph; {ADVICE}")
+                    raise ShoalError(file, f"names a node beyond the {nodes} of the graph; {ADVICE}")
                 if (code[ids] != UNASSIGNED).any():
                     node = int(ids[code[ids] != UNASSIGNED][0])
-                    raise ShoalError(f"{file}: node {node} is in another part of the split, too; {ADVICE}")
+                    raise ShoalError(file, f"node {node} is in another part of the split, too; {ADVICE}")
                 code[ids] = value
         code.flush()
         unfinished.replace(path)

@@ -100,7 +100,7 @@ def _table(path: Path, dtype: type, columns: int, what: str) -> np.ndarray:
     """All rows of a file, `[lines, columns]`."""
     found = column_count(path, ADVICE)
     if found != columns:
-        raise ShoalError(f"{path}: a line must have {columns} fields, {what}, found {found}; {ADVICE}")
+        raise ShoalError(path, f"a line must have {columns} fields, {what}, found {found}; {ADVICE}")
     return np.concatenate(list(csv_blocks(path, dtype, BLOCK_BYTES, ADVICE)))
 
 
@@ -111,7 +111,7 @@ def _labels(path: Path) -> np.ndarray:
     if wrong.any():
         graph = int(wrong.argmax())
         found = "no label" if np.isnan(label[graph]) else f"label {label[graph]:g}"
-        raise ShoalError(f"{path}: graph {graph} has {found}, every graph has 0 or 1; {ADVICE}")
+        raise ShoalError(path, f"graph {graph} has {found}, every graph has 0 or 1; {ADVICE}")
     return label.astype(np.int64)
 
 
@@ -119,13 +119,13 @@ def _counts(path: Path, least: int, graphs: int, rows: int, of: str) -> np.ndarr
     """Rows of another file that every graph has, int64 `[G]`."""
     count = _table(path, np.int64, 1, "how many a graph has")[:, 0]
     if len(count) != graphs:
-        raise ShoalError(f"{path}: {len(count)} rows, and {LABELS}.csv.gz has {graphs}; {ADVICE}")
+        raise ShoalError(path, f"{len(count)} rows, and {LABELS}.csv.gz has {graphs}; {ADVICE}")
     wrong = (count < least) | (count >= MOST)
     if wrong.any():
         graph = int(wrong.argmax())
-        raise ShoalError(f"{path}: graph {graph} has {count[graph]}, at least {least} was expected; {ADVICE}")
+        raise ShoalError(path, f"graph {graph} has {count[graph]}, at least {least} was expected; {ADVICE}")
     if count.sum() != rows:
-        raise ShoalError(f"{path}: counts {count.sum()} rows of {of}.csv.gz, which has {rows}; {ADVICE}")
+        raise ShoalError(path, f"counts {count.sum()} rows of {of}.csv.gz, which has {rows}; {ADVICE}")
     return count
 
 
@@ -136,7 +136,7 @@ def _joined_ends(pairs: np.ndarray, graph: np.ndarray, sizes: np.ndarray, path: 
         row = int(outside.argmax())
         one, other = pairs[row]
         atoms = sizes[graph[row]]
-        raise ShoalError(f"{path}: row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {ADVICE}")
+        raise ShoalError(path, f"row {row} joins {one} and {other}, graph {graph[row]} has {atoms} atoms; {ADVICE}")
     return pairs + (np.cumsum(sizes) - sizes)[graph][:, None]
 
 
@@ -148,8 +148,8 @@ def _one_hot(atoms: np.ndarray, path: Path) -> sp.csr_array:
         row, column = (int(place[0]) for place in np.nonzero(outside))
         known = ATOM_FEATURES[column]
         raise ShoalError(
-            f"{path}: row {row}, column {column} ({known.name}) is {atoms[row, column]}, not in 0..{known.width - 1}; "
-            f"{ADVICE}"
+            path,
+            f"row {row}, column {column} ({known.name}) is {atoms[row, column]}, not in 0..{known.width - 1}; {ADVICE}",
         )
     rows, features = atoms.shape
     places = (atoms + np.cumsum(widths) - widths).ravel()
@@ -164,10 +164,10 @@ def _codes(files: dict[int, Path], graphs: int) -> np.ndarray:
         numbers = _table(file, np.int64, 1, "the number of a graph")[:, 0]
         outside = (numbers < 0) | (numbers >= graphs)
         if outside.any():
-            raise ShoalError(f"{file}: names graph {numbers[outside][0]}, there are 0 to {graphs - 1}; {ADVICE}")
+            raise ShoalError(file, f"names graph {numbers[outside][0]}, there are 0 to {graphs - 1}; {ADVICE}")
         taken = code[numbers] != UNASSIGNED
         if taken.any():
-            raise ShoalError(f"{file}: graph {numbers[taken][0]} is in another part of the split, too; {ADVICE}")
+            raise ShoalError(file, f"graph {numbers[taken][0]} is in another part of the split, too; {ADVICE}")
         code[numbers] = part
     return code
 

@@ -83,7 +83,7 @@ def _require_published(path: Path) -> None:
     with reading(path, advice), open_plain(path) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256[path.name]:
-        raise ShoalError(f"{path}: not the published file, and a pickle is opened if it is that only; {advice}")
+        raise ShoalError(path, f"not the published file, and a pickle is opened if it is that only; {advice}")
 
 
 DATASETS = tuple(DatasetSpec(name, load_planetoid, paths(name)) for name in FOLDERS)

@@ -111,19 +111,19 @@ def _constructor(options: DataSource) -> tuple[Any, dict[str, Any]]:
     title, name = found.groups()
     if title not in known.__all__:
         raise ShoalError(
-            f"data.dataset: torch_geometric.datasets has no class {title}{did_you_mean(title, known.__all__)}"
+            "data.dataset", f"torch_geometric.datasets has no class {title}{did_you_mean(title, known.__all__)}"
         )
     cls = getattr(known, title)
     parameters = inspect.signature(cls).parameters
     if ("name" in parameters) != (name is not None):
         form = f"pyg:{title}/NAME" if "name" in parameters else f"pyg:{title}"
-        raise ShoalError(f"data.dataset: expected {form}, got {options.dataset!r}")
+        raise ShoalError("data.dataset", f"expected {form}, got {options.dataset!r}")
     chosen = dict(options.user_options)
     arguments: dict[str, Any] = {} if name is None else {"name": name}
     if "root" in parameters:
         folder = chosen.pop("root", title.lower())
         if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
-            raise ShoalError(f"data.options.root: expected a folder below the data root, got {folder!r}")
+            raise ShoalError("data.options.root", f"expected a folder below the data root, got {folder!r}")
         arguments["root"] = str(data_root(options.root) / folder)
     hints = {key: each.annotation for key, each in parameters.items() if key not in OF_PYG}
     return cls, arguments | checked_options(chosen, hints, title)
@@ -146,8 +146,9 @@ def load_pyg(name: str, options: DataSource) -> Graph:
     except ShoalError as error:
         if isinstance(error.__cause__, FileNotFoundError) and isinstance(error.__cause__.args[0], Path):
             raise ShoalError(
-                f"{error.__cause__.args[0]}: not found; {name} reads files that are there: put them there, or set "
-                "data.root, or data.options.root to their folder below it"
+                error.__cause__.args[0],
+                f"not found; {name} reads files that are there: put them there, or set "
+                "data.root, or data.options.root to their folder below it",
             ) from error
         raise
     graph = _graph(options.name, dataset, name, options)

@@ -166,7 +166,7 @@ def _graph(
     """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees."""
     for part, rows in of_nodes.items():
         if len(rows) != len(graph):
-            raise ShoalError(f"{where[part]}: {len(rows)} rows for {len(graph)} nodes; {ADVICE}")
+            raise ShoalError(where[part], f"{len(rows)} rows for {len(graph)} nodes; {ADVICE}")
     parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if of_nodes else []
     if options.node_attributes and ATTRIBUTES in of_nodes:
         attributes = of_nodes[ATTRIBUTES]
@@ -199,7 +199,7 @@ def _one_hot(labels: np.ndarray, what: str) -> tuple[sp.csr_array, list[str]]:
     for number, column in enumerate(labels.T):
         low, high = int(column.min()), int(column.max())
         if high - low >= MOST_LABELS:
-            raise ShoalError(f"{what}: one-hot labels are fewer than {MOST_LABELS}, found {low} to {high}")
+            raise ShoalError(what, f"one-hot labels are fewer than {MOST_LABELS}, found {low} to {high}")
         blocks.append(_ones(column - low, high - low + 1))
         names += [f"{what} {number}.{k}" for k in range(low, high + 1)]
     return sp.hstack(blocks, format="csr", dtype=np.float32), names

@@ -38,7 +38,7 @@ def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         # the lock file is there already
         others = [path for path in folder.iterdir() if path.name not in (SOURCE, ".lock")]
         if not note.exists() and any(not path.name.endswith(".unfinished") for path in others):
-            raise ShoalError(f"{folder}: holds {others[0].name}, which is not Shoal's; set data.options.scratch")
+            raise ShoalError(folder, f"holds {others[0].name}, which is not Shoal's; set data.options.scratch")
         if _read(note) != dict(identity):
             for path in others:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -83,10 +83,10 @@ class DerivedChecksums:
                 try:
                     now = file_digest(path)
                 except OSError as error:
-                    raise ShoalError(f"{path}: cannot be read: {error.strerror}") from error
+                    raise ShoalError(path, f"cannot be read: {error.strerror}") from error
                 if now != found.setdefault(name, now):
                     raise ShoalError(
-                        f"{path}: not as it was made; delete the folder {self._folder}, and it is made again"
+                        path, f"not as it was made; delete the folder {self._folder}, and it is made again"
                     )
                 advance(1)
         if found != self._noted:
@@ -126,5 +126,5 @@ def _read(note: Path) -> Any:
         return None
     except (OSError, ValueError) as error:
         raise ShoalError(
-            f"{note}: cannot be read ({error}); delete the folder {note.parent}, and it is made again"
+            note, f"cannot be read ({error}); delete the folder {note.parent}, and it is made again"
         ) from error

@@ -40,8 +40,9 @@ def published(
         except (OSError, HTTPException, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())
             raise ShoalError(
-                f"{path}: not found, and {url(name)} cannot be downloaded ({reason}); put the raw files of "
-                f"dataset '{dataset}' there, or set data.root or SHOAL_DATA to a folder that has them"
+                path,
+                f"not found, and {url(name)} cannot be downloaded ({reason}); put the raw files of "
+                f"dataset '{dataset}' there, or set data.root or SHOAL_DATA to a folder that has them",
             ) from error
     return [folder / name for name in names]
 

@@ -134,4 +134,4 @@ def reading(where: object, advice: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise ShoalError(f"{where}: cannot be read ({type(error).__name__}: {reason}); {advice}") from error
+        raise ShoalError(where, f"cannot be read ({type(error).__name__}: {reason}); {advice}") from error

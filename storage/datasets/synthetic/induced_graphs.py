@@ -62,7 +62,7 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
     """
     _require(options)
     if base.graph_of is not None:
-        raise ShoalError(f"data.options.base: {base.name} has labels of graphs; name a dataset with labels of nodes")
+        raise ShoalError("data.options.base", f"{base.name} has labels of graphs; name a dataset with labels of nodes")
     cutter = _Cutter(base, level, options)
     nodes, edges, y, split = [], [], [], []
     for label in range(base.classes):
@@ -74,7 +74,7 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
         y.append(np.full(len(centres.nodes), label))
         split.append(centres.split)
     if not nodes:
-        raise ShoalError(f"data.options.base: {base.name} has no {level} of any class to cut a graph around")
+        raise ShoalError("data.options.base", f"{base.name} has no {level} of any class to cut a graph around")
     sizes = np.array([len(found) for found in nodes])
     first = np.concatenate([[0], np.cumsum(sizes)])
     rows, columns = np.concatenate([pairs + start for pairs, start in zip(edges, first)], axis=1)
@@ -119,16 +119,16 @@ def reduced(x: Any, width: int, seed: int) -> np.ndarray:
 def _require(options: DataSource) -> None:
     for key in ("samples", "width", "smallest"):
         if getattr(options, key) < 1:
-            raise ShoalError(f"data.options.{key}: must be at least 1, found {getattr(options, key)}")
+            raise ShoalError(f"data.options.{key}", f"must be at least 1, found {getattr(options, key)}")
     if options.shots is not None and options.shots < 1:
-        raise ShoalError(f"data.options.shots: must be at least 1, found {options.shots}")
+        raise ShoalError("data.options.shots", f"must be at least 1, found {options.shots}")
     if options.largest < max(options.smallest, GROUP[1]):
         raise ShoalError(
-            f"data.options.largest: must be at least data.options.smallest, {options.smallest}, and {GROUP[1]}, found "
-            f"{options.largest}"
+            "data.options.largest",
+            f"must be at least data.options.smallest, {options.smallest}, and {GROUP[1]}, found {options.largest}",
         )
     if options.padding not in ("none", "random", "same_class"):
-        raise ShoalError(f"data.options.padding: must be none, random or same_class, found {options.padding!r}")
+        raise ShoalError("data.options.padding", f"must be none, random or same_class, found {options.padding!r}")
 
 
 def _centres(base: Graph, level: Level, label: int, options: DataSource) -> Centres:

@@ -40,7 +40,7 @@ def write_ogb_layout(root: Path, twin: Twin, compress: bool = False) -> Path:
     paths = [folder / file for file in raw_files(known).values()]
     existing = [path for path in paths if path.exists()]
     if existing and synthetic_identity(folder) is None:
-        raise ShoalError(f"{existing[0]}: is there, and not synthetic; choose another root than {root}")
+        raise ShoalError(existing[0], f"is there, and not synthetic; choose another root than {root}")
     try:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)

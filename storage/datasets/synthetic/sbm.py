@@ -102,12 +102,12 @@ def _check(options: DataSource) -> None:
         ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
     ):
         if not holds:
-            raise ShoalError(f"data.{key}: {getattr(options, key)} must be {rule}")
+            raise ShoalError(f"data.{key}", f"{getattr(options, key)} must be {rule}")
     try:
         edges = options.nodes * options.degree / 2
         require_free(options.nodes * (4 * options.features + OF_NODE) + int(edges) * OF_EDGE)
     except MemoryError as error:
-        raise ShoalError(f"data.nodes: {options.nodes} of {options.features} features: {error}") from None
+        raise ShoalError("data.nodes", f"{options.nodes} of {options.features} features: {error}") from None
 
 
 def _content(options: DataSource) -> dict[str, Any]:

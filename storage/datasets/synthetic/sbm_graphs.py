@@ -86,14 +86,14 @@ def _check(options: DataSource) -> None:
         ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
     ):
         if not holds:
-            raise ShoalError(f"data.options.{key}: {getattr(options, key)} must be {rule}")
+            raise ShoalError(f"data.options.{key}", f"{getattr(options, key)} must be {rule}")
     # The largest graph is drawn as a matrix of pairs.
     pairs = (12 * options.nodes / options.graphs) ** 2
     try:
         entries = int(options.nodes * options.degree)
         require_free(options.nodes * (4 * options.features + OF_NODE) + entries * OF_ENTRY + int(40 * pairs))
     except MemoryError as error:
-        raise ShoalError(f"data.options.nodes: {options.nodes} of {options.features} features: {error}") from None
+        raise ShoalError("data.options.nodes", f"{options.nodes} of {options.features} features: {error}") from None
 
 
 def _content(options: DataSource) -> dict[str, Any]:

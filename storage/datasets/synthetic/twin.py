@@ -157,7 +157,7 @@ class Twin:
         homophily = original.homophily if options.homophily is None else options.homophily
         signal = original.signal if options.signal is None else options.signal
         if not 0 < options.scale < 2**31:
-            raise ShoalError(f"data.options.scale: {options.scale} must be more than 0 and of fewer than 2^31 nodes")
+            raise ShoalError("data.options.scale", f"{options.scale} must be more than 0 and of fewer than 2^31 nodes")
         twin = cls(name, original, options.scale, homophily, signal, options.seed)
         for key, holds, rule in (
             ("scale", twin.nodes < 2**31, "more than 0 and of fewer than 2^31 nodes"),
@@ -167,7 +167,7 @@ class Twin:
             ("seed", 0 <= options.seed < 2**63, "at least 0 and below 2^63"),
         ):
             if not holds:
-                raise ShoalError(f"data.options.{key}: {getattr(options, key)} must be {rule}")
+                raise ShoalError(f"data.options.{key}", f"{getattr(options, key)} must be {rule}")
         return twin
 
     @property
@@ -269,7 +269,7 @@ class Twin:
         degrees_of(self._table, start, count, max(1e-4, most ** (-4 / 3)), degree)
         edges = np.empty((2, count), dtype=np.int32)
         if edges_of(self._table, start, degree, self.within, edges) < count:
-            raise ShoalError(f"data.options.scale: {self.scale} leaves too few nodes for the edges of {self.name}")
+            raise ShoalError("data.options.scale", f"{self.scale} leaves too few nodes for the edges of {self.name}")
         return edges
 
     def _features(self, ids: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ def load_files(name: str, options: DataSource) -> Graph:
     arrays, where = _read(path, made)
     if "x" not in arrays:
         if not made:
-            raise ShoalError(f"{where['x']}: no column is a feature; add some, or set data.features to what is made")
+            raise ShoalError(where["x"], "no column is a feature; add some, or set data.features to what is made")
         items = arrays.get("graph", arrays["y"])
         # One column that takes no memory stands for what is made later.
         arrays["x"] = np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (len(items) if items.ndim else 0, 1))
@@ -95,7 +95,7 @@ def graph_at(path: str | None) -> Path:
         ShoalError: `data.path` is not set.
     """
     if not path:
-        raise ShoalError("data.path: not set; dataset 'files' needs an .npz file or a folder of .npy files")
+        raise ShoalError("data.path", "not set; dataset 'files' needs an .npz file or a folder of .npy files")
     return Path(path).expanduser().resolve()
 
 
@@ -113,20 +113,20 @@ def parts(path: Path, features_made: bool = False) -> dict[str, Path]:
         if (edges := table_of(path, EDGES)) is not None:
             nodes = table_of(path, NODES)
             if nodes is None:
-                raise ShoalError(f"{path}: there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
+                raise ShoalError(path, f"there is {edges.name}, but no {NODES}.csv or {NODES}.parquet")
             return {"edge_index": edges, "x": nodes, "y": nodes}
         files = {array: path / f"{array}.npy" for array in REQUIRED + OPTIONAL}
         sparse = path / "x.npz"
         if sparse.is_file():
             if files["x"].is_file():
-                raise ShoalError(f"{sparse}: features are also in {files['x'].name}; keep one of the two")
+                raise ShoalError(sparse, f"features are also in {files['x'].name}; keep one of the two")
             files["x"] = sparse
         for array in REQUIRED:
             if not files[array].is_file() and not (features_made and array == "x"):
-                raise ShoalError(f"{files[array]}: not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
+                raise ShoalError(files[array], "not found; needed: edge_index.npy, x.npy or x.npz, y.npy")
         return {array: file for array, file in files.items() if file.is_file()}
     if not path.is_file():
-        raise ShoalError(f"{path}: not found; data.path must be an .npz file or a folder of .npy files or tables")
+        raise ShoalError(path, "not found; data.path must be an .npz file or a folder of .npy files or tables")
     return dict.fromkeys(REQUIRED, path)
 
 
@@ -174,7 +174,7 @@ def _read(path: Path, features_made: bool) -> tuple[dict[str, Any], dict[str, st
         arrays = {array: npz[array] for array in REQUIRED + OPTIONAL if array in npz.names}
     for array in REQUIRED:
         if array not in arrays and not (features_made and array == "x"):
-            raise ShoalError(f"{path}: no array {array}; it needs {', '.join(REQUIRED)}")
+            raise ShoalError(path, f"no array {array}; it needs {', '.join(REQUIRED)}")
     return arrays, {array: f"{path} ({array})" for array in ("x", *arrays)}
 
 

@@ -31,7 +31,7 @@ def graph_of(name: str, values: Mapping[str, Any], where: Mapping[str, str]) -> 
     """
     for key in REQUIRED:
         if values.get(key) is None:
-            raise ShoalError(f"{where[key]}: missing; a graph needs edges, features and labels")
+            raise ShoalError(where[key], "missing; a graph needs edges, features and labels")
     arrays = {key: to_array(value, where[key]) for key, value in values.items() if value is not None}
     masks = {key: arrays.pop(key) for key in MASKS if key in arrays}
     if masks:
@@ -50,7 +50,7 @@ def to_array(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray) or sp.issparse(value):
         return sp.csr_array(value) if sp.issparse(value) else value
     if not isinstance(value, Tensor):
-        raise ShoalError(f"{where}: must be a tensor or an array, found {type(value).__name__}")
+        raise ShoalError(where, f"must be a tensor or an array, found {type(value).__name__}")
     value = value.detach().cpu()
     # NumPy has no bfloat16, and SciPy no float16.
     if value.dtype == torch.bfloat16 or (value.dtype == torch.float16 and value.layout != torch.strided):
@@ -80,9 +80,9 @@ def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]
         row, column, value = adjacency.coo()
         edge_index = torch.stack([row, column])
     else:
-        raise ShoalError(f"{where}: must be a sparse tensor or a SparseTensor, found {type(adjacency).__name__}")
+        raise ShoalError(where, f"must be a sparse tensor or a SparseTensor, found {type(adjacency).__name__}")
     if len(sizes) != 2 or sizes[0] != sizes[1]:
-        raise ShoalError(f"{where}: an adjacency is square, found {list(sizes)}")
+        raise ShoalError(where, f"an adjacency is square, found {list(sizes)}")
     return edge_index.cpu().numpy(), None if value is None else to_array(value, where)
 
 
@@ -91,12 +91,12 @@ def _split(masks: Mapping[str, np.ndarray], nodes: int, where: Mapping[str, str]
     code = np.full(nodes, UNASSIGNED, dtype=np.int8)
     for key, mask in masks.items():
         if mask.ndim == 2:
-            raise ShoalError(f"{where[key]}: {mask.shape[1]} splits; take one, as in mask[:, 0]")
+            raise ShoalError(where[key], f"{mask.shape[1]} splits; take one, as in mask[:, 0]")
         if mask.shape != (nodes,) or mask.dtype not in (np.bool_, np.uint8):
             found = f"{mask.dtype} {list(mask.shape)}"
-            raise ShoalError(f"{where[key]}: must be a truth value for each of the {nodes} nodes, found {found}")
+            raise ShoalError(where[key], f"must be a truth value for each of the {nodes} nodes, found {found}")
         twice = (code != UNASSIGNED) & mask.astype(bool)
         if twice.any():
-            raise ShoalError(f"{where[key]}: node {int(twice.argmax())} is in another mask, too; one part a node")
+            raise ShoalError(where[key], f"node {int(twice.argmax())} is in another mask, too; one part a node")
         code[mask.astype(bool)] = MASKS[key]
     return code

@@ -31,8 +31,9 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
         return _of_many(data, name, called)
     if not isinstance(data, Data):
         raise ShoalError(
-            f"{called}: must be a torch_geometric Data, found {type(data).__name__}; take dataset[0], of a HeteroData "
-            "to_homogeneous(), of a dataset of graphs list(dataset)"
+            called,
+            f"must be a torch_geometric Data, found {type(data).__name__}; take dataset[0], of a HeteroData "
+            "to_homogeneous(), of a dataset of graphs list(dataset)",
         )
     return graph_of(name, *_values(data, called))
 
@@ -55,29 +56,29 @@ def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
         ShoalError: There is none, or one of them has no nodes, or not what it needs; names it.
     """
     if not graphs:
-        raise ShoalError(f"{called}: an empty list; give at least one graph")
+        raise ShoalError(called, "an empty list; give at least one graph")
     parts: list[list[np.ndarray]] = [[], [], []]
     sizes: list[int] = []
     for number, data in enumerate(graphs):
         one = f"{called}[{number}]"
         if not isinstance(data, Data):
-            raise ShoalError(f"{one}: must be a torch_geometric Data, found {type(data).__name__}")
+            raise ShoalError(one, f"must be a torch_geometric Data, found {type(data).__name__}")
         values, where = _values(data, one)
         if values["edge_weight"] is not None and (_array(values["edge_weight"], where["edge_weight"]) != 1).any():
-            raise ShoalError(f"{where['edge_weight']}: many small graphs have no weights of edges here; take them out")
+            raise ShoalError(where["edge_weight"], "many small graphs have no weights of edges here; take them out")
         x, edge_index, y = (_array(values[key], where[key]) for key in ("x", "edge_index", "y"))
         first = parts[0][0] if parts[0] else x
         if x.ndim != 2 or not len(x) or x.shape[1] != first.shape[1]:
             raise ShoalError(
-                f"{where['x']}: must be [nodes, {first.shape[-1]}] of one node or more, found {list(x.shape)}"
+                where["x"], f"must be [nodes, {first.shape[-1]}] of one node or more, found {list(x.shape)}"
             )
         if y.size != 1:
-            raise ShoalError(f"{where['y']}: must be the one label of the graph, found {list(y.shape)}")
+            raise ShoalError(where["y"], f"must be the one label of the graph, found {list(y.shape)}")
         if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype.kind not in "iu":
             found = f"{edge_index.dtype} {list(edge_index.shape)}"
-            raise ShoalError(f"{where['edge_index']}: must be integers of shape [2, E], found {found}")
+            raise ShoalError(where["edge_index"], f"must be integers of shape [2, E], found {found}")
         if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < len(x):
-            raise ShoalError(f"{where['edge_index']}: names a node outside 0 to {len(x) - 1}")
+            raise ShoalError(where["edge_index"], f"names a node outside 0 to {len(x) - 1}")
         for kept, array in zip(parts, (x, edge_index + sum(sizes), y.reshape(1))):
             kept.append(array)
         sizes.append(len(x))
@@ -94,6 +95,6 @@ def _array(value: Any, where: str) -> np.ndarray:
         ShoalError: It is missing, or neither.
     """
     if value is None:
-        raise ShoalError(f"{where}: missing; a graph needs edges, features and a label")
+        raise ShoalError(where, "missing; a graph needs edges, features and a label")
     array = to_array(torch.as_tensor(value) if isinstance(value, int | float) else value, where)
     return array if isinstance(array, np.ndarray) else array.toarray()

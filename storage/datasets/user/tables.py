@@ -37,7 +37,7 @@ def table_of(folder: Path, name: str) -> Path | None:
     """
     found = [path for kind in KINDS if (path := folder / f"{name}{kind}").is_file()]
     if len(found) > 1:
-        raise ShoalError(f"{found[0]}: there is also {found[1].name}; keep one of the two")
+        raise ShoalError(found[0], f"there is also {found[1].name}; keep one of the two")
     return found[0] if found else None
 
 
@@ -68,7 +68,7 @@ def read_tables(edges: Path, nodes: Path) -> dict[str, Any]:
                 block = [_numbers(batch.column(name), f"{name!r} is a feature") for name in features]
                 blocks.append(np.stack(block, axis=1))
     if not texts[ID]:
-        raise ShoalError(f"{nodes}: no row; there is nothing to learn")
+        raise ShoalError(nodes, "no row; there is nothing to learn")
     whole = {name: pa.concat_arrays(kept) for name, kept in texts.items()}
     ids = whole[ID]
     _require_ids(nodes, ids)
@@ -106,14 +106,14 @@ def _table(path: Path) -> tuple[list[str], Iterator[pa.RecordBatch]]:
             batches = csv.open_csv(path, csv.ReadOptions(block_size=BLOCK_BYTES), convert_options=wanted)
     if len(set(columns)) < len(columns):
         twice = next(name for name in columns if columns.count(name) > 1)
-        raise ShoalError(f"{path}: column {twice!r} is there twice; give each once")
+        raise ShoalError(path, f"column {twice!r} is there twice; give each once")
     return columns, batches
 
 
 def _require_columns(path: Path, columns: list[str], needed: tuple[str, ...]) -> None:
     for name in needed:
         if name not in columns:
-            raise ShoalError(f"{path}: no column {name!r}; it needs {' and '.join(needed)}, found {', '.join(columns)}")
+            raise ShoalError(path, f"no column {name!r}; it needs {' and '.join(needed)}, found {', '.join(columns)}")
 
 
 def _texts(column: pa.Array) -> pa.Array:
@@ -145,11 +145,11 @@ def _numbers(column: pa.Array, what: str) -> np.ndarray:
 
 def _require_ids(path: Path, ids: pa.Array) -> None:
     if ids.null_count:
-        raise ShoalError(f"{path}: row {pc.is_null(ids).index(True).as_py()} has no id; every node needs one")
+        raise ShoalError(path, f"row {pc.is_null(ids).index(True).as_py()} has no id; every node needs one")
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.field("values")[pc.greater(counts.field("counts"), 1).index(True).as_py()]
-        raise ShoalError(f"{path}: id {twice.as_py()!r} is there twice; one row a node")
+        raise ShoalError(path, f"id {twice.as_py()!r} is there twice; one row a node")
 
 
 def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
@@ -163,7 +163,7 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
     for name in columns:
         if name not in (*ENDS, WEIGHT):
             raise ShoalError(
-                f"{path}: column {name!r} would not be used; take it out, edges are source, target and weight"
+                path, f"column {name!r} would not be used; take it out, edges are source, target and weight"
             )
     found: list[list[np.ndarray]] = [[], []]
     weights: list[np.ndarray] = []
@@ -183,7 +183,7 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
             if rows.null_count:
                 wrong = pc.is_null(rows).index(True).as_py()
                 raise ShoalError(
-                    f"{path}: {name} of row {row + wrong} is {texts[wrong].as_py()!r}, which is the id of no node"
+                    path, f"{name} of row {row + wrong} is {texts[wrong].as_py()!r}, which is the id of no node"
                 )
             kept.append(rows.to_numpy())
         if WEIGHT in columns:
@@ -202,6 +202,6 @@ def _parts(path: Path, texts: pa.Array) -> np.ndarray:
     codes = []
     for word in words.dictionary.to_pylist():
         if word not in PARTS:
-            raise ShoalError(f"{path}: split {word!r}; it is train, val or test, or nothing")
+            raise ShoalError(path, f"split {word!r}; it is train, val or test, or nothing")
         codes.append(PARTS[word])
     return np.array(codes, dtype=np.int8)[words.indices.to_numpy()]

@@ -116,11 +116,11 @@ def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner:
     for key, value in options.items():
         if key not in known:
             has = ", ".join(known) or "no option"
-            raise ShoalError(f"data.options.{key}: unknown; {owner} has {has}{did_you_mean(key, known)}")
+            raise ShoalError(f"data.options.{key}", f"unknown; {owner} has {has}{did_you_mean(key, known)}")
         try:
             values[key] = checked(known[key], value)
         except ValueError as error:
-            raise ShoalError(f"data.options.{key}: {error}, found {quoted(value)}") from None
+            raise ShoalError(f"data.options.{key}", f"{error}, found {quoted(value)}") from None
     return values
 
 

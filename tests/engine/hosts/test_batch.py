@@ -79,7 +79,7 @@ def test_uploads_are_of_every_client(start: Callable[..., Server]) -> None:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ShoalError("x.arrow: missing", "detail"), "x.arrow: missing"),
+        (ShoalError("x.arrow", "missing", detail="detail"), "x.arrow: missing"),
         (RuntimeError("two\n  lines"), "RuntimeError: two lines"),
         (ValueError(), "ValueError:"),
         (
