@@ -10,15 +10,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.models.inputs.neighbourhood import Inputs, all_nodes, kept_rows, sampled, standalone
-from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
-from shoal.algorithms.models.items.client_graphs import ClientGraphs
-from shoal.algorithms.models.items.client_pairs import ClientPairs
 from shoal.algorithms.models.layers.adapted import Adapted
 from shoal.algorithms.models.layers.coupled import Coupled
 from shoal.algorithms.models.layers.output import Output
@@ -28,6 +26,11 @@ from shoal.algorithms.protocol import MODEL, Tree
 from shoal.algorithms.rng import generator_on
 from shoal.storage.store.manifest import count_of_items
 from shoal.storage.store.view import View
+
+if TYPE_CHECKING:
+    from shoal.algorithms.models.items.augmented_nodes import AugmentedNodes
+    from shoal.algorithms.models.items.client_graphs import ClientGraphs
+    from shoal.algorithms.models.items.client_pairs import ClientPairs
 
 # In float32.
 CACHE_LINE = 16
@@ -230,9 +233,13 @@ class ClientModel:
             self._wait(w, is_own=False)
         self.items: ClientGraphs | ClientPairs | AugmentedNodes | None = None
         if data.graph_ptr is not None:
-            self.items = ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
+            from shoal.algorithms.models.items import client_graphs
+
+            self.items = client_graphs.ClientGraphs(data, data.graph_ptr, flat.inputs, flat.coupled, flat.prompted)
         elif data.pairs is not None:
-            self.items = ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
+            from shoal.algorithms.models.items import client_pairs
+
+            self.items = client_pairs.ClientPairs(data, data.pairs, flat.inputs, flat.coupled)
         self._logits: Tensor | None = None
 
     @property
@@ -297,7 +304,7 @@ class ClientModel:
         """The current parameters, `[P]`, which the next client leaves as they are; not to be written to."""
         return self.flat.w.detach().clone() if self._waiting is None else self._waiting
 
-    def answer_in(self, augmented: AugmentedNodes) -> None:
+    def answer_in(self, augmented: "AugmentedNodes") -> None:
         """Trains, and answers for the client's nodes, in an augmented graph, until the end of the visit."""
         self.items = augmented
         self._logits = None

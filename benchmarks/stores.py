@@ -25,7 +25,7 @@ from prepare import rss, size
 from rich.console import Console
 from rich.table import Table
 
-from shoal.storage.datasets.registry import CATALOGUE
+from shoal.storage.datasets.registry import record
 from shoal.storage.datasets.sources.source import DataSource, data_root
 
 DRAWN = "flickr-size"
@@ -53,7 +53,7 @@ def raw_bytes(graph: str, drawn: Path) -> int:
     root = data_root(None)
     if graph == DRAWN:
         return size(drawn)
-    files = CATALOGUE[graph].published_files(DataSource(graph))
+    files = record(graph).published_files(DataSource(graph))
     return sum((root / file).stat().st_size for file in files)
 
 

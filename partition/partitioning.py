@@ -2,36 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 
 from shoal.partition.domains import domain_graphs, first_clients, require_own_clients
-from shoal.partition.methods.by_label import by_dirichlet, by_random
 from shoal.partition.methods.cover import NO_CLIENT, assert_cover
-from shoal.partition.methods.from_file import by_file, by_index
-from shoal.partition.methods.louvain import by_louvain
-from shoal.partition.methods.metis import by_metis
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.user_partitioner import by_user
 from shoal.partition.methods.workspace import Workspace
-from shoal.partition.out_of_core.kaminpar import by_kaminpar
-from shoal.partition.out_of_core.semi_external import by_semi_external
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.graph import Graph
 from shoal.storage.options.types import is_own
 
 Method = Callable[[Graph, PartitionOptions, np.ndarray | None, Workspace | None], np.ndarray]
 
-METHODS: dict[str, Method] = {
-    "metis": by_metis,
-    "kaminpar": by_kaminpar,
-    "semi-external": by_semi_external,
-    "louvain": by_louvain,
-    "random": by_random,
-    "dirichlet": by_dirichlet,
-    "index": by_index,
-    "file": by_file,
+# The function of each method, by its module, which is loaded for it alone.
+METHODS = {
+    "metis": "shoal.partition.methods.metis:by_metis",
+    "kaminpar": "shoal.partition.out_of_core.kaminpar:by_kaminpar",
+    "semi-external": "shoal.partition.out_of_core.semi_external:by_semi_external",
+    "louvain": "shoal.partition.methods.louvain:by_louvain",
+    "random": "shoal.partition.methods.by_label:by_random",
+    "dirichlet": "shoal.partition.methods.by_label:by_dirichlet",
+    "index": "shoal.partition.methods.from_file:by_index",
+    "file": "shoal.partition.methods.from_file:by_file",
 }
+OF_USERS = "shoal.partition.methods.user_partitioner:by_user"
 # Those that divide items of any kind; the others follow edges, of which small graphs have none between them.
 OF_ITEMS = ("random", "dirichlet", "index", "file")
 
@@ -85,7 +81,8 @@ def partition(
         assert labelled_mask.shape == (graph.items,)
         assert labelled_mask.dtype == np.bool_
 
-    method = by_user if is_own(options.method) else METHODS[options.method]
+    module, _, name = (OF_USERS if is_own(options.method) else METHODS[options.method]).partition(":")
+    method: Method = getattr(import_module(module), name)
     if not graph.domains:
         assignment = method(graph, options, labelled_mask, workspace)
     elif options.method == "file":

@@ -14,7 +14,6 @@ from shoal.engine.config.config import Config, load_config
 from shoal.engine.records.client_scores import read_client_scores
 from shoal.engine.records.metrics import numbers_of, read_metrics
 from shoal.engine.records.run_folder import CONFIG, finished, read_summary
-from shoal.engine.runs import export as export_command
 from shoal.storage.errors import ShoalError
 
 
@@ -130,7 +129,9 @@ class Run:
         Raises:
             ShoalError: The run is not finished, its checkpoint cannot be used, or the store is another one.
         """
-        file = self._exported(best) / export_command.PREDICTIONS
+        from shoal.engine.runs.export import PREDICTIONS
+
+        file = self._exported(best) / PREDICTIONS
         # Not mapped: the next call writes the file again.
         with pa.OSFile(str(file)) as source:
             return pa.ipc.open_file(source).read_all()
@@ -148,9 +149,13 @@ class Run:
         Raises:
             ShoalError: As for `predictions`.
         """
-        found: dict[str, Tensor] = load_file(self._exported(best) / export_command.MODELS)
+        from shoal.engine.runs.export import MODELS
+
+        found: dict[str, Tensor] = load_file(self._exported(best) / MODELS)
         return found
 
     def _exported(self, best: Best) -> Path:
         """The folder of the models and predictions; made again each time, for a run may have been run afresh."""
-        return export_command.export(self.path, best)
+        from shoal.engine.runs.export import export
+
+        return export(self.path, best)

@@ -13,9 +13,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.run_identity import fingerprint_of
 from shoal.engine.runs import run as run_command
 from shoal.engine.runs.plan import RunPlan
-from shoal.engine.studies import sweep as sweep_command
-from shoal.engine.studies.study import Study, axis_text
-from shoal.engine.studies.sweep_folder import table_of_runs
 from shoal.kept_run import Run
 from shoal.storage.files.atomic import replacing
 
@@ -81,6 +78,10 @@ def sweep(config: Source, axes: Mapping[str, Sequence[Any]], *, at_once: int = 1
         ShoalError: Names, options or values of any run are wrong, or two runs are the same.
         KeyboardInterrupt: The user stopped it; the same sweep continues.
     """
+    from shoal.engine.studies import sweep as sweep_command
+    from shoal.engine.studies.study import Study, axis_text
+    from shoal.engine.studies.sweep_folder import table_of_runs
+
     texts = tuple(f"{key}={axis_text(plain(list(values)))}" for key, values in axes.items())
     going = sweep_command.Sweep(Study(str(_file_of(config)), texts), at_once)
     complete = going.go()

@@ -13,7 +13,7 @@ from shoal.engine.messages.models import assign_models, require_mixable
 from shoal.engine.preparing.identity import sources
 from shoal.engine.studies.study import read_study
 from shoal.engine.studies.sweep import Sweep
-from shoal.storage.datasets.registry import CATALOGUE
+from shoal.storage.options.dataset_names import DATASETS
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -27,7 +27,7 @@ def test_config_loads(path: Path) -> None:
     require_mixable(config, load(describe(config.algorithm.name, config.algorithm.options)))
     for model in config.models():
         build(model.name, 4, 3, config.propagation.hops, config.train.dropout, model.options, task=config.task)
-    assert all(source.dataset in CATALOGUE for source in sources(config))
+    assert all(source.dataset in DATASETS for source in sources(config))
     assert path.read_text().startswith("# "), "a config says in its first line what it is"
 
 

@@ -23,7 +23,7 @@ from shoal.engine.config.config import load_config, parse_config
 from shoal.engine.records.metrics import read_metrics
 from shoal.engine.runs.run import run
 from shoal.partition.methods.options import Methods
-from shoal.storage.datasets.registry import CATALOGUE
+from shoal.storage.options.dataset_names import DATASETS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -112,7 +112,7 @@ def test_the_job_for_kubernetes_sets_keys_that_exist() -> None:
 
 def test_catalogue_is_complete() -> None:
     catalogue = (ROOT / "docs" / "catalogue.md").read_text()
-    for name in (*CATALOGUE, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
+    for name in (*DATASETS, *METHODS, *BACKBONES, *OF_GRAPHS, *PROMPTS, *get_args(Methods)):
         assert f"`{name}`" in catalogue, name
 
 

@@ -7,7 +7,6 @@ from shoal.algorithms.base import Algorithm
 from shoal.algorithms.client import ClientInfo, FlatModel
 from shoal.algorithms.train_options import TrainOptions
 from shoal.algorithms.training.analytic.choice import needed_for_analytic
-from shoal.algorithms.training.batched.batched_training import needed_to_batch
 from shoal.storage.errors import ShoalError
 
 AUTOGRAD, BATCHED, ANALYTIC = "autograd", "batched", "analytic"
@@ -69,6 +68,8 @@ def trainers_of(
 def _needed(path: str, algorithm: Algorithm, model: FlatModel, train: TrainOptions) -> str | None:
     """What is missing to train the clients of a model in a way; None: nothing."""
     if path == BATCHED:
+        from shoal.algorithms.training.batched.batched_training import needed_to_batch
+
         return needed_to_batch(algorithm, model, train)
     return needed_for_analytic(algorithm, model) if path == ANALYTIC else None
 

@@ -9,7 +9,6 @@ from shoal.engine.config.config import Config
 from shoal.engine.config.names import read_all
 from shoal.engine.config.run_identity import steering
 from shoal.engine.config.sections import DataConfig
-from shoal.storage.datasets.user import files
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest, text_digest
 from shoal.storage.options.types import is_own
@@ -86,6 +85,8 @@ def _of_graphs(data: DataConfig) -> str | None:
     names = (data.dataset,) if isinstance(data.dataset, str) else data.dataset
     if all(name.lower() != "files" for name in names):
         return None
+    from shoal.storage.datasets.user import files
+
     paths = data.path if isinstance(data.path, tuple) else (data.path,)
     digests = [
         text_digest(str(sorted(files.contents(files.graph_at(path), data.features.made).items()))) for path in paths

@@ -2,82 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from shoal.storage.datasets.domains import joined
 from shoal.storage.datasets.features.features import check_finite, row_normalized
 from shoal.storage.datasets.features.made_features import made_features
-from shoal.storage.datasets.readers import (
-    citation_domains,
-    digits,
-    linkx,
-    npz_graphs,
-    ogb,
-    ogb_molecules,
-    planetoid,
-    pyg,
-    reddit,
-    tu,
-    twitch,
-)
 from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
 from shoal.storage.datasets.sources.source import DataSource, data_root
-from shoal.storage.datasets.synthetic import induced_graphs, sbm, sbm_graphs, twin
-from shoal.storage.datasets.user import files, user_dataset
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
 from shoal.storage.graph.graph import Graph
-from shoal.storage.options.dataset_names import PYG, require_dataset
+from shoal.storage.options.dataset_names import DATASETS, INDUCED, PYG, require_dataset
 from shoal.storage.options.types import is_own
-
-
-def load_induced(name: str, options: DataSource) -> Graph:
-    """Small graphs around nodes, edges or groups of nodes of `options.base`; see `induced_graphs.induced`.
-
-    Raises:
-        ShoalError: As for `load` of the base, its edges have weights, or as there.
-    """
-    base = load(_base_of(options))
-    if base.edge_weight is not None:
-        raise ShoalError(
-            "data.options.base",
-            f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
-        )
-    return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
-
-
-INDUCED = tuple(
-    DatasetSpec(
-        name,
-        load_induced,
-        lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
-        task="graph",
-        classes=lambda options: classes_ahead(_base_of(options)),
-        content=lambda options: {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)},
-    )
-    for name in induced_graphs.LEVELS
-)
-CATALOGUE: dict[str, DatasetSpec] = {
-    spec.name: spec
-    for spec in (
-        *digits.DATASETS,
-        *planetoid.DATASETS,
-        *npz_graphs.DATASETS,
-        *pyg.DATASETS,
-        *reddit.DATASETS,
-        *twitch.DATASETS,
-        *citation_domains.DATASETS,
-        *linkx.DATASETS,
-        *tu.DATASETS,
-        *ogb_molecules.DATASETS,
-        *files.DATASETS,
-        *sbm.DATASETS,
-        *sbm_graphs.DATASETS,
-        *INDUCED,
-        *ogb.DATASETS,
-        *twin.DATASETS,
-    )
-}
 
 
 def load(options: DataSource) -> Graph:
@@ -93,16 +30,18 @@ def load(options: DataSource) -> Graph:
     graph = spec.load(name, options)
     where, finite = f"dataset '{name}'", spec.finite
     # Graphs that are cut out of a base have what was made for that.
-    if options.made.made and name not in induced_graphs.LEVELS:
+    if options.made.made and name not in INDUCED:
         x = made_features(graph.indptr, graph.indices, options.made, options.memory_limit)
         graph = replace(graph, x=x, vocabulary=None)
         finite = False
     elif name == "files":
-        where = str(files.parts(files.graph_at(options.path))["x"])
+        from shoal.storage.datasets.user.files import graph_at, parts
+
+        where = str(parts(graph_at(options.path))["x"])
     if not finite:
         check_finite(graph.x, where)
     # Those of induced graphs were normalised before they were reduced.
-    if not options.row_normalize or name in induced_graphs.LEVELS:
+    if not options.row_normalize or name in INDUCED:
         return graph
     return replace(graph, x=row_normalized(graph.x, where))
 
@@ -185,15 +124,52 @@ def _base_of(options: DataSource) -> DataSource:
         ShoalError: There is none, or it is none with labels of nodes.
     """
     base = replace(options, dataset=options.base or "")
-    spec = CATALOGUE.get(base.key)
-    if spec is None or spec.task == "graph":
+    if base.key not in DATASETS or record(base.key).task == "graph":
         found = "none" if options.base is None else repr(options.base)
         raise ShoalError("data.options.base", f"{options.dataset} needs a dataset with labels of nodes, found {found}")
     return base
 
 
+def record(name: str) -> DatasetSpec:
+    """The record of one of `DATASETS`; its reader is loaded here."""
+    if name in INDUCED:
+        return _induced(name)
+    module = import_module(f"shoal.storage.datasets.{DATASETS[name]}")
+    found: DatasetSpec = next(spec for spec in module.DATASETS if spec.name == name)
+    return found
+
+
+def _induced(name: str) -> DatasetSpec:
+    """The record of small graphs around nodes, edges or groups of nodes of `options.base`."""
+    from shoal.storage.datasets.synthetic import induced_graphs
+
+    def load_induced(name: str, options: DataSource) -> Graph:
+        base = load(_base_of(options))
+        if base.edge_weight is not None:
+            raise ShoalError(
+                "data.options.base",
+                f"the edges of '{base.name}' have weights, which {name} leaves out; set data.edge_weights to drop",
+            )
+        return induced_graphs.induced(base, induced_graphs.LEVELS[name], options)
+
+    return DatasetSpec(
+        name,
+        load_induced,
+        lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
+        task="graph",
+        classes=lambda options: classes_ahead(_base_of(options)),
+        content=lambda options: {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)},
+    )
+
+
 def _spec(options: DataSource) -> DatasetSpec:
     require_dataset(options.dataset)
     if options.dataset.startswith(PYG):
-        return pyg.PYG_DATASET
-    return user_dataset.USER_DATASET if is_own(options.dataset) else CATALOGUE[options.key]
+        from shoal.storage.datasets.readers.pyg import PYG_DATASET
+
+        return PYG_DATASET
+    if is_own(options.dataset):
+        from shoal.storage.datasets.user.user_dataset import USER_DATASET
+
+        return USER_DATASET
+    return record(options.key)

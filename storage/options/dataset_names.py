@@ -7,14 +7,25 @@ from shoal.storage.errors import ShoalError
 from shoal.storage.options.types import is_own
 from shoal.storage.suggestions import did_you_mean
 
-# Read into memory as a whole; features of other datasets are drawn, or stay on disk.
-IN_MEMORY = (
-    *("digits", "cora", "citeseer", "pubmed", "computers", "photo", "cs", "physics", "flickr", "reddit", "files"),
-    *("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw", "acmv9", "dblpv7"),
-    *("cornell", "texas", "wisconsin", "actor"),
-    *("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions"),
-    *("penn94", "reed98", "amherst41", "cornell5", "johnshopkins55", "genius"),
-    *("nci1", "proteins", "imdb-binary", "collab", "ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp"),
+# By the module below `storage/datasets` that has their records, which is loaded when one of them is named. These are
+# read into memory as a whole; features of other datasets are drawn, or stay on disk.
+READ_INTO_MEMORY = (
+    ("readers.digits", ("digits",)),
+    ("readers.planetoid", ("cora", "citeseer", "pubmed")),
+    ("readers.npz_graphs", ("computers", "photo", "cs", "physics")),
+    ("readers.pyg", ("flickr",)),
+    ("readers.reddit", ("reddit",)),
+    ("user.files", ("files",)),
+    (
+        "readers.twitch",
+        ("twitch-de", "twitch-en", "twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "twitch-tw"),
+    ),
+    ("readers.citation_domains", ("acmv9", "dblpv7")),
+    ("readers.pyg", ("cornell", "texas", "wisconsin", "actor")),
+    ("readers.pyg", ("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions")),
+    ("readers.linkx", ("penn94", "reed98", "amherst41", "cornell5", "johnshopkins55", "genius")),
+    ("readers.tu", ("nci1", "proteins", "imdb-binary", "collab")),
+    ("readers.ogb_molecules", ("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp")),
 )
 # The synthetic twin of a published graph that is too large to be at hand everywhere.
 TWINS = {
@@ -22,12 +33,18 @@ TWINS = {
     "ogbn-products": "products-like",
     "ogbn-papers100m": "papers100m-like",
 }
-DATASETS = (
-    *IN_MEMORY,
-    *("sbm", "sbm-graphs", "induced-node", "induced-edge", "induced-graph"),
-    *TWINS,
-    *TWINS.values(),
+# Small graphs cut out of another dataset.
+INDUCED = ("induced-node", "induced-edge", "induced-graph")
+NOT_IN_MEMORY = (
+    ("synthetic.sbm", ("sbm",)),
+    ("synthetic.sbm_graphs", ("sbm-graphs",)),
+    ("registry", INDUCED),
+    ("readers.ogb", tuple(TWINS)),
+    ("synthetic.twin", tuple(TWINS.values())),
 )
+IN_MEMORY = tuple(name for _, names in READ_INTO_MEMORY for name in names)
+# Every dataset, and the module that has its record.
+DATASETS = {name: module for module, names in (*READ_INTO_MEMORY, *NOT_IN_MEMORY) for name in names}
 # A dataset class of torch_geometric, and the `name` that its constructor takes: `pyg:Planetoid/Cora`.
 PYG = "pyg:"
 PYG_NAME = re.compile(PYG + r"([A-Za-z]\w*)(?:/([\w.-]+))?")

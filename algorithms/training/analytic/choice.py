@@ -8,7 +8,6 @@ from shoal.algorithms.base import Algorithm, trains_plainly
 from shoal.algorithms.client import FlatModel
 from shoal.algorithms.models.build import name_of
 from shoal.algorithms.models.inputs.neighbourhood import Inputs
-from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
 from shoal.algorithms.training.analytic.heads import HEADS, HeadGradients
 
 # Backbones that only autograd trains, by name.
@@ -39,6 +38,8 @@ def analytic(model: FlatModel) -> AnalyticGradient:
     if name in HEADS:
         return HeadGradients(model)
     if name == "gamlp":
+        from shoal.algorithms.training.analytic.gamlp import GAMLPGradients
+
         return GAMLPGradients(model)
     # PyG takes seconds and 130 MiB of every process that imports it.
     from shoal.algorithms.training.analytic.graphs import GraphGradients

@@ -13,10 +13,11 @@ import pytest
 
 from shoal.storage.datasets.features.feature_options import MadeFeatures
 from shoal.storage.datasets.readers.ogb import PUBLISHED
-from shoal.storage.datasets.registry import CATALOGUE, fingerprint, load
+from shoal.storage.datasets.registry import fingerprint, load
 from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.datasets.synthetic.twin import ORIGINALS
 from shoal.storage.errors import ShoalError
+from shoal.storage.options.dataset_names import DATASETS
 
 LANGUAGES = {"de": "DE", "en": "ENGB", "es": "ES", "fr": "FR", "pt": "PTBR", "ru": "RU", "tw": "ZHTW"}
 RAW_FILES = {
@@ -76,7 +77,7 @@ def test_missing_file_offline_is_one_line(name: str, tmp_path: Path, capfd: pyte
 
 
 def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
-    assert set(CATALOGUE) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {
+    assert set(DATASETS) == set(RAW_FILES) | set(PUBLISHED) | set(ORIGINALS) | {
         "digits", "files", "sbm", "sbm-graphs", "induced-node", "induced-edge", "induced-graph"
     }  # fmt: skip
 

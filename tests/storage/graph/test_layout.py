@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from shoal.storage.datasets.registry import CATALOGUE
+from shoal.storage.datasets.registry import record
 from shoal.storage.datasets.synthetic.induced_graphs import LEVELS
 from shoal.storage.errors import ShoalError
 from shoal.storage.graph.layout import chosen_layout, require_possible, stored_bytes
-from shoal.storage.options.dataset_names import IN_MEMORY, may_be_sparse
+from shoal.storage.options.dataset_names import DATASETS, IN_MEMORY, may_be_sparse
 
 
 def test_every_dataset_is_in_memory_or_always_dense() -> None:
-    in_blocks = {name for name, spec in CATALOGUE.items() if spec.finite}
-    assert set(CATALOGUE) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs", *LEVELS}
+    in_blocks = {name for name in DATASETS if record(name).finite}
+    assert set(DATASETS) - set(IN_MEMORY) == in_blocks | {"sbm", "sbm-graphs", *LEVELS}
     assert may_be_sparse("Cora", None)
     assert not may_be_sparse("ogbn-products", None)
 
