@@ -3,9 +3,15 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
+from shoal.algorithms.methods.registry.load import describe, load
+from shoal.algorithms.methods.registry.names import METHODS
+from shoal.algorithms.models.build import backbone
+from shoal.algorithms.models.names import BACKBONES
 from shoal.engine.config.config import Config
 from shoal.storage.options.types import is_own
 
@@ -83,9 +89,22 @@ def name_digits(plain: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
         plain: A resolved config.
         inputs: Digests of the files that keys name, which replace the values of these keys.
     """
-    usual = defaults()
+    usual = {**defaults(), **option_defaults(plain["algorithm"]["name"], plain["model"])}
     values = {key: v for key, v in identity_keys(plain).items() if key not in usual or v != usual[key]}
     return fingerprint_of({**values, **inputs, "numbers": NUMBERS})
+
+
+def option_defaults(method: str, model: Any) -> dict[str, Any]:
+    """Defaults of the options of a method and of one model, by dotted key; none of users' own classes."""
+    found: dict[str, Any] = {}
+    if method in METHODS:
+        cls: Any = type(load(describe(method, {})))
+        found = {f"algorithm.{each.name}": each.default for each in fields(cls)}
+    name = model["name"] if isinstance(model, Mapping) else None
+    if name in BACKBONES:
+        options = signature(backbone(name).__init__).parameters.values()
+        found |= {f"model.{each.name}": each.default for each in options if each.kind is each.KEYWORD_ONLY}
+    return found
 
 
 def steering(callbacks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

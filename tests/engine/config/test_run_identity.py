@@ -94,6 +94,8 @@ def named(keys: dict[str, Any] | None = None, inputs: dict[str, str] | None = No
         {"data": {"dataset": "sbm", "sparsity": {"edges": 0.0}, "inductive": False}},
         {"callbacks": ["csv", "wandb"]},
         {"engine": {"hosts": 7}},
+        {"algorithm": {"name": "fedavg", "weight": "nodes"}},
+        {"model": {"name": "gamlp", "hidden": 64}},
     ],
 )
 def test_name_digits_keys_at_their_defaults_change_nothing(keys: dict[str, Any]) -> None:
