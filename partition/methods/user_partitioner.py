@@ -8,7 +8,6 @@ import numpy as np
 
 from shoal.partition.methods.cover import NO_CLIENT
 from shoal.partition.methods.options import PartitionOptions
-from shoal.partition.methods.workspace import Workspace
 from shoal.storage.graph.graph import Graph
 from shoal.storage.user_code.option_fields import field_values, require_all
 from shoal.storage.user_code.user_code import UserCode, read_user_code
@@ -35,17 +34,12 @@ class Partitioner(ABC):
     def assign(self, graph: Graph, clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of every item, integers `[items]` from 0 to clients - 1; -1: of none. No client may be empty.
 
-        Args:
-            graph: The whole graph, with neighbours as CSR (`indptr`, `indices`), features `x` and labels `y`; of
-                many small graphs the items are these, else nodes. It must not be changed.
-            clients: Number of clients.
-            rng: Where randomness comes from: `partition.seed` alone.
+        Items are nodes, or, of many small graphs, these. The graph has neighbours as CSR (`indptr`, `indices`),
+        features `x` and labels `y`, and is not to be changed; `rng` depends on `partition.seed` alone.
         """
 
 
-def by_user(
-    graph: Graph, options: PartitionOptions, labelled_mask: np.ndarray | None, workspace: Workspace | None
-) -> np.ndarray:
+def by_user(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
     """Client of every item, int32 `[items]`, as the user's own class gives it.
 
     Raises:

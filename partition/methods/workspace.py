@@ -19,8 +19,7 @@ def silent(line: str) -> None:
 @dataclass(frozen=True)
 class Workspace:
     """Attributes:
-    folder: Where temporary files go; None: the system's folder for them. One in memory makes
-        `semi-external` pointless.
+    folder: Where temporary files go; None: the system's. One in memory makes `semi-external` pointless.
     report: Called with one line for each step.
     memory_limit: Bytes that `semi-external` may use beyond the process as it was; None: not limited.
     """
