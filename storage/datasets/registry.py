@@ -8,21 +8,18 @@ from shoal.storage.datasets.domains import joined
 from shoal.storage.datasets.features.features import check_finite, row_normalized
 from shoal.storage.datasets.features.made_features import made_features
 from shoal.storage.datasets.readers import (
-    citation_domains,
     digits,
-    linkx,
+    matlab_graphs,
     npz_graphs,
     ogb,
     ogb_molecules,
     planetoid,
     pyg,
-    reddit,
     tu,
     twitch,
 )
-from shoal.storage.datasets.sources.dataset_spec import DatasetSpec
-from shoal.storage.datasets.sources.source import DataSource, data_root
-from shoal.storage.datasets.synthetic import induced_graphs, sbm, sbm_graphs, twin
+from shoal.storage.datasets.sources.source import DatasetSpec, DataSource, data_root
+from shoal.storage.datasets.synthetic import induced_graphs, sbm, twin
 from shoal.storage.datasets.user import files, user_dataset
 from shoal.storage.errors import ShoalError
 from shoal.storage.files.digest import input_digest
@@ -32,11 +29,7 @@ from shoal.storage.options.types import is_own
 
 
 def load_induced(name: str, options: DataSource) -> Graph:
-    """Small graphs around nodes, edges or groups of nodes of `options.base`; see `induced_graphs.induced`.
-
-    Raises:
-        ShoalError: As for `load` of the base, its edges have weights, or as there.
-    """
+    """Small graphs around nodes, edges or groups of nodes of `options.base`; see `induced_graphs.induced`."""
     base = load(_base_of(options))
     if base.edge_weight is not None:
         raise ShoalError(
@@ -64,15 +57,12 @@ CATALOGUE: dict[str, DatasetSpec] = {
         *planetoid.DATASETS,
         *npz_graphs.DATASETS,
         *pyg.DATASETS,
-        *reddit.DATASETS,
         *twitch.DATASETS,
-        *citation_domains.DATASETS,
-        *linkx.DATASETS,
+        *matlab_graphs.DATASETS,
         *tu.DATASETS,
         *ogb_molecules.DATASETS,
         *files.DATASETS,
         *sbm.DATASETS,
-        *sbm_graphs.DATASETS,
         *INDUCED,
         *ogb.DATASETS,
         *twin.DATASETS,
@@ -125,9 +115,7 @@ def fingerprint(options: DataSource) -> dict[str, Any]:
         ShoalError: The name is unknown, or a file of the user's own graph is missing.
     """
     spec = _spec(options)
-    content: dict[str, Any] = {"dataset": options.key, "row_normalize": options.row_normalize}
-    if spec.content is not None:
-        content |= spec.content(options)
+    content = {"dataset": options.key, "row_normalize": options.row_normalize, **spec.content(options)}
     if options.made.made:
         content["made_features"] = options.made.identity
     if options.edge_weights != "keep" and spec.weighted:
@@ -150,40 +138,22 @@ def published_contents(options: DataSource) -> dict[str, str]:
 
 
 def items_ahead(options: DataSource) -> int | None:
-    """Number of nodes, or of graphs, where it is known before they are made; else None.
-
-    Raises:
-        ShoalError: The name is unknown, or an option is out of range.
-    """
-    count = _spec(options).items
-    return None if count is None else count(options)
+    """Number of nodes, or of graphs, where it is known before they are made; else None."""
+    return _spec(options).items(options)
 
 
 def classes_ahead(options: DataSource) -> int | None:
-    """Number of classes where it is known before the graph is made; else None.
-
-    Raises:
-        ShoalError: The name is unknown.
-    """
-    count = _spec(options).classes
-    return None if count is None else count(options)
+    """Number of classes where it is known before the graph is made; else None."""
+    return _spec(options).classes(options)
 
 
 def labels_ahead(options: DataSource) -> str | None:
-    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG.
-
-    Raises:
-        ShoalError: The name is unknown.
-    """
+    """Items with labels, `node` or `graph`, as the name says; None for graphs of the user or of PyG."""
     return _spec(options).task
 
 
 def _base_of(options: DataSource) -> DataSource:
-    """The dataset that small graphs are cut from.
-
-    Raises:
-        ShoalError: There is none, or it is none with labels of nodes.
-    """
+    """The dataset, with labels of nodes, that small graphs are cut from."""
     base = replace(options, dataset=options.base or "")
     spec = CATALOGUE.get(base.key)
     if spec is None or spec.task == "graph":
@@ -193,6 +163,7 @@ def _base_of(options: DataSource) -> DataSource:
 
 
 def _spec(options: DataSource) -> DatasetSpec:
+    """The record of a dataset; a ShoalError lists the known ones if the name is unknown."""
     require_dataset(options.dataset)
     if options.dataset.startswith(PYG):
         return pyg.PYG_DATASET

@@ -14,13 +14,9 @@ LONGEST_LINE = 1 << 20
 
 
 def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: int = 0) -> Iterator[np.ndarray]:
-    """Rows from number `first` on, in blocks `[n, columns]`; an empty field is NaN.
+    """Rows from number `first` on, in blocks `[n, columns]` of int64, float32 or float64; an empty field is NaN.
 
-    Args:
-        path: The file.
-        dtype: `np.int64`, `np.float32` or `np.float64`.
-        block_bytes: Text worked on at a time; longer than a line.
-        advice: The way out in error messages.
+    `block_bytes`, the text worked on at a time, are more than a line has.
 
     Raises:
         ShoalError: The file is damaged, cut off, or holds other things than rows of numbers.
@@ -41,17 +37,14 @@ def csv_blocks(path: Path, dtype: type, block_bytes: int, advice: str, first: in
                     batch = stream.read_next_batch()
                 except StopIteration:
                     return
-                if batch.num_rows > first - done:
-                    batch = batch.slice(max(0, first - done))
-                    columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
-                    block = np.empty((batch.num_rows, len(columns)), dtype=dtype)
-                    for number, column in enumerate(columns):
-                        if np.issubdtype(dtype, np.integer) and column.dtype != dtype:
-                            raise ValueError("a field is empty")
-                        block[:, number] = column
-                else:
+                if batch.num_rows <= first - done:
                     done += batch.num_rows
                     continue
+                batch = batch.slice(max(0, first - done))
+                columns = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+                if np.issubdtype(dtype, np.integer) and any(column.dtype != dtype for column in columns):
+                    raise ValueError("a field is empty")
+                block: np.ndarray = np.stack(columns, axis=1).astype(dtype, copy=False)
             done = max(done, first) + len(block)
             yield block
 

@@ -11,40 +11,41 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from shoal.storage.datasets.sources.source import DataSource, data_root
 from shoal.storage.errors import ShoalError
 
 PATIENCE_SECONDS = 20.0
 
 
 def published(
-    dataset: str, folder: Path, names: Sequence[str], url: Callable[[str], str], nested: bool = False
+    options: DataSource, files: Sequence[Path], url: Callable[[str], str], nested: bool = False
 ) -> list[Path]:
     """Paths of a dataset's files, each downloaded first if it is not there.
 
     Args:
-        dataset: Its name in error messages.
-        folder: Where the files are; the layout is PyG's, `<data root>/<family>/<name>/raw`.
-        names: Of the files.
+        options: Of the dataset.
+        files: Below the data root; the layout is PyG's, `<family>/<name>/raw`.
         url: Address of a file by name; that of a .zip is unpacked, all its files into the folder of the file.
-        nested: The .zip holds one folder, whose tree goes into `folder`; names are paths in it.
+        nested: The .zip holds one folder, whose tree goes into the first folder below the data root.
 
     Raises:
         ShoalError: A file is not there, and its download failed or sent nothing for `PATIENCE_SECONDS`.
     """
-    for name in names:
-        path = folder / name
+    root = data_root(options.root)
+    for file in files:
+        path, address = root / file, url(file.name)
         if path.is_file():
             continue
         try:
-            _download(url(name), path, folder if nested else None)
+            _download(address, path, root / file.parts[0] if nested else None)
         except (OSError, HTTPException, zipfile.BadZipFile) as error:
             reason = " ".join(str(error).split())
             raise ShoalError(
                 path,
-                f"not found, and {url(name)} cannot be downloaded ({reason}); put the raw files of "
-                f"dataset '{dataset}' there, or set data.root or SHOAL_DATA to a folder that has them",
+                f"not found, and {address} cannot be downloaded ({reason}); put the raw files of "
+                f"dataset '{options.key}' there, or set data.root or SHOAL_DATA to a folder that has them",
             ) from error
-    return [folder / name for name in names]
+    return [root / file for file in files]
 
 
 def _download(url: str, path: Path, tree: Path | None) -> None:

@@ -11,21 +11,10 @@ from shoal.storage.files.bounded_npy import open_npz
 
 
 class NpzMember:
-    """An array inside an .npz file.
-
-    Attributes:
-        shape: Of the array.
-        dtype: Of the array.
-        columns_first: True if it is stored column by column (Fortran order).
-        where: Its name in error messages.
-    """
+    """An array inside an .npz file: its shape and dtype, whether it is stored column by column, its name in errors."""
 
     def __init__(self, path: Path, name: str, advice: str) -> None:
-        """Reads the array's header.
-
-        Raises:
-            ShoalError: The file is damaged or not an .npz file, or has no such array.
-        """
+        """Reads the array's header; a ShoalError says that the file is damaged or has no such array."""
         self._path, self._name, self._advice = path, f"{name}.npy", advice
         self.where = f"{path} ({name})"
         with reading(self.where, advice), open_npz(path) as npz:

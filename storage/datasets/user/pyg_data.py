@@ -50,11 +50,7 @@ def _values(data: Data, called: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
-    """Many small graphs behind one another, each with one label.
-
-    Raises:
-        ShoalError: There is none, or one of them has no nodes, or not what it needs; names it.
-    """
+    """Many small graphs behind one another, each with one label; the first that is not what it must be is named."""
     if not graphs:
         raise ShoalError(called, "an empty list; give at least one graph")
     parts: list[list[np.ndarray]] = [[], [], []]
@@ -89,11 +85,7 @@ def _of_many(graphs: Sequence[Any], name: str, called: str) -> Graph:
 
 
 def _array(value: Any, where: str) -> np.ndarray:
-    """A dense array of a tensor, or of a number.
-
-    Raises:
-        ShoalError: It is missing, or neither.
-    """
+    """A dense array of a tensor, or of a number."""
     if value is None:
         raise ShoalError(where, "missing; a graph needs edges, features and a label")
     array = to_array(torch.as_tensor(value) if isinstance(value, int | float) else value, where)

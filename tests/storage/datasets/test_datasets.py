@@ -84,11 +84,11 @@ def test_every_dataset_is_tested_offline_or_needs_no_file() -> None:
 def test_addresses_are_those_of_pyg() -> None:
     from torch_geometric.datasets import Amazon, Coauthor, Planetoid, Reddit
 
-    from shoal.storage.datasets.readers import npz_graphs, planetoid, reddit
+    from shoal.storage.datasets.readers import npz_graphs, planetoid
 
     assert Planetoid.url == planetoid.URL
     assert {Amazon.url, Coauthor.url} == {npz_graphs.URL + "/"}
-    assert Reddit.url == reddit.URL
+    assert Reddit.url == npz_graphs.REDDIT_URL
 
 
 def test_data_root_prefers_the_key_then_the_variable_then_the_cache(

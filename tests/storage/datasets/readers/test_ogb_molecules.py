@@ -231,4 +231,4 @@ def test_names_and_widths_are_those_of_ogb() -> None:
 
 
 def test_widths() -> None:
-    assert [each.width for each in ATOM_FEATURES] == WIDTHS
+    assert list(ATOM_FEATURES.values()) == WIDTHS

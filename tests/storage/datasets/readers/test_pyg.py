@@ -63,7 +63,7 @@ def write_heterophilous(root: Path, name: str, **changes: Any) -> None:
         "edges": np.array([[0, 1], [1, 2]]),
         **masks,
     } | changes
-    path = root / PUBLISHED[name].raw / PUBLISHED[name].files[0]
+    path = root / PUBLISHED[name].files[0]
     path.parent.mkdir(parents=True)
     np.savez(path, **arrays)
 
