@@ -50,11 +50,7 @@ def first_clients(options: PartitionOptions) -> list[int]:
 
 
 def require_own_clients(graph: Graph, options: PartitionOptions, assignment: np.ndarray) -> None:
-    """Refuses an assignment, of items, in which a client is not one of its domain's.
-
-    Raises:
-        ShoalError: It is one; names the first client.
-    """
+    """Refuses an assignment, of items, in which a client is not one of its domain's; names the first such client."""
     for items, domain, clients, before in zip(
         _item_ranges(graph), graph.domains, options.domains or (), first_clients(options)
     ):

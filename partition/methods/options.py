@@ -67,16 +67,12 @@ class PartitionOptions:
         return ArgsKwargs(given.args, values) if called else values
 
     @model_validator(mode="after")
-    def _require_sum(self) -> "PartitionOptions":
+    def _require_agreement(self) -> "PartitionOptions":
         if self.domains is not None and sum(self.domains) != self.clients:
             raise ValueError(
                 f"clients is {self.clients}, those of the domains are {sum(self.domains)}; give `clients` as a list, "
                 "and no `domains`"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_user_method(self) -> "PartitionOptions":
         if self.options and not is_own(self.method):
             raise ValueError(f"options are for my_file.py:Name; {self.method} reads the keys beside them")
         return self

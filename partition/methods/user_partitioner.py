@@ -40,24 +40,24 @@ class Partitioner(ABC):
 
 
 def by_user(graph: Graph, options: PartitionOptions, *_: object) -> np.ndarray:
-    """Client of every item, int32 `[items]`, as the user's own class gives it.
-
-    Raises:
-        ShoalError: The file fails, has no such class, or gives no such clients; names the line.
-    """
+    """Client of every item, int32 `[items]`, as the user's class gives it; a ShoalError names the line of a fault."""
     code, partitioner = user_partitioner(options)
+    clients = options.clients
     with code.at_work(KEY):
-        found = np.asarray(partitioner.assign(_read_only(graph), options.clients, np.random.default_rng(options.seed)))
-    _require_clients(code, found, graph.items, options.clients)
+        found = np.asarray(partitioner.assign(_read_only(graph), clients, np.random.default_rng(options.seed)))
+    if found.shape != (graph.items,) or found.dtype.kind not in "iu":
+        raise code.fault(KEY, f"must give integers [{graph.items}], found {found.dtype} {list(found.shape)}")
+    wrong = np.flatnonzero((found < NO_CLIENT) | (found >= clients))
+    if len(wrong):
+        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
+    empty = np.flatnonzero(np.bincount(found[found != NO_CLIENT], minlength=clients) == 0)
+    if len(empty):
+        raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")
     return found.astype(np.int32)
 
 
 def user_partitioner(options: PartitionOptions) -> tuple[UserCode, Partitioner]:
-    """The user's own partitioner with its options, and its text.
-
-    Raises:
-        ShoalError: The file fails or has no such class, or an option is unknown, missing or of a wrong type.
-    """
+    """The user's partitioner with its options, and its text; a ShoalError names what is wrong with either."""
     code = read_user_code(KEY, options.method)
     cls = code.load()
     if not isinstance(cls, type) or not issubclass(cls, Partitioner):
@@ -80,14 +80,3 @@ def _read_only(graph: Graph) -> Graph:
             views[each.name] = array.view()
             views[each.name].flags.writeable = False
     return replace(graph, **views)
-
-
-def _require_clients(code: UserCode, found: np.ndarray, items: int, clients: int) -> None:
-    if found.shape != (items,) or found.dtype.kind not in "iu":
-        raise code.fault(KEY, f"must give integers [{items}], found {found.dtype} {list(found.shape)}")
-    wrong = np.flatnonzero((found < NO_CLIENT) | (found >= clients))
-    if len(wrong):
-        raise code.fault(KEY, f"row {wrong[0]} is client {found[wrong[0]]}, not in {NO_CLIENT}..{clients - 1}")
-    empty = np.flatnonzero(np.bincount(found[found != NO_CLIENT], minlength=clients) == 0)
-    if len(empty):
-        raise code.fault(KEY, f"client {empty[0]} gets nothing; every client needs an item")

@@ -22,15 +22,8 @@ def cluster(
     join is full are then joined with each other, if they would have joined the same one, like the leaves of a star
     (LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015).
 
-    Memory: 12 bytes a node.
-
-    Args:
-        level: The graph; its entries are read once a pass.
-        limit: Largest weight of a cluster; a heavier node is a cluster of its own.
-        enough: Number of clusters that is small enough; nodes that stay alone are joined only if there are more.
-        seed: Of the hash.
-        entries: Entries read at a time; changes no number.
-        report: Called with one line a pass: how many nodes moved.
+    A node heavier than `limit` is a cluster of its own, and nodes that stay alone are joined only if there are more
+    than `enough` clusters. Memory: 12 bytes a node, and `entries` read at a time, which changes no number.
     """
     label_N = np.arange(level.nodes, dtype=np.int32)
     weight_N = np.ones(level.nodes, dtype=np.int32)
@@ -49,14 +42,14 @@ def _move(b: Block, label_N: np.ndarray, weight_N: np.ndarray, limit: int, seed:
     key, value, touched = empty_table(b.indptr)
     moved = 0
     for row in range(len(b.indptr) - 1):
-        node, start, stop = b.first + row, b.indptr[row], b.indptr[row + 1]
-        if start == stop:
+        node = b.first + row
+        if b.indptr[row] == b.indptr[row + 1]:
             label_N[node] = -1
             continue
         weight = weight_at(b.node_weights, row)
         own = label_N[node]
         best, best_value, best_hash = own, np.int64(0), np.uint64(0)
-        for t in range(tally(b.indices, b.weights, start, stop, label_N, key, value, touched)):
+        for t in range(tally(b, row, label_N, key, value, touched)):
             slot = touched[t]
             label = key[slot]
             key[slot] = -1
@@ -83,7 +76,7 @@ def _join(b: Block, label_N: np.ndarray, weight_N: np.ndarray, open_N: np.ndarra
         if own < 0 or weight_N[own] != weight:
             continue
         best, best_value = np.int32(-1), np.int64(0)
-        for t in range(tally(b.indices, b.weights, b.indptr[row], b.indptr[row + 1], label_N, key, value, touched)):
+        for t in range(tally(b, row, label_N, key, value, touched)):
             slot = touched[t]
             if value[slot] > best_value:
                 best, best_value = key[slot], value[slot]

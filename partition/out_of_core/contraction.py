@@ -33,7 +33,7 @@ def contract(level: Level, coarse_N: np.ndarray, nodes: int, folder: Path, entri
 
     Args:
         level: The graph.
-        coarse_N: Coarse node of every node, of `nodes`, int32 `[N]`; -1 for those left out, which have no edges.
+        coarse_N: Coarse node of every node, int32 `[N]`; -1 for those left out, which have no edges.
         nodes: Number of coarse nodes.
         folder: An empty folder for the result.
         entries: Entries read at a time.

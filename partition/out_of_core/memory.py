@@ -22,12 +22,9 @@ BUCKET = 1 << 23
 
 @dataclass(frozen=True)
 class Memory:
-    """A limit, and the sizes of the buffers under it.
+    """A limit in bytes beyond the process as it was (None: what METIS needs is not limited), and the sizes of buffers.
 
-    Attributes:
-        limit: Bytes that partitioning may use beyond the process as it was; None: what METIS needs is not limited.
-        block: Entries read at a time.
-        bucket: Entries merged at a time.
+    `block` entries are read and `bucket` entries merged at a time.
     """
 
     limit: int | None

@@ -26,13 +26,13 @@ def refine(
     The same rule as clustering, with parts for clusters (Meyerhenke, Sanders and Schulz, SEA 2014, section 4.1).
 
     Args:
-        level: The graph; its entries are read once a pass.
+        level: The graph.
         part_N: Part of every node, int32 `[N]`, -1 for nodes without edges.
         weight_P: Weight of every part, int64; kept up to date.
         low: No move brings a part below this weight.
         high: No move brings a part above this weight.
         entries: Entries read at a time; changes no number.
-        report: Called with one line a pass: how many nodes moved.
+        report: See `Passes.run`.
     """
     connection_P = np.zeros(len(weight_P), dtype=np.int64)
     PASSES.run(level, entries, lambda block: _move(block, part_N, weight_P, connection_P, low, high), report)

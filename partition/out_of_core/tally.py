@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 
+from shoal.partition.out_of_core.blocks import Block
 from shoal.storage.kernels.prefetch import fetch_ahead
 
 # 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, section 6.4).
@@ -57,28 +58,19 @@ def empty_table(indptr: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @numba.njit(cache=True)
-def tally(
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    start: int,
-    stop: int,
-    label_N: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    touched: np.ndarray,
-) -> int:
-    """Sums the weights of entries `start` to `stop` by the label of their neighbour.
+def tally(b: Block, row: int, label_N: np.ndarray, key: np.ndarray, value: np.ndarray, touched: np.ndarray) -> int:
+    """Sums the weights of the entries of a row by the label of their neighbour.
 
     The number of labels is returned, and the slot of each in `touched`, in the order of their first entry; `key`
     must be all -1, and the caller resets it.
     """
-    bits = slot_bits(stop - start)
+    bits = slot_bits(b.indptr[row + 1] - b.indptr[row])
     mask = (1 << bits) - 1
     count = 0
-    for e in range(start, stop):
-        fetch_ahead(label_N, indices, e)
-        label = label_N[indices[e]]
-        weight = np.int64(weight_at(weights, e))
+    for e in range(b.indptr[row], b.indptr[row + 1]):
+        fetch_ahead(label_N, b.indices, e)
+        label = label_N[b.indices[e]]
+        weight = np.int64(weight_at(b.weights, e))
         slot = slot_of(label, bits)
         while key[slot] != label and key[slot] != -1:
             slot = (slot + 1) & mask

@@ -21,10 +21,9 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
     there is none, and no other.
 
     Args:
-        graph: The graph.
+        graph: The graph, then called `name`.
         x: Attribute of the features, a number or a list of numbers a node; or several such attributes, one column
             each, named after what they stand for.
-        name: What the graph is called.
         y: Attribute of the labels: whole numbers or names; None, "" and -1 are unlabelled, like a missing attribute.
 
     Raises:
@@ -48,12 +47,8 @@ def from_networkx(graph: Any, x: str | Sequence[str], name: str = "graph", y: st
         if any(key in graph.nodes[node] for node in nodes):
             values[key] = np.array(_values(graph, nodes, key))
     where = {key: f"graph.nodes[...][{key!r}]" for key in (*values, *MASKS)}
-    where |= {
-        "x": f"graph.nodes[...][{x!r}]",
-        "y": f"graph.nodes[...][{y!r}]",
-        "edge_index": "graph.edges",
-        "edge_weight": "graph.edges",
-    }
+    where |= {"x": f"graph.nodes[...][{x!r}]", "y": f"graph.nodes[...][{y!r}]"}
+    where |= dict.fromkeys(("edge_index", "edge_weight"), "graph.edges")
     return graph_of(name, values, where)
 
 

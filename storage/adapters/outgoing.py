@@ -18,20 +18,16 @@ from shoal.storage.store.split import Split, to_codes
 
 
 def tensors_of(graph: Graph | Shard, split: Split | None = None, sparse: bool = False) -> dict[str, Tensor]:
-    """A whole graph or a client's, as tensors by PyG's names.
-
-    Args:
-        graph: The graph to convert, whole or of one client.
-        split: Rows of a shard; a graph has its own.
-        sparse: Give `x` as CSR; else it is dense, however it is stored.
+    """A whole graph, which has its own split, or a client's, as tensors by PyG's names.
 
     Returns:
         `edge_index` int64 `[2, E]`, both directions; `edge_weight` float32 `[E]`, where edges have weights; `x` of the
-        stored type `[N, F]`; `y` int64 `[N]`, -1 is unlabelled; with a split `train_mask`, `val_mask`, `test_mask` bool
-        `[N]`; of a shard `n_id` int64 `[N]`, the numbers of its nodes in the whole graph; of many graphs `batch` int64
-        `[N]`, the graph of every node, and `y` and masks are those of graphs; of pairs `edge_label_index` int64
-        `[2, M]` and instead of `y` `edge_label` int64 `[M]`, and masks are those of pairs; of a graph with clients
-        of its own `assignment` int32 `[N]`. `x` may share memory with the graph; writing to it never changes a file.
+        stored type `[N, F]`, CSR if `sparse`, else dense, however it is stored; `y` int64 `[N]`, -1 is unlabelled; with
+        a split `train_mask`, `val_mask`, `test_mask` bool `[N]`; of a shard `n_id` int64 `[N]`, the numbers of its
+        nodes in the whole graph; of many graphs `batch` int64 `[N]`, the graph of every node, and `y` and masks are
+        those of graphs; of pairs `edge_label_index` int64 `[2, M]` and instead of `y` `edge_label` int64 `[M]`, and
+        masks are those of pairs; of a graph with clients of its own `assignment` int32 `[N]`. `x` may share memory with
+        the graph; writing to it never changes a file.
     """
     source = np.repeat(np.arange(graph.nodes, dtype=np.int64), np.diff(graph.indptr))
     x: Any = graph.x
@@ -75,14 +71,12 @@ def library(name: str, what: str) -> Any:
 def _csr(x: Any) -> Tensor:
     """Features as torch CSR with int64 indices, which all of its operators take."""
     if isinstance(x, CsrRows):
-        parts = x.indptr, x.columns, x.values
+        indptr, columns, values = x.indptr, x.columns, x.values
     else:
         csr = csr_of(x[:])
-        parts = csr.indptr, csr.indices, csr.data.astype(x.dtype)
-    indptr, columns, values = parts
-    arrays = (indptr.astype(np.int64), columns.astype(np.int64), values.copy())
-    crow, col, kept = map(torch.from_numpy, arrays)
-    return torch.sparse_csr_tensor(crow, col, kept, size=x.shape, check_invariants=False)
+        indptr, columns, values = csr.indptr, csr.indices, csr.data.astype(x.dtype)
+    crow, col = (torch.from_numpy(array.astype(np.int64)) for array in (indptr, columns))
+    return torch.sparse_csr_tensor(crow, col, torch.from_numpy(values.copy()), size=x.shape, check_invariants=False)
 
 
 def _tensor(array: np.ndarray) -> Tensor:

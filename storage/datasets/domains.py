@@ -18,12 +18,9 @@ LONGEST_NAME = 40
 def joined(graphs: Sequence[Graph]) -> Graph:
     """The domains of a federation as one graph: nodes of the first, then those of the second, and so on.
 
-    Where every graph says what its columns stand for, features are over the union of these, in sorted order; else all
-    must be equally wide, and columns of one number stand for the same. Labels of one number are the same class. A split
-    or an assignment is kept if all have one.
-
-    Args:
-        graphs: Two or more, whose names differ.
+    There are two or more, of different names. Where every graph says what its columns stand for, features are over the
+    union of these, in sorted order; else all must be equally wide, and columns of one number stand for the same. Labels
+    of one number are the same class. A split or an assignment is kept if all have one.
 
     Raises:
         ShoalError: Their features have nothing in common, or some have labels of nodes and some of graphs.

@@ -46,27 +46,16 @@ INDUCED = tuple(
         lambda options: _spec(_base_of(options)).published_files(_base_of(options)),
         task="graph",
         classes=lambda options: classes_ahead(_base_of(options)),
-        content=lambda options: {"base": fingerprint(_base_of(options)), **induced_graphs.options_of(options)},
+        content=lambda options: {
+            "base": fingerprint(_base_of(options)),
+            **{key: getattr(options, key) for key in induced_graphs.FIELDS},
+        },
     )
     for name in induced_graphs.LEVELS
 )
+MODULES = (digits, planetoid, npz_graphs, pyg, twitch, matlab_graphs, tu, ogb_molecules, files, sbm, ogb, twin)
 CATALOGUE: dict[str, DatasetSpec] = {
-    spec.name: spec
-    for spec in (
-        *digits.DATASETS,
-        *planetoid.DATASETS,
-        *npz_graphs.DATASETS,
-        *pyg.DATASETS,
-        *twitch.DATASETS,
-        *matlab_graphs.DATASETS,
-        *tu.DATASETS,
-        *ogb_molecules.DATASETS,
-        *files.DATASETS,
-        *sbm.DATASETS,
-        *INDUCED,
-        *ogb.DATASETS,
-        *twin.DATASETS,
-    )
+    spec.name: spec for spec in (*(spec for module in MODULES for spec in module.DATASETS), *INDUCED)
 }
 
 
@@ -74,8 +63,7 @@ def load(options: DataSource) -> Graph:
     """The graph that a config asks for; features are finite, and normalised if `row_normalize` is set.
 
     Raises:
-        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged; its one
-            line says which.
+        ShoalError: The name is unknown, an option is out of range, or a file is missing or damaged.
     """
     spec, name = _spec(options), options.key
     if spec.finite and options.row_normalize:
@@ -98,22 +86,14 @@ def load(options: DataSource) -> Graph:
 
 
 def load_all(sources: Sequence[DataSource]) -> Graph:
-    """The graph of one source; more are joined, each a domain under the source's `name`.
-
-    Raises:
-        ShoalError: As for `load`, or their features have nothing in common.
-    """
+    """The graph of one source; more are joined, each a domain under the source's `name`."""
     if len(sources) == 1:
         return load(sources[0])
     return joined([replace(load(options), name=options.name) for options in sources])
 
 
 def fingerprint(options: DataSource) -> dict[str, Any]:
-    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph.
-
-    Raises:
-        ShoalError: The name is unknown, or a file of the user's own graph is missing.
-    """
+    """Identity of a dataset's content and of nothing else, in types JSON has: equal for an equal graph."""
     spec = _spec(options)
     content = {"dataset": options.key, "row_normalize": options.row_normalize, **spec.content(options)}
     if options.made.made:
@@ -127,9 +107,6 @@ def published_contents(options: DataSource) -> dict[str, str]:
     """Digest of every published file of a dataset, by its path below the data root; empty if one is not there.
 
     Their names say what they should hold, so they are no part of the fingerprint, and a store can be used without them.
-
-    Raises:
-        ShoalError: The name is unknown, or a file cannot be read.
     """
     root, files = data_root(options.root), _spec(options).published_files(options)
     if not all((root / path).is_file() for path in files):

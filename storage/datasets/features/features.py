@@ -19,11 +19,7 @@ def compact(x: np.ndarray) -> Any:
 
 
 def check_finite(x: Any, where: str) -> None:
-    """Refuses NaN and infinity in features `[N, F]`, dense or SciPy CSR.
-
-    Raises:
-        ShoalError: Names `where` and the first row that has one.
-    """
+    """Refuses NaN and infinity in features `[N, F]`, dense or SciPy CSR; names `where` and the first row with one."""
     if sp.issparse(x):
         for first in range(0, len(x.data), BLOCK_VALUES):
             bad = ~np.isfinite(x.data[first : first + BLOCK_VALUES])

@@ -34,15 +34,8 @@ MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 1 << 16, 1 << 24
 
 @dataclass(frozen=True)
 class Published:
-    """Published form of one graph.
-
-    Attributes:
-        folder: Below the data root, as OGB calls it.
-        archive: Its .zip file.
-        split: Folder of its official split.
-        classes: Number of classes.
-        binary: True if the graph is in .npz files, else in .csv.gz files.
-        feature_dtype: How features are kept by default.
+    """Published form of one graph: its folder below the data root, its .zip file, and the folder of its official split;
+    a binary one is in .npz files, else in .csv.gz files. `feature_dtype` is how features are kept by default.
     """
 
     folder: str

@@ -129,40 +129,36 @@ def load_tu(name: str, options: DataSource) -> Graph:
         text = data_root(options.root) / files[0]
         with reading(text, "put the file back as it was published"):
             edges, graph, y = read_dgcnn_text(text, f"{NAMES[name]}/{NAMES[name]}.txt")
-        return _graph(name, options, edges, graph, y, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
-    found = published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
-    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in found}
+        found = {"edge_index": edges, "graph": graph, "y": y}
+        return _graph(name, options, found, {}, dict.fromkeys((EDGES, GRAPHS, LABELS), str(text)))
+    paths_of = published(options, files, lambda file: f"{URL}/{NAMES[name]}.zip")
+    where = {file.stem.removeprefix(f"{NAMES[name]}_"): str(file) for file in paths_of}
     columns: dict[str, np.ndarray] = {}
     for part, file in where.items():
         with reading(file, AGAIN):
             columns[part] = _columns(file, whole=part != ATTRIBUTES)
-    edges, graph, y = columns.pop(EDGES).T, columns.pop(GRAPHS)[:, 0], columns.pop(LABELS)[:, 0]
-    return _graph(name, options, edges - 1, graph - 1, y, columns, where)
+    found = {"edge_index": columns.pop(EDGES).T - 1, "graph": columns.pop(GRAPHS)[:, 0] - 1}
+    found["y"] = columns.pop(LABELS)[:, 0]
+    return _graph(name, options, found, columns, where)
 
 
 def _graph(
-    name: str,
-    options: DataSource,
-    edges: np.ndarray,
-    graph: np.ndarray,
-    y: np.ndarray,
-    of_nodes: dict[str, np.ndarray],
-    where: dict[str, str],
+    name: str, options: DataSource, arrays: dict[str, Any], of_nodes: dict[str, np.ndarray], where: dict[str, str]
 ) -> Graph:
     """The clean graph: with what is known of nodes, or, where there is nothing, with their degrees up to a cap."""
     for part, rows in of_nodes.items():
-        if len(rows) != len(graph):
-            raise ShoalError(where[part], f"{len(rows)} rows for {len(graph)} nodes; {AGAIN}")
+        if len(rows) != len(arrays["graph"]):
+            raise ShoalError(where[part], f"{len(rows)} rows for {len(arrays['graph'])} nodes; {AGAIN}")
     parts = [_one_hot(of_nodes[OF_NODE], f"{name} label")] if of_nodes else []
     if options.node_attributes and ATTRIBUTES in of_nodes:
         attributes = of_nodes[ATTRIBUTES]
         parts.insert(0, (sp.csr_array(attributes), [f"{name} attribute {k}" for k in range(attributes.shape[1])]))
-    arrays = {"edge_index": edges, "graph": graph, "y": np.unique(y, return_inverse=True)[1]}
+    arrays["y"] = np.unique(arrays["y"], return_inverse=True)[1]
     if parts:
         arrays["x"] = sp.hstack([x for x, _ in parts], format="csr", dtype=np.float32)
         arrays["vocabulary"] = np.array([column for _, names in parts for column in names])
     else:
-        arrays["x"] = sp.csr_array((len(graph), 1), dtype=np.float32)
+        arrays["x"] = sp.csr_array((len(arrays["graph"]), 1), dtype=np.float32)
     own = {"edge_index": where[EDGES], "graph": where[GRAPHS], "y": where[LABELS]}
     made = graph_from_arrays(name, arrays, {**dict.fromkeys(arrays, name), **own})
     if parts:
@@ -192,11 +188,7 @@ def _ones(column: np.ndarray, width: int) -> sp.csr_array:
 
 
 def _columns(path: str, whole: bool) -> np.ndarray:
-    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32.
-
-    Raises:
-        ValueError: There is something else.
-    """
+    """Numbers, one row a line, separated by commas: int64 `[lines, columns]`, or, where not `whole`, float32."""
     table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(autogenerate_column_names=True))
     found = np.stack([column.to_numpy() for column in table.columns], axis=1)
     if found.dtype.kind not in ("i" if whole else "if"):

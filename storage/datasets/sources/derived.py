@@ -26,8 +26,7 @@ def derived(folder: Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """Gives the folder, made and locked; it holds what an earlier call made from the same identity, or nothing.
 
     Raises:
-        ShoalError: Another process uses the folder, it cannot be made, its note is damaged, or it holds files that were
-            not made here.
+        ShoalError: The folder is in use, cannot be made, has a damaged note, or holds files that were not made here.
     """
     with writing(folder):
         note = folder / SOURCE

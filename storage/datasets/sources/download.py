@@ -6,7 +6,8 @@ import shutil
 import threading
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -49,22 +50,15 @@ def published(
 
 
 def _download(url: str, path: Path, tree: Path | None) -> None:
-    with _open(url) as answer:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                shutil.copyfileobj(answer, file, 1 << 20)
-            # http.client raises nothing where a body is cut off
-            announced = answer.headers.get("Content-Length")
-            if announced is not None and part.stat().st_size != int(announced):
-                raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
-            if url.endswith(".zip"):
-                _unpack(part, path.parent, tree)
-            else:
-                part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    with _open(url) as answer, _copied(answer, path) as part:
+        # http.client raises nothing where a body is cut off
+        announced = answer.headers.get("Content-Length")
+        if announced is not None and part.stat().st_size != int(announced):
+            raise OSError(f"ended after {part.stat().st_size} of {announced} bytes")
+        if url.endswith(".zip"):
+            _unpack(part, path.parent, tree)
+        else:
+            part.replace(path)
     if not path.is_file():
         raise OSError(f"it has no {path.name}")
 
@@ -77,14 +71,21 @@ def _unpack(archive: Path, folder: Path, tree: Path | None) -> None:
             if member.is_dir() or ".." in inner.parts:
                 continue
             target = folder / inner.name if tree is None else tree.joinpath(*inner.parts[1:])
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f"{target.name}.{os.getpid()}.part")
-            try:
-                with files.open(member) as source, part.open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+            with files.open(member) as source, _copied(source, target) as part:
                 part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _copied(source: Any, path: Path) -> Iterator[Path]:
+    """A file beside `path`, with all that a stream holds; removed at the end, if it was not renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _open(url: str) -> Any:

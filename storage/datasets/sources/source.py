@@ -39,15 +39,12 @@ class DataSource:
             for ogbn-papers100m, else float32.
         scale: Counts of a twin over those of the original.
         neighbors: Nearest neighbours of an image; dataset `digits` only.
-        nodes: Number of nodes N; dataset `sbm` only, as the next four.
-        classes: Number of classes C.
-        features: Number of features F.
-        blocks: Number of communities, each of one class; None means as many as classes.
-        degree: Average degree.
+        blocks: Number of communities, each of one class; None means as many as classes. Dataset `sbm` only, as the
+            numbers of nodes, classes and features, and the average degree.
         homophily: Share of edges that join nodes of one class, 0 to 1; `sbm` and twins. None: 0.8, or the twin's.
         signal: Norm of what a class adds to features, in standard deviations of the noise of one; `sbm` and twins.
             None: 1, or the twin's.
-        seed: Of everything random in `sbm` and twins.
+        seed: Of everything random in generated graphs.
         node_attributes: Take the measured attributes of nodes beside their labels; graphs of TUDataset only, as the
             next one.
         degree_cap: Nodes of this degree and above have one column, where degrees stand for features that are missing;

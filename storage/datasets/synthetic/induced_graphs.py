@@ -18,6 +18,7 @@ from shoal.storage.options.split_codes import TEST, TRAIN, UNASSIGNED, VAL
 
 Level = Literal["node", "edge", "graph"]
 LEVELS: dict[str, Level] = {"induced-node": "node", "induced-edge": "edge", "induced-graph": "graph"}
+# The options that change the graphs, beside those of the large one.
 FIELDS = ("samples", "shots", "width", "smallest", "largest", "padding", "seed")
 # Hops around what a graph lies around: those taken in any case, and the most where that is too small.
 HOPS = {"node": (2, 5), "edge": (1, 3), "graph": (1, 5)}
@@ -78,11 +79,6 @@ def induced(base: Graph, level: Level, options: DataSource) -> Graph:
         synthetic=base.synthetic,
         graph_of=np.repeat(np.arange(len(sizes)), sizes),
     )
-
-
-def options_of(options: DataSource) -> dict[str, Any]:
-    """The options that change the graphs, beside those of the large one."""
-    return {key: getattr(options, key) for key in FIELDS}
 
 
 def reduced(x: Any, width: int, seed: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Synthetic graphs of communities, one large or many small: features show a class weakly, edges strongly."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -205,19 +206,8 @@ def _content(options: DataSource) -> dict[str, Any]:
 
 
 DATASETS = (
+    DatasetSpec("sbm", load_sbm, items=attrgetter("nodes"), classes=attrgetter("classes"), content=_content),
     DatasetSpec(
-        "sbm",
-        load_sbm,
-        items=lambda options: options.nodes,
-        classes=lambda options: options.classes,
-        content=_content,
-    ),
-    DatasetSpec(
-        "sbm-graphs",
-        load_sbm_graphs,
-        task="graph",
-        items=lambda options: options.graphs,
-        classes=lambda options: options.classes,
-        content=_content,
+        "sbm-graphs", load_sbm_graphs, (), "graph", attrgetter("graphs"), attrgetter("classes"), content=_content
     ),
 )

@@ -137,14 +137,13 @@ class Twin:
         original = ORIGINALS[name]
         homophily = original.homophily if options.homophily is None else options.homophily
         signal = original.signal if options.signal is None else options.signal
-        require(
-            options, "data.options", ("scale", 0 < options.scale < 2**31, "more than 0 and of fewer than 2^31 nodes")
-        )
+        rule = "more than 0 and of fewer than 2^31 nodes"
+        require(options, "data.options", ("scale", 0 < options.scale < 2**31, rule))
         twin = cls(name, original, options.scale, homophily, signal, options.seed)
         require(
             options,
             "data.options",
-            ("scale", twin.nodes < 2**31, "more than 0 and of fewer than 2^31 nodes"),
+            ("scale", twin.nodes < 2**31, rule),
             ("scale", twin.nodes >= twin.min_nodes, f"at least {twin.min_nodes / original.nodes:.2g}"),
             *rules_of_strength(options, homophily, signal),
         )

@@ -49,10 +49,8 @@ def load_files(name: str, options: DataSource) -> Graph:
 def save_graph(graph: Graph, folder: str | Path) -> Path:
     """Writes a graph as a folder for `data.path`, replacing any graph that is there, and gives its path.
 
-    Every edge is written once; classes above the highest label that occurs are not kept.
-
-    Raises:
-        ShoalError: It cannot be written. A half-written folder cannot be loaded, because y.npy is written last.
+    Every edge is written once; classes above the highest label that occurs are not kept. A half-written folder cannot
+    be loaded, because y.npy is written last; a ShoalError says that it cannot be written.
     """
     path = Path(folder).expanduser().resolve()
     source = np.repeat(np.arange(graph.nodes, dtype=np.int32), np.diff(graph.indptr))

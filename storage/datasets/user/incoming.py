@@ -57,14 +57,7 @@ def to_array(value: Any, where: str) -> Any:
 
 
 def edges_of(adjacency: Any, where: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Edges and their weights, of a sparse tensor of torch or of torch_sparse.
-
-    Returns:
-        Row and column of every entry, int64 `[2, E]`, and its value `[E]`; None where it has none.
-
-    Raises:
-        ShoalError: It is dense, or not square.
-    """
+    """Edges int64 `[2, E]`, and their weights `[E]` or None, of a square sparse tensor of torch or of torch_sparse."""
     value: Tensor | None
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
         sizes = tuple(adjacency.shape)

@@ -13,7 +13,7 @@ from shoal.storage.graph.graph import Graph
 
 
 def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "data") -> Graph:
-    """The graph of a `Data`, or many small graphs of a list: edges made undirected and simple.
+    """The graph, called `name`, of a `Data`, or many small graphs of a list: edges made undirected and simple.
 
     Args:
         data: Has `edge_index` or `adj_t` (a sparse tensor of torch, or a torch_sparse `SparseTensor`, whose values are
@@ -21,7 +21,6 @@ def from_pyg(data: Data | Sequence[Data], name: str = "graph", called: str = "da
             may have `edge_weight`, positive numbers, `train_mask`, `val_mask`, `test_mask`, and `assignment`, the
             client of every node. Of a list each has edges without weights, `x` of one width, and one label `y`.
             `edge_attr`, features of edges, is not read.
-        name: What the graph is called.
         called: What `data` is called in error messages.
 
     Raises:

@@ -170,13 +170,8 @@ def _edges(path: Path, ids: pa.Array) -> dict[str, np.ndarray]:
 
 
 def _read(path: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rest = iter(batches)
-    while True:
-        with reading(path, ADVICE):
-            batch = next(rest, None)
-        if batch is None:
-            return
-        yield batch
+    with reading(path, ADVICE):
+        yield from batches
 
 
 def _parts(path: Path, texts: pa.Array) -> np.ndarray:

@@ -95,11 +95,7 @@ def _made(code: UserCode, options: DataSource) -> Dataset:
 
 
 def checked_options(options: Mapping[str, Any], known: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Values of `data.options`, each as the type that `known` has for its key.
-
-    Raises:
-        ShoalError: A key is unknown to `owner`, or a value of another type.
-    """
+    """Values of `data.options`, each as the type that `known` has for its key; others are refused."""
     values = {}
     for key, value in options.items():
         if key not in known:
