@@ -22,33 +22,24 @@ class SparseTensor:
     """As torch_sparse.SparseTensor: from rows or from a row pointer, entries in row order."""
 
     def __init__(
-        self,
-        row: Tensor | None = None,
-        rowptr: Tensor | None = None,
-        col: Tensor | None = None,
-        value: Tensor | None = None,
-        sparse_sizes: tuple[int, int] | None = None,
-        is_sorted: bool = False,
-    ) -> None:
-        assert col is not None
-        assert sparse_sizes is not None
-        assert col.dtype == torch.int64
+        self, *, col: Tensor, sparse_sizes: tuple[int, int], row: Tensor | None = None, rowptr: Tensor | None = None,
+        value: Tensor | None = None, is_sorted: bool = False,
+    ) -> None:  # fmt: skip
         if rowptr is not None:
-            assert rowptr.dtype == torch.int64
-            assert len(rowptr) == sparse_sizes[0] + 1
+            assert rowptr.dtype == col.dtype == torch.int64
             row = torch.repeat_interleave(torch.arange(sparse_sizes[0]), rowptr.diff())
         assert row is not None
-        order = torch.arange(len(col)) if is_sorted else (row * sparse_sizes[1] + col).argsort()
-        self._row, self._col, self._sizes = row[order], col[order], sparse_sizes
-        self._value = None if value is None else value[order]
-        keys = self._row * sparse_sizes[1] + self._col
-        assert bool((keys.diff() >= 0).all()), "announced as sorted, but is not"
+        keys = row * sparse_sizes[1] + col
+        assert not is_sorted or bool((keys.diff() >= 0).all()), "announced as sorted, but is not"
+        order = keys.argsort()
+        self.entries = row[order], col[order], None if value is None else value[order]
+        self.sizes = sparse_sizes
 
     def coo(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self._row, self._col, self._value
+        return self.entries
 
     def sparse_sizes(self) -> tuple[int, int]:
-        return self._sizes
+        return self.sizes
 
 
 MODULE = SimpleNamespace(SparseTensor=SparseTensor)

@@ -9,6 +9,7 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 from support.errors import refused
+from support.pyg_graphs import assert_equals_pyg
 from torch_geometric.datasets import LINKXDataset
 
 from shoal.storage.datasets.readers.matlab_graphs import ARCHIVES, LINKX, LINKX_URL, linkx_path
@@ -81,14 +82,8 @@ def test_reads_what_pyg_reads(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(LINKXDataset, "splits", {})
     graph = load(DataSource(name, root=str(tmp_path)))
     (data,) = LINKXDataset(str(tmp_path), name)
-    edges = data.edge_index.numpy()
-    both = edges if name != "genius" else np.concatenate([edges, edges[::-1]], axis=1)
-    source = np.repeat(np.arange(4), np.diff(graph.indptr))
-    assert sorted(zip(source, graph.indices)) == sorted(zip(*both))
-    x = graph.x if isinstance(graph.x, np.ndarray) else graph.x.toarray()
-    assert x.dtype == np.float32
-    assert np.array_equal(x, data.x.numpy())
-    assert graph.y.tolist() == data.y.tolist() == ([0, 1, 1, 0] if name == "genius" else [1, 0, -1, 1])
+    assert_equals_pyg(graph, data)
+    assert graph.y.tolist() == ([0, 1, 1, 0] if name == "genius" else [1, 0, -1, 1])
     assert (graph.name, graph.split, graph.classes) == (name, None, 2)
     assert LINKXDataset.datasets[name]["data.mat"] == f"{LINKX_URL}/{LINKX[name]}"
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -98,13 +97,6 @@ def test_labels_with_gaps_are_in_their_order(
         pq.write_table(pa.table({"id": range(4), "label": floats, "a": [1] * 4}), tmp_path / "nodes.parquet")
         again = load(DataSource("files", path=str(tmp_path)))
         assert (again.y.tolist(), again.label_names) == (y, names)
-
-
-def test_text_labels_of_an_array(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {"edge_index": [[0], [1]], "x": np.eye(3), "y": np.array(["b", "", "a"])}
-    np.savez(tmp_path / "g.npz", **arrays)
-    graph = load(DataSource("files", path=str(tmp_path / "g.npz")))
-    assert (graph.y.tolist(), graph.label_names) == ([1, -1, 0], ("a", "b"))
 
 
 def test_equal_names_of_several_graphs_are_one_class(tmp_path: Path) -> None:
